@@ -7,6 +7,7 @@ mod zone;
 pub use zone::local_zone;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
-use crate::host::home_of;
+use crate::host::{home_of, homes};
 use crate::name::escape;
 use crate::startup_state::effective_user;
 use crate::store::{Access, Layout, Location};
@@ -28,6 +29,9 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
 /// The directory that contains root's default store.
 const STATE_OF_ROOT: &str = "/var/lib";
+
+/// The directory for state in the home of a user (XDG Base Directory Specification).
+const STATE_IN_HOME: &str = ".local/state";
 
 /// Variables that describe a lock to the command under it. `run` does not set all of them for each lock.
 const OF_A_LOCK: [&str; 7] = [
@@ -75,7 +79,7 @@ impl Environment {
             // cron may leave HOME unset; the user database has the home directory too.
             let known = || home_of(effective_user().as_raw());
             absolute("XDG_STATE_HOME")
-                .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(".local/state")))
+                .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(STATE_IN_HOME)))
         };
         Environment {
             store: set("CSALOCK_STORE"),
@@ -225,7 +229,14 @@ impl Environment {
     /// Returns the default store of the user who became root with sudo(8), if this is root.
     pub fn store_of_sudo_user() -> Option<Location> {
         let user = set("SUDO_UID").filter(|_| effective_user().is_root())?.to_str()?.parse().ok()?;
-        home_of(user).map(|home| default_store_in(&home.join(".local/state")))
+        home_of(user).map(|home| default_store_in(&home.join(STATE_IN_HOME)))
+    }
+
+    /// Returns the default stores of all users that have one, if this is root.
+    pub fn stores_of_users() -> Vec<Location> {
+        let homes = if effective_user().is_root() { homes() } else { BTreeSet::new() };
+        let stores = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
+        stores.map(|state| default_store_in(&state)).collect()
     }
 }
 

@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use crate::startup_state::StartupState;
-pub use databases::{addresses_of, group_name, home_of, user_name};
+pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
 pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};

@@ -22,8 +22,9 @@ pub struct Status {
     /// Update the display, as top(1) does, until q or Ctrl-C
     #[arg(short = 'W', long, conflicts_with_all = ["json", "names_only"])]
     pub watch: bool,
-    /// Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces)
-    #[arg(long, conflicts_with_all = ["watch", "names_only", "names"])]
+    /// Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all
+    /// users; with NAME, only locks of this name
+    #[arg(long, conflicts_with_all = ["watch", "names_only"])]
     pub all_stores: bool,
     /// Show times in UTC instead of the local zone
     #[arg(long)]

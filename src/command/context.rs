@@ -82,14 +82,18 @@ impl Context {
     /// Returns a store that has a lock of this name, although the store of `target` does not: the store beside the file,
     /// that of `$CSALOCK_STORE`, or a default store of this user, of root or of the user of sudo(8).
     pub(super) fn elsewhere(&self, target: &LockRef, not_holder: &NotHolder) -> Option<Location> {
-        if !not_holder.holders.is_empty() || not_holder.ending.is_some() {
-            return None;
-        }
+        let is_unknown = not_holder.holders.is_empty() && not_holder.ending.is_none();
+        is_unknown.then(|| self.other_store(target)).flatten()
+    }
+
+    /// Returns another obvious store that has a lock of this name.
+    pub(super) fn other_store(&self, target: &LockRef) -> Option<Location> {
         let file = Path::new(OsStr::from_bytes(&target.display_name));
         let beside = file.parent().filter(|_| name::is_path(&target.display_name)).map(Location::beside);
         let chosen = || self.store(&Common::default()).ok();
         let known = [chosen(), self.environment.default_store().ok(), Some(Environment::store_of_root())];
-        let known = known.into_iter().chain([Environment::store_of_sudo_user()]).flatten();
+        let users = Environment::store_of_sudo_user().into_iter().chain(Environment::stores_of_users());
+        let known = known.into_iter().flatten().chain(users);
         let bare = known.map(|location| (location, target.display_name.as_slice()));
         let in_directory = file.file_name().unwrap_or_default().as_bytes();
         let all = beside.into_iter().map(|location| (location, in_directory)).chain(bare);

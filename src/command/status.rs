@@ -12,13 +12,14 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::Context as _;
 
 use self::details::Details;
-use self::select::{Selected, is_directory, select, select_store, stores};
+use self::select::{Selected, is_directory, nothing_to_show, select, select_store, stores};
 use super::context::Context;
 use crate::cli::{Common, Status};
-use crate::error::{Error, Result};
+use crate::engine::LockRef;
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
-use crate::report::{LockTable, OutputStyle, RefusalReport, SightJson, Zone, json};
+use crate::report::{LockTable, OutputStyle, RefusalReport, RefusedLock, Reporter, SightJson, Zone, json};
 use crate::store::Location;
 use crate::terminal;
 
@@ -51,28 +52,26 @@ struct Page<'a> {
     texts: Vec<(Box<[u8]>, String)>,
     /// The lines about a single lock.
     block: Vec<String>,
+    /// Number of selected locks, and of unreadable records.
+    found: usize,
 }
 
 impl<'a> Page<'a> {
     fn new(context: &'a Context, asked: &'a Status) -> Page<'a> {
         let style = output_style(&asked.common, asked.utc);
-        Page { context, asked, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new() }
+        Page { context, asked, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new(), found: 0 }
     }
 
     /// Adds the locks that the arguments select.
     fn add_selected(&mut self) -> anyhow::Result<Exit> {
-        let mut found = false;
         self.begin_table(None);
-        let exit = select(self.context, self.asked, &mut |seen| {
-            found = true;
-            self.add(seen, None)
-        })?;
+        let exit = select(self.context, self.asked, &mut |seen| self.add(seen, None))?;
         match self.asked.names.as_slice() {
-            _ if found => {}
+            _ if self.found > 0 => {}
             [] => {
                 self.tell_empty(
                     &self.context.store(&self.asked.common)?,
-                    "; `csalock status --all-stores` looks in others",
+                    "; see `csalock status --all-stores` for others, and `csalock status DIRECTORY/` for files",
                 );
             }
             [directory] if is_directory(directory) => self.tell_no_file(directory)?,
@@ -81,7 +80,8 @@ impl<'a> Page<'a> {
         Ok(exit)
     }
 
-    /// Adds the locks of all stores that are known. A store that cannot be read has a message instead.
+    /// Adds the locks of all stores that are known, or the locks of these names in them. A store that cannot be read has
+    /// a message instead.
     fn add_all_stores(&mut self) -> Exit {
         let mut exit = Exit::Done;
         for store in stores(self.context, self.asked) {
@@ -91,18 +91,26 @@ impl<'a> Page<'a> {
                 super::exit_of(&error)
             }));
         }
+        if self.found == 0
+            && let [name, ..] = self.asked.names.as_slice()
+        {
+            let (shown, typed) = (escape(name.as_bytes()), shell_quote(name.as_bytes()));
+            let file = format!("the lock of a file is shown by `csalock status ./{typed}`");
+            self.asked.common.note_unless_json(&format!("no store that is known here has a lock {shown}; {file}"));
+            exit = exit.or(ErrorKind::NotHeld);
+        }
         exit
     }
 
     fn add_store(&mut self, store: &Location) -> anyhow::Result<Exit> {
-        let mut found = false;
         self.begin_table(Some(store));
-        let exit = select_store(self.context, self.asked, store, &mut |seen| {
-            found = true;
-            self.add(seen, Some(store))
-        })?;
-        if !found {
-            self.tell_empty(store, "");
+        let before = self.found;
+        let exit = select_store(self.context, self.asked, store, &mut |seen| self.add(seen, Some(store)))?;
+        match self.asked.names.as_slice() {
+            [] if self.found == before => self.tell_empty(store, ""),
+            // Another store may have it.
+            [_, ..] if self.found == before => return Ok(Exit::Done),
+            _ => {}
         }
         Ok(exit)
     }
@@ -132,6 +140,7 @@ impl<'a> Page<'a> {
     }
 
     fn add(&mut self, seen: Result<Selected<'_>>, store: Option<&Location>) -> anyhow::Result<()> {
+        self.found += 1;
         let Selected { name, status, reporter, named } = match seen {
             Ok(selected) => selected,
             Err(unreadable) => return self.add_unreadable(&unreadable),
@@ -141,17 +150,35 @@ impl<'a> Page<'a> {
         if self.asked.names_only {
             // A name that contains a newline would be two lines.
             self.texts.push((key.into(), escape(name)));
-        } else if self.asked.common.json {
+            return Ok(());
+        }
+        if self.asked.common.json {
             let document = SightJson::new(name, status, reporter).in_store(store);
             self.texts.push((key.into(), json(&document)?));
-        } else if self.asked.common.quiet {
-            // The exit code is the answer.
-        } else if let Some(named) = named.filter(|_| is_alone) {
+            return Ok(());
+        }
+        // The exit code is the answer.
+        if self.asked.common.quiet {
+            return Ok(());
+        }
+        if let Some((lock, _)) = named.filter(|_| nothing_to_show(status)) {
+            self.tell_other_locks(lock, reporter);
+        }
+        if let Some(named) = named.filter(|_| is_alone) {
             self.block = Details::default().lines(self.context, named, status, reporter, self.style);
         } else if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
         }
         Ok(())
+    }
+
+    /// Tells people which other lock they may mean.
+    fn tell_other_locks(&self, lock: &LockRef, reporter: &Reporter<'_>) {
+        let mut refused = RefusedLock::new(lock, reporter);
+        refused.elsewhere = self.context.other_store(lock);
+        if let Some(others) = refused.other_locks() {
+            self.asked.common.note(&format!("{refused} is free; {others}"));
+        }
     }
 
     fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {

@@ -3,10 +3,12 @@
 //! csalock is a static program, and modules that the C library would load into it for these databases (LDAP, sssd,
 //! systemd) may crash it. So csalock reads the files itself, and asks getent(1) for the other sources.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,6 +35,13 @@ pub fn user_name(uid: u32) -> Option<String> {
 /// Returns the home directory of a user, if the user has one.
 pub fn home_of(uid: u32) -> Option<PathBuf> {
     entry("passwd", uid)?.into_iter().nth(5).map(PathBuf::from)
+}
+
+/// Returns the home directories in the file of users, each once.
+pub fn homes() -> BTreeSet<PathBuf> {
+    let file = std::fs::read("/etc/passwd").unwrap_or_default();
+    let homes = file.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b':').nth(5));
+    homes.filter(|home| home.starts_with(b"/")).map(|home| PathBuf::from(OsStr::from_bytes(home))).collect()
 }
 
 /// Returns the name of a group, if the group has one.
@@ -116,6 +125,7 @@ mod tests {
     fn users_groups_and_hosts_of_the_files() {
         assert_eq!(user_name(0).as_deref(), Some("root"));
         assert_eq!(home_of(0), Some(PathBuf::from("/root")));
+        assert!(homes().contains(&PathBuf::from("/root")));
         assert_eq!(group_name(0).as_deref(), Some("root"));
         let found = addresses_of("localhost", Duration::from_secs(60)).unwrap();
         assert!(!found.is_empty() && found.iter().all(IpAddr::is_loopback));

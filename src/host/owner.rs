@@ -130,7 +130,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
 }
 
 /// Returns the processes of the calling script and of the scripts that called that script, innermost first. Only
-/// processes that continue only when this process ends count. This process comes first if it was a script: it may
+/// processes that continue only when this process ends count, so no process with several threads. This process comes first if it was a script: it may
 /// hold locks that it acquired before `exec csalock`.
 ///
 /// A script does not wait for a background job. A shell with job control leaves the terminal to another process group.
@@ -162,7 +162,8 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
             } else {
                 ignored_below || (some_time_later && has_gone_on())
             };
-            if in_background {
+            // Another thread may release the lock meanwhile.
+            if in_background || stat.has_threads() {
                 return waiting;
             }
             waiting.push(*owner);

@@ -51,6 +51,11 @@ impl ProcStat {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
 
+    /// Returns true if the process has more than one thread.
+    pub(super) fn has_threads(&self) -> bool {
+        self.threads > 1
+    }
+
     /// Returns true if the process, even before an exec, has waited for a program that it called.
     pub(super) fn has_called_others(&self) -> bool {
         self.faults_of_children > 0

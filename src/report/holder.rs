@@ -111,18 +111,16 @@ impl Reporter<'_> {
     /// Returns what the break of a grant did not end at once, or `None`.
     pub fn left_by_break(&self, ending: &EndedGrant) -> Option<String> {
         let party = &ending.grant.owner;
-        let owner = self.owner(party).filter(|_| ending.reason == EndReason::Broken && ending.grant.claim.is_none())?;
+        // A grant that lasts until it is released may be of a process that has handed it over.
+        let depends = ending.reason == EndReason::Broken && ending.grant.lifetime != Lifetime::UntilReleased;
         match (self.liveness(party), party.supervisor) {
+            _ if !depends || ending.grant.claim.is_some() => None,
             (Liveness::Dead, _) | (Liveness::Alive, Some(_)) => None,
             (_, Some(_)) => Some(format!(
                 "its command on {} goes on until csalock there notices the break, with its lease at the latest",
                 escape(party.host.as_bytes())
             )),
-            (_, None) => Some(format!(
-                "pid {} on {} was not stopped, and may go on as if it held the lock",
-                owner.pid,
-                escape(party.host.as_bytes())
-            )),
+            (_, None) => Some(format!("{} was not stopped, and may go on as if it held the lock", self.party(party))),
         }
     }
 

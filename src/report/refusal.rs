@@ -1,15 +1,18 @@
-//! Messages about refusals: a lock that was not acquired, renewed or released, and a value that was not written.
+//! Messages about refusals: a lock that was not acquired, renewed or released.
+
+mod value;
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+pub use self::value::describe_value;
 use super::{RefusalReport, Reporter};
 use crate::engine::LockRef;
 use crate::environment::Environment;
 use crate::error::ErrorKind;
-use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Value};
+use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::store::Location;
 
@@ -140,20 +143,26 @@ impl<'a> RefusedLock<'a> {
     }
 
     fn not_held(&self) -> RefusalReport {
+        let see = || format!("see `csalock status {}`", self.lock.shell_arg);
+        let hint = match (self.other_locks(), &self.elsewhere) {
+            (Some(others), None) => format!("{}; {others}", see()),
+            (others, _) => others.unwrap_or_else(see),
+        };
+        self.report(ErrorKind::NotHeld, format!("{self} is not held"), hint, &[])
+    }
+
+    /// Returns a hint if the caller may mean another lock: in another store, or that of the file of this name.
+    pub fn other_locks(&self) -> Option<String> {
         let name = Path::new(OsStr::from_bytes(&self.lock.display_name));
         // The bare name of a file means another lock than the file's path.
         let is_file = name.components().count() == 1 && name.exists();
-        let mut hint = match &self.elsewhere {
-            Some(location) => {
-                let (store, url) = (shown_store(location), shell_quote(location.url().as_bytes()));
-                format!("store {store} has a lock of this name: {}{url}", self.settings.store)
-            }
-            None => format!("see `csalock status {}`", self.lock.shell_arg),
-        };
-        if is_file {
-            hint.push_str(&format!("; the lock of the file is ./{}", self.shown()));
-        }
-        self.report(ErrorKind::NotHeld, format!("{self} is not held"), hint, &[])
+        let in_store = self.elsewhere.as_ref().map(|location| {
+            let (store, url) = (shown_store(location), shell_quote(location.url().as_bytes()));
+            format!("store {store} has a lock of this name: {}{url}", self.settings.store)
+        });
+        let of_file = is_file.then(|| format!("the lock of the file is ./{}", self.shown()));
+        let hints: Vec<String> = in_store.into_iter().chain(of_file).collect();
+        (!hints.is_empty()).then(|| hints.join("; "))
     }
 
     /// Returns the report about a lock that only other callers hold, and about the end of the caller's own grant.
@@ -220,49 +229,6 @@ impl<'a> RefusedLock<'a> {
     }
 }
 
-/// Messages about the value that the lock guards.
-impl RefusedLock<'_> {
-    /// Returns the report about a value that exists although it must not.
-    pub fn value_exists(&self, value: &Value) -> RefusalReport {
-        let message = format!("{self} guards a value already, with {}", describe_value(value));
-        self.report(ErrorKind::NotUnique, message, format!("see it with `csalock get {}`", self.lock.shell_arg), &[])
-    }
-
-    /// Returns the report about a value that is not at the version that it must have.
-    pub fn version_mismatch(&self, value: Option<&Value>, expected: u64) -> RefusalReport {
-        let has = value.map_or("there is none".to_string(), |value| format!("it has {}", describe_value(value)));
-        let message = format!("the value of {self} is not at version {expected} any more: {has}");
-        self.report(ErrorKind::Stale, message, format!("read it again with `csalock get {}`", self.lock.shell_arg), &[])
-    }
-
-    /// Returns the report about a writer that shares the lock with these holders.
-    pub fn shared(&self, others: &[Grant]) -> RefusalReport {
-        let message = format!("nothing was written, because you share {self}: {}", self.each(others));
-        self.report(ErrorKind::Busy, message, "release it, and acquire it exclusively", others)
-    }
-
-    /// Returns the report about a value that does not exist.
-    pub fn no_value(&self) -> RefusalReport {
-        self.report(ErrorKind::NotHeld, format!("{self} guards no value"), "", &[])
-    }
-
-    /// Returns the report about a writer whose grant ended, and whose lock these holders have. `even_if_stale` means
-    /// that the option of this name may help.
-    pub fn writer_lost_it(&self, holders: &[Grant], ending: &EndedGrant, even_if_stale: bool) -> RefusalReport {
-        let ending = self.reporter.ending(ending);
-        let now = holders.first().map(|grant| format!(", and is now held by {}", self.reporter.holder(grant)));
-        let or = if even_if_stale { ", or use --even-if-stale, if no other caller has had it since" } else { "" };
-        let message = format!("nothing was written, because {self} was held by {ending}{}", now.unwrap_or_default());
-        self.report(ErrorKind::NotOwner, message, format!("take it again before you read and write{or}"), holders)
-    }
-
-    /// Returns the report about a writer that must hold the lock, which has no holder.
-    pub fn not_held_by_writer(&self) -> RefusalReport {
-        let hint = format!("take it first with `csalock get --lock {}`", self.lock.shell_arg);
-        self.report(ErrorKind::NotHeld, format!("nothing was written, because {self} is not held"), hint, &[])
-    }
-}
-
 /// Writes the word "lock", the name for display and, unless it is obvious, the store.
 impl fmt::Display for RefusedLock<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -279,12 +245,6 @@ pub fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) ->
         true => shown,
         false => format!("{shown} in store {}", shown_store(location)),
     }
-}
-
-/// Returns version and size of a value.
-pub fn describe_value(value: &Value) -> String {
-    let plural = if value.size == 1 { "" } else { "s" };
-    format!("version {} and {} byte{plural}", value.version.unwrap_or_default(), value.size)
 }
 
 fn join(texts: impl Iterator<Item = String>) -> String {

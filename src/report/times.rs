@@ -112,6 +112,9 @@ impl Moment {
             format!("is not a time or a duration; use for example {forms}")
         };
         let is_duration = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.');
+        if text == "now" {
+            return Ok(Moment::Ago(Duration::ZERO));
+        }
         if let Some(moment) = civil_moment(text) {
             return Ok(moment);
         }
@@ -172,10 +175,12 @@ fn civil_moment(text: &str) -> Option<Moment> {
     };
     let clock = match clock {
         None => None,
-        Some(clock) if matches!(clock.len(), 5 | 8) && clock.as_bytes()[2] == b':' => {
-            Some(Clock(clock.parse().ok()?, clock.len() == 8))
+        Some(clock) => {
+            // An hour may have one digit.
+            let clock = if clock.as_bytes().get(1) == Some(&b':') { format!("0{clock}") } else { clock.to_string() };
+            let is_clock = matches!(clock.len(), 5 | 8) && clock.as_bytes()[2] == b':';
+            Some(Clock(clock.parse().ok().filter(|_| is_clock)?, clock.len() == 8))
         }
-        Some(_) => return None,
     };
     (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
 }
@@ -225,6 +230,8 @@ mod tests {
             ("12h", "2026-11-21 00:00:00", "2026-11-21 00:00:00"),
             ("90", "2026-11-21 11:58:30", "2026-11-21 11:58:30"),
             ("02:13", "2026-11-21 02:13:00", "2026-11-21 02:13:59"),
+            ("2:13", "2026-11-21 02:13:00", "2026-11-21 02:13:59"),
+            ("now", "2026-11-21 12:00:00", "2026-11-21 12:00:00"),
             ("02:13:05", "2026-11-21 02:13:05", "2026-11-21 02:13:05"),
             ("12:00", "2026-11-21 12:00:00", "2026-11-21 12:00:59"),
             ("12:01", "2026-11-20 12:01:00", "2026-11-20 12:01:59"),
@@ -244,7 +251,7 @@ mod tests {
     #[test]
     fn other_texts_are_refused() {
         for text in
-            ["", "2:13", "24:00", "02:60", "tomorrow", "2026-13-01", "2026-11-21 ", "11-21", "x", "-1h", "18", "3am"]
+            ["", "2:1", "24:00", "02:60", "tomorrow", "2026-13-01", "2026-11-21 ", "11-21", "x", "-1h", "18", "3am"]
         {
             assert!(Moment::parse(text).is_err(), "{text}");
         }

@@ -186,6 +186,9 @@ impl CommandLine {
             Errno::ENOENT if SHELL_BUILTINS.contains(&word) => {
                 (ErrorKind::CommandNotFound, "it is a command of the shell; use -c to run a string with a shell")
             }
+            Errno::ENOENT if word.iter().all(u8::is_ascii_digit) => {
+                (ErrorKind::CommandNotFound, "the word before it was taken as the name of the lock")
+            }
             Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
             // A word without a slash is searched in PATH, whatever the current directory contains.
             Errno::EACCES if word.contains(&b'/') && Path::new(OsStr::from_bytes(word)).is_dir() => {

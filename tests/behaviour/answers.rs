@@ -467,7 +467,7 @@ mod stores {
             done",
         );
         let said: Vec<&str> = done.stderr.lines().map(|line| line.split(": pid ").next().unwrap()).collect();
-        let of_one = ["csalock: lock x: waiting would never end, because the caller holds it"; 2];
+        let of_one = ["csalock: lock x: the caller holds it already, so waiting would never end"; 2];
         let of_one = [&of_one[..], &["csalock: lock none is not held; see `csalock status none`"]].concat();
         assert_eq!(said, [of_one.clone(), of_one].concat(), "{done:?}");
     }
@@ -490,7 +490,7 @@ mod stores {
             done.stderr,
             format!(
                 "csalock: lock of-root is not held; {0}\n\
-             csalock: lock of-user is not held; see `csalock status of-user`\n\
+             csalock: lock of-user is not held; {1}\n\
              csalock: lock of-user is not held; {1}\n\
              csalock: lock of-root in store dir:/var/lib/other is not held; {0}\n",
                 hint("/var/lib/csalock"),

@@ -194,7 +194,7 @@ fn usage_errors_look_like_all_other_errors() {
         (&["-q", "status", "-v"], "--verbose cannot be used with --quiet; leave out one of them"),
         (&["lookup", "x", "--id", "1"], "NAME cannot be used with --id ID; leave out one of them"),
         (&["status", "--store", "a", "--store", "b"], "--store is given more than once; use it once"),
-        (&["lock", "-j", "0", "x"], "--slots: 0 is not a whole number; use 1 to 10000"),
+        (&["lock", "-j", "0", "x"], "--slots: 0 is out of range; use 1 to 10000"),
         (
             &["lock", "a\nb\x1b[2J", "-Zz"],
             &format!("lock: unknown option -Z in -Zz; {dash} lock $'a\\nb\\x1b[2J' -- -Zz"),

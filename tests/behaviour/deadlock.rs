@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::etcd::fair::is_within;
-use crate::sandbox::{Job, SHELLS, Sandbox, proc, wait_until};
+use crate::sandbox::{Job, SHELLS, Sandbox, has, proc, wait_until};
 
 /// Scripts that each hold one lock and then want the next one's, all at the same time. Returns the exit code of each, and
 /// what all of them said.
@@ -286,10 +286,29 @@ on_every_store! {
             let done = sandbox.script("dash", script).capture();
             assert_eq!(done.code, Some(84), "{script}: {done:?}");
             assert!(is_within(begun, Duration::from_secs(10)), "{script}");
-            assert!(done.stderr.contains("waiting would never end, because the caller holds it: pid "), "{}", done.stderr);
+            assert!(done.stderr.contains("the caller holds it already, so waiting would never end: pid "), "{}", done.stderr);
             assert_eq!([sandbox.waiters("x"), sandbox.waiters("y")].concat(), [0; 0], "{script}");
             assert!(sandbox.is_tidy(), "{script}");
         }
+    }
+
+    fn another_thread_of_the_caller_may_release_the_lock(sandbox: &Sandbox) {
+        if !has("python3") {
+            return;
+        }
+        // The pause is several times the time after which a script is found to wait for its own lock.
+        let program = "import subprocess, threading, time\n\
+                       call = lambda *words: subprocess.run(['csalock', *words], capture_output=True, text=True)\n\
+                       print(call('lock', 'x'))\n\
+                       waits = threading.Thread(target=lambda: print(call('lock', '-w', '20s', 'x')))\n\
+                       waits.start()\n\
+                       while '\"waiters\":[{' not in call('status', '--json', 'x').stdout: pass\n\
+                       time.sleep(1)\n\
+                       call('unlock', 'x')\n\
+                       waits.join()\n";
+        let said = "CompletedProcess(args=['csalock', 'lock', 'x'], returncode=0, stdout='', stderr='')\n\
+                    CompletedProcess(args=['csalock', 'lock', '-w', '20s', 'x'], returncode=0, stdout='', stderr='')\n";
+        sandbox.call("python3", ["-c", program]).stdout(said).run();
     }
 
     fn a_background_process_is_not_part_of_a_cycle(sandbox: &Sandbox) {

@@ -66,7 +66,8 @@ on_every_store! {
             (&["unlock", "--force", "--token", "t", "x"], "--token", "t", 0, u64::MAX),
             (&["put", "--if-version", "1x", "x", "value"], "--if-version", "1x", 0, u64::MAX),
         ] {
-            let said = format!("csalock: {option}: {value} is not a whole number; use {least} to {most}\n");
+            let problem = if ["0", "256", "99999999999"].contains(&value) { "out of range" } else { "not a whole number" };
+            let said = format!("csalock: {option}: {value} is {problem}; use {least} to {most}\n");
             sandbox.csalock(words).status(64).stderr(said).run();
         }
         assert!(!sandbox.store_exists());

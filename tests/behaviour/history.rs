@@ -218,13 +218,14 @@ on_every_store! {
             assert_eq!(names(words), wanted, "{words:?}");
         }
         let at = |words: &[&str]| sandbox.csalock(["history"].iter().chain(words)).env(CLOCK, still::noon());
-        at(&["--at", "02:13"]).stderr("csalock: the history has no grant that stood at TIME\n").run();
+        at(&["--at", "02:13"]).stderr("csalock: the history shows no lock that was held from TIME to TIME\n").run();
         at(&["--at", "02:13", "--json"]).stdout("[]\n").run();
         let no_time = "is not a time or a duration; use for example 12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or \
                        2026-11-21T02:13:05Z";
         for (option, text, why) in [
-            ("--since", "tomorrow", no_time), ("--until", "2:13", no_time), ("--at", "25:00", no_time),
-            ("--since", "0", "is too short; use at least 1ms\n"),
+            ("--since", "tomorrow", no_time), ("--until", "3am", no_time), ("--at", "25:00", no_time),
+            ("--since", "0s", "is too short; use at least 1ms\n"),
+            ("--at", "18", "is not clear; use 18:00 for a time of day, or 18s or 18h for a duration\n"),
         ] {
             let done = sandbox.csalock(["history", option, text]).capture();
             let wanted = format!("csalock: {option}: {text} {why}");
@@ -313,7 +314,7 @@ on_every_store! {
 
     fn an_invalid_option_is_reported_here_and_releases_no_lock(sandbox: &Sandbox) {
         for (name, value, why) in [
-            ("CSALOCK_HISTORY_SIZE", "1X", "is not a size; say for example 500000, 512K or 1M"),
+            ("CSALOCK_HISTORY_SIZE", "1X", "is not a size; use for example 500000, 512K or 1M"),
             ("CSALOCK_HISTORY_AGE", "old", "is not a duration; use for example 250ms, 0.5s, 5m, 1h30m, 1d, or seconds"),
         ] {
             sandbox.csalock(["run", "x", "true"]).env(name, value).run();

@@ -1,5 +1,6 @@
 //! `csalock status`: for people and for programs; and it changes nothing.
 
+use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
 use crate::sandbox::{Kind, Sandbox, wait_until};
@@ -64,7 +65,7 @@ fn scene(sandbox: &Sandbox) -> Vec<crate::sandbox::Job> {
 on_every_store! {
     fn an_empty_store_is_named(sandbox: &Sandbox) {
         let store = sandbox.plain(&sandbox.store());
-        let empty = format!("csalock: store {store} has no locks; `csalock status --all-stores` shows others\n");
+        let empty = format!("csalock: store {store} has no locks; see `csalock status --all-stores` for others, and `csalock status DIRECTORY/` for files\n");
         sandbox.csalock(["status"]).stderr(&empty).run();
         sandbox.csalock(["status", "-q"]).run();
         // Programs see that by themselves.
@@ -106,7 +107,8 @@ on_every_store! {
 
     fn status_never_changes_the_store(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
-        // A wait that lasts leaves a note.
+        // A wait of a script that lasts leaves a note.
+        let _waits = sandbox.script("dash", "csalock run held true; :").spawn();
         let mut notes = 0;
         wait_until("there is one", || {
             let mut count = |stored: csalock::store::Versioned| notes += usize::from(csalock::lock::is_auxiliary(&stored.body));
@@ -210,9 +212,22 @@ on_every_store! {
             lines.filter(|line| !line.starts_with("store  ") && !line.starts_with("command  ")).collect::<Vec<_>>()
         };
         let _holder = sandbox.holder("x");
+        let pid = sandbox.holders("x")[0];
+        let advice = format!("break    the lock ends with its holder: `kill {pid}`");
         let alive = ["lock     x", "state    held", "holder   pid PID on HOST (user USER)", "since    TIME, for AGE",
-                     "until    its process ends"];
+                     "until    its process ends", &advice];
         assert_eq!(facts("x", 0), alive);
+        let holder = nix::unistd::Pid::from_raw(pid);
+        kill(holder, Signal::SIGSTOP).unwrap();
+        let advice = format!("break    `kill -CONT {pid}` continues the holder; `kill -9 {pid}` ends it and the lock");
+        let stopped = ["lock     x", "state    held", "holder   pid PID on HOST (user USER), stopped", "since    TIME, for AGE",
+                       "until    its process ends", &advice];
+        wait_until("it is stopped", || facts("x", 0) == stopped);
+        assert!(table(sandbox, &sandbox.csalock(["status", "x", "none"]).capture().stdout).contains("x|held,stopped|0|"));
+        let done = sandbox.csalock(["lock", "-n", "x"]).capture();
+        assert!(done.code == Some(75) && done.stderr.contains(" while it lives, now stopped: cat; "), "{done:?}");
+        kill(holder, Signal::SIGCONT).unwrap();
+        wait_until("it goes on", || facts("x", 0) == alive);
         sandbox.csalock(["lock", "--forever", "kept"]).run();
         let wanted = ["lock     kept", "state    held", "holder   pid PID on HOST (user USER)", "since    TIME, for AGE",
                       "until    it is released",
@@ -331,7 +346,18 @@ fn all_stores_are_listed_and_one_that_cannot_be_read_is_reported() {
     let found: Vec<(&Value, &Value)> = ours.map(|lock| (&lock["name"], &lock["store"])).collect();
     let [one, two] = [first.store(), second.store()].map(Value::from);
     assert_eq!(found, [(&json!("a"), &one), (&json!("a"), &two), (&json!("b"), &one), (&json!("b"), &two)]);
-    for words in [&["x"][..], &["-1"], &["-W"]] {
+    let (_, text, _) = call(&["--json", "b", "x*"]);
+    let found: Vec<Value> = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        found.iter().map(|lock| (&lock["name"], &lock["store"])).collect::<Vec<_>>(),
+        [(&json!("b"), &one), (&json!("b"), &two)]
+    );
+    let sound = empty.csalock(["status", "--all-stores", "no-such-lock"]).env("CSALOCK_STORES", first.store());
+    let said = "csalock: no store that is known here has a lock no-such-lock; the lock of a file is shown by \
+                `csalock status ./no-such-lock`\n";
+    sound.status(81).stderr(said).run();
+    empty.csalock(["status", "-q", "--all-stores", "b"]).env("CSALOCK_STORES", first.store()).run();
+    for words in [&["-1"][..], &["-W"]] {
         assert_eq!(call(words).0, Some(64), "{words:?}");
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn select(context: &Context, asked: &Status, visit: &mut Visit<'_>) -
     Ok(selection.exit())
 }
 
-/// Shows all locks of this store to `visit`. Returns the exit of `status`.
+/// Shows all locks of this store to `visit`, or those whose names or patterns are asked for. Returns the exit of `status`.
 pub(super) fn select_store(
     context: &Context,
     asked: &Status,
@@ -68,7 +68,8 @@ pub(super) fn select_store(
     visit: &mut Visit<'_>,
 ) -> anyhow::Result<Exit> {
     let mut selection = Selection { context, asked, visit, unreadable: None, all_held: true };
-    selection.scan(store, &Scan::All)?;
+    let names: Vec<&[u8]> = asked.names.iter().map(|name| name.as_bytes()).collect();
+    selection.scan(store, &if names.is_empty() { Scan::All } else { Scan::Matches(names) })?;
     Ok(selection.exit())
 }
 
@@ -77,8 +78,9 @@ pub(super) fn stores(context: &Context, asked: &Status) -> Vec<Result<Location>>
     let environment = &context.environment;
     let others = Environment::other_stores().into_iter().map(|url| Location::parse(&url, &environment.current));
     let own = [context.store(&asked.common), environment.default_store(), Ok(Environment::store_of_root())];
+    let users = Environment::stores_of_users().into_iter().map(Ok);
     let mut stores: Vec<Result<Location>> = Vec::new();
-    for store in own.into_iter().chain(others) {
+    for store in own.into_iter().chain(users).chain(others) {
         let url = |store: &Result<Location>| store.as_ref().map(Location::url).map_err(Clone::clone);
         if stores.iter().all(|known| url(known) != url(&store)) {
             stores.push(store);
@@ -193,6 +195,6 @@ pub(super) fn is_directory(typed: &OsStr) -> bool {
 }
 
 /// Returns true if the lock has no holder, no waiter and no value.
-fn nothing_to_show(status: &LockStatus) -> bool {
+pub(super) fn nothing_to_show(status: &LockStatus) -> bool {
     status.record.is_free() && status.record.value.is_none()
 }

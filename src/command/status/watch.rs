@@ -189,6 +189,6 @@ impl View {
         let only_files = !asked.names.is_empty() && asked.names.iter().all(|name| is_path(name.as_bytes()));
         let store = context.store(&asked.common).ok().filter(|_| !only_files);
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
-        format!("{now}  {counts}  {store}")
+        format!("{now}  {counts}  q quits  {store}")
     }
 }

@@ -8,9 +8,10 @@ use super::{listed, quoted, usage_error};
 use crate::error::Error;
 
 /// Words that users of other tools type, after the command or option of csalock that they mean.
-const EVERYDAY_WORDS: [(&str, &[&str]); 13] = [
+const EVERYDAY_WORDS: [(&str, &[&str]); 14] = [
     ("lock", &["acquire", "take", "grab", "hold"]),
-    ("unlock", &["release", "free", "rm", "remove", "break"]),
+    ("unlock", &["release", "free", "rm", "remove"]),
+    ("unlock --force", &["break", "kill", "force", "steal"]),
     ("run", &["exec", "do", "with"]),
     ("status", &["ls", "who", "info", "show", "ps", "locks", "holders"]),
     ("history", &["log", "logs", "past"]),
@@ -22,6 +23,16 @@ const EVERYDAY_WORDS: [(&str, &[&str]); 13] = [
     ("gc", &["clean", "cleanup", "prune"]),
     ("doctor", &["check", "diagnose"]),
     ("--version", &["version"]),
+];
+
+/// Options that users of other tools type, after the option of csalock that they mean.
+const EVERYDAY_OPTIONS: [(&str, &[&str]); 6] = [
+    ("nonblock", &["--nowait", "--no-wait", "--try", "--no-block", "--immediate"]),
+    ("timeout", &["-t", "--max-wait", "--wait-for"]),
+    ("label", &["--reason", "--why", "--comment", "--message", "--description", "-m"]),
+    ("lines", &["--last", "--tail", "--limit", "--count"]),
+    ("all-stores", &["-a", "--all"]),
+    ("ttl", &["--expire", "--expires", "--lease"]),
 ];
 
 /// Options by which other programs choose JSON.
@@ -71,6 +82,7 @@ impl Line<'_> {
         let next_step = self
             .flock_option(typed)
             .or_else(|| self.json_option(typed))
+            .or_else(|| self.everyday_option(typed))
             .or_else(|| self.command_first())
             .or_else(|| self.of_other_form(typed).map(|option| format!("use {option}")))
             .or_else(|| similar.first().map(|similar| format!("use {similar}")))
@@ -95,6 +107,13 @@ impl Line<'_> {
             "-c" | "--command" if self.command() == "lock" => self.try_words(self.with_command("run")),
             _ => None,
         }
+    }
+
+    /// Returns the option of the command for which other programs have this one.
+    fn everyday_option(&self, typed: &OsStr) -> Option<String> {
+        let (meant, _) = EVERYDAY_OPTIONS.iter().find(|(_, words)| words.iter().any(|word| *word == typed))?;
+        let mut long = self.definition().get_arguments().filter_map(clap::Arg::get_long);
+        long.any(|long| long == *meant).then(|| format!("use --{meant}"))
     }
 
     /// Returns the option of the command that is this letter in the other case, or that begins with this letter.

@@ -103,11 +103,11 @@ impl<'a> Line<'a> {
         (is_valid && hint.len() <= LONGEST).then_some(hint)
     }
 
-    /// Returns the words with another command.
+    /// Returns the words with another command, which options may follow.
     pub(super) fn with_command(&self, command: &str) -> Vec<OsString> {
         let mut words = self.words.to_vec();
         if let Some(at) = self.command_at {
-            words[at] = command.into();
+            words.splice(at..=at, command.split(' ').map(OsString::from));
         }
         words
     }

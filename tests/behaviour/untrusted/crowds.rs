@@ -74,7 +74,7 @@ fn drafts_without_end_in_a_records_directory_are_cleared_away() {
     // The name has no holder, because it has no pointer.
     assert_eq!(bounded(&sandbox, &["status", "-1"]).stdout, "other\n");
     assert_eq!(bounded(&sandbox, &["run", "-n", "x", "true"]).code, Some(0));
-    assert_eq!(bounded(&sandbox, &["run", "-n", "other", "true"]).code, Some(84));
+    assert_eq!(bounded(&sandbox, &["run", "-n", "other", "true"]).code, Some(75));
     assert_eq!(bounded(&sandbox, &["unlock", "other"]).code, Some(0));
     assert_eq!(bounded(&sandbox, &["run", "-n", "other", "true"]).code, Some(0));
 }
