@@ -96,7 +96,10 @@ impl Error {
         if errno == Errno::ENOSPC
             && let Some(free) = path.ancestors().find_map(|dir| fs2::available_space(dir).ok())
         {
-            cure = format!("{cure} ({free} bytes are free there)");
+            let is_counted = |found: &nix::sys::statvfs::Statvfs| found.files() > 0;
+            let found = path.ancestors().find_map(|dir| nix::sys::statvfs::statvfs(dir).ok()).filter(is_counted);
+            let inodes = found.map_or(String::new(), |found| format!(" and {} inodes", found.files_available()));
+            cure = format!("{cure} ({free} bytes{inodes} are free there)");
         }
         let is_own = kind == ErrorKind::Denied && is_own(path);
         let what = format!("cannot {doing} {}: {}", crate::escape::escape_path(path), errno.desc());

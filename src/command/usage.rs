@@ -15,6 +15,7 @@ use crate::cli::Run;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::name::shell_quote;
+use crate::report::RefusalReport;
 
 /// Maximum number of bytes of a word that a message repeats.
 const LONGEST_WORD: usize = 100;
@@ -34,7 +35,12 @@ pub(super) fn tell(error: &clap::Error, words: &[OsString]) -> anyhow::Result<Ex
             Ok(usage_error)
         }
         _ => {
-            eprint_line(&describe(error, line).to_string());
+            let has_document = line.asks_for_json();
+            let error = describe(error, line);
+            let document = || super::context::print_json(&RefusalReport::from(&error).json(usage_error, None));
+            if !has_document || document().is_err() {
+                eprint_line(&error.to_string());
+            }
             Ok(usage_error)
         }
     }

@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_tilde_tells_of_what_was_clipped() {
         assert_eq!([clip("held", 4), clip("held", 3), clip("日本語", 5)], ["held", "he~", "日本~"]);
-        assert_eq!([clip("/srv/data/b", 7), clip("/srv/b x", 7), clip("/日", 2)], ["~data/b", "/srv/b~", "~"]);
+        assert_eq!([clip("/srv/data/b", 7), clip("/srv/b x", 7), clip("/日", 2)], ["~data/b", "/srv/b~", "/~"]);
         assert_eq!([cell("by", 4), cell("日本語", 4)], ["by  ", "日~ "]);
     }
 }

@@ -113,14 +113,19 @@ impl Reporter<'_> {
         let party = &ending.grant.owner;
         // A grant that lasts until it is released may be of a process that has handed it over.
         let depends = ending.reason == EndReason::Broken && ending.grant.lifetime != Lifetime::UntilReleased;
+        let ends_command = |supervisor: &ProcessId| {
+            self.host.liveness(&party.domain, supervisor, self.scope) == Liveness::Alive
+                && !self.host.is_stopped(&party.domain, supervisor)
+        };
         match (self.liveness(party), party.supervisor) {
             _ if !depends || ending.grant.claim.is_some() => None,
-            (Liveness::Dead, _) | (Liveness::Alive, Some(_)) => None,
-            (_, Some(_)) => Some(format!(
+            (Liveness::Dead, _) => None,
+            (Liveness::Alive, Some(supervisor)) if ends_command(&supervisor) => None,
+            (Liveness::Unknown | Liveness::Missing, Some(_)) => Some(format!(
                 "its command on {} goes on until csalock there notices the break, with its lease at the latest",
                 escape(party.host.as_bytes())
             )),
-            (_, None) => Some(format!("{} was not stopped, and may go on as if it held the lock", self.party(party))),
+            _ => Some(format!("{} was not stopped, and may go on as if it held the lock", self.party(party))),
         }
     }
 

@@ -118,7 +118,7 @@ fn room(there: &Path) -> Option<Finding> {
         0 => format!("{} free", bytes(free)),
         _ => format!("{} and {inodes} of {all} inodes free", bytes(free)),
     };
-    Some(if free < LITTLE.0 || inodes < LITTLE.1.min(all / 10) {
+    Some(if free < LITTLE.0 || (all > 0 && inodes < LITTLE.1.min(all / 10).max(1)) {
         Finding::doubtful("space", text, "remove some files there")
     } else {
         Finding::good("space", text)

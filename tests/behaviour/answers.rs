@@ -217,6 +217,13 @@ mod json {
             let (message, hint) = ("--force --all breaks all locks, and x is one", "leave out --all, or the names");
             let said = refusal("\"x\"", "usage error", message, "", hint, 64);
             sandbox.csalock(["unlock", "--json", "--force", "--all", "x"]).status(64).stdout(said).run();
+            let said = refusal("null", "usage error", "lock: unknown option --nope", "", "see csalock lock --help", 64);
+            sandbox.csalock(["--json", "lock", "x", "--nope"]).status(64).stdout(&said).run();
+            sandbox.csalock(["lock", "x", "--nope", "--json"]).status(64).stdout(&said).run();
+            let said = "csalock: lock: unknown option --nope; see csalock lock --help\n";
+            sandbox.csalock(["lock", "--nope", "--", "--json"]).status(64).stderr(said).run();
+            let said = "csalock: run: unknown option --nope; see csalock run --help\n";
+            sandbox.csalock(["run", "--json", "--nope", "x", "true"]).status(64).stderr(said).run();
             let (message, hint) = ("cannot find SANDBOX/files/none: No such file or directory",
                 "a name with a slash is the path of a file; create its directory, or use a name without a slash");
             for words in [&["lock"][..], &["unlock"], &["status"], &["history"], &["renew", "--ttl", "1s"], &["get"], &["put"], &["del"], &["claim"],

@@ -250,5 +250,9 @@ on_every_store! {
             sandbox.csalock(["unlock", "--force", "x"]).capture();
             std::fs::remove_file(sandbox.path("files/said")).unwrap();
         }
+        // The handle of a lock with a time limit can release it, if it was printed. A script that was killed leaves none.
+        let _group = sandbox.script("dash", &outer).env("OPTIONS", "--ttl 1h").stdin("").spawn();
+        wait_until("csalock has spoken", || sandbox.read("files/said").ends_with('\n'));
+        assert_eq!((sandbox.read("files/said").as_str(), sandbox.state("x").as_str()), (ORPHAN, "free"));
     }
 }

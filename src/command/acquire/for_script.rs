@@ -132,11 +132,15 @@ impl ForScript<'_> {
             })?;
             return Ok(Caller { owners: vec![process], command: command_of(pid), ..Caller::default() });
         }
+        // A lock that lasts until it is released needs no owner's life, nor does a time limit whose handle is printed. (A
+        // script that was killed at this moment must not leave its lock for the whole time limit.)
+        let needs_owner = match self.taking.lifetime() {
+            Lifetime::UntilReleased => false,
+            Lifetime::WhileOwnerLives => true,
+            _ => !self.prints,
+        };
         match caller(this.pid) {
-            // The lock ends in another way, so it needs no owner's life.
-            Err(error)
-                if error.kind() == ErrorKind::InvalidInput && self.taking.lifetime() != Lifetime::WhileOwnerLives =>
-            {
+            Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
                 Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
             }
             found => found,

@@ -103,6 +103,12 @@ impl<'a> Line<'a> {
         (is_valid && hint.len() <= LONGEST).then_some(hint)
     }
 
+    /// Returns true if `--json` is among the options of a command that has documents.
+    pub(super) fn asks_for_json(&self) -> bool {
+        let mut options = self.words.iter().take_while(|word| *word != "--");
+        !["run", "man", "completions"].contains(&self.command()) && options.any(|word| word == "--json")
+    }
+
     /// Returns the words with another command, which options may follow.
     pub(super) fn with_command(&self, command: &str) -> Vec<OsString> {
         let mut words = self.words.to_vec();
