@@ -70,7 +70,8 @@ pub struct Unlock {
 /// command, may follow the name.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING"
+    override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
+    mut_arg("json", |json| json.hide(true))
 )]
 pub struct Run {
     /// Options of the acquisition.

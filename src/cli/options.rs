@@ -24,7 +24,7 @@ pub struct Common {
     /// Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]
     #[arg(long, value_name = "URL", help_heading = LOCK)]
     pub store: Option<OsString>,
-    /// Print the result as one JSON document; not for run
+    /// Print the result as one JSON document
     #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
     /// Print no message for an answer that the exit code gives
