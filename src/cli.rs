@@ -38,7 +38,10 @@ pub use values::{Del, Get, Put, Writing};
     override_usage = "csalock [OPTION]... COMMAND [ARGUMENT]...",
     after_help = "Start with `csalock run NAME COMMAND`. `csalock man` shows the manual. Exit codes: 75 busy, 81 not held, \
                   82 held by another.",
-    mut_arg("json", |json| json.help("Print the result as one JSON document; not for run"))
+    mut_args(|argument| match argument.get_id() == "json" {
+        true => argument.help("Print the result as one JSON document; not for run"),
+        false => argument,
+    })
 )]
 pub struct Cli {
     /// Options before the command.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{COMMAND, Common, LOCK, Taking, whole};
+use super::options::{COMMAND, Common, LOCK, Taking, hide, whole};
 use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script
@@ -71,7 +71,7 @@ pub struct Unlock {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
-    mut_arg("json", |json| json.hide(true))
+    mut_args(|argument| hide(argument, &["json"]))
 )]
 pub struct Run {
     /// Options of the acquisition.

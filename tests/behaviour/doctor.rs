@@ -168,9 +168,9 @@ on_every_store_of_files! {
         let (user, group) = us();
         let what = if sandbox.is_directory() { "directory of records," } else { "SQLite database" };
         let mut wanted = vec![
-            format!("good store: {what} STORE: not there yet, the first lock makes it"),
+            format!("good store: {what} STORE: not there yet"),
             "good mount: ...".into(),
-            format!("good access: to be made in {}: mode 0755, owner {user}, group {group}; {user} may take locks",
+            format!("good access: to be made by the first lock in {}: mode 0755, owner {user}, group {group}; {user} may take locks",
                     sandbox.path("").display().to_string().trim_end_matches('/')),
             "good space: ...".into(),
             CLOCK.into(),
