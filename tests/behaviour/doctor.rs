@@ -303,7 +303,7 @@ on_every_store_of_files! {
         let done = sandbox.csalock(["doctor", "--json", "--store", &sandbox.store_at("other")]).user(NOBODY).capture();
         let (code, findings) = examined(&done, sandbox);
         assert_eq!(code, 69);
-        has(&findings, "bad access: to be made in ");
+        has(&findings, "bad access: to be made by the first lock in ");
     }
 
     fn a_read_only_mount_is_bad(sandbox: &Sandbox) {

@@ -273,7 +273,7 @@ fn fish_offers_valid_completions() {
     });
     // Fish escapes it on insertion.
     let code = "source $COMPLETIONS/csalock.fish
-        csalock unlock -q --force (complete -C 'csalock unlock tw')";
+        csalock unlock --force (complete -C 'csalock unlock tw')";
     assert!(desk.output("fish", &["--no-config", "-c", code]).contains("two words"));
     assert!(!desk.is_held("two words"));
 }
