@@ -12,7 +12,7 @@ fn main() {
     // The linkers that Rust uses by default, GNU ld and LLD, know such scripts. Others may refuse them.
     let is_default = env::var_os("RUSTC_LINKER").is_none() && !flags.contains("fuse-ld");
     if is_linux && is_default {
-        println!("cargo::rustc-link-arg-bins=-T{}/build/hot.ld", env!("CARGO_MANIFEST_DIR"));
+        println!("cargo::rustc-link-arg-bins=-T{}/build/hot.ld", std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default());
     }
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     if is_linux && !features.split(',').any(|feature| feature == "crt-static") {
@@ -30,7 +30,7 @@ fn main() {
 
 /// Returns the files of a folder as Rust items: each has a name of its own for hot.ld, and `ALL` lists them by file name.
 fn carried(folder: &str) -> io::Result<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let folder = Path::new(std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join(folder);
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
     paths.retain(|path| path.is_file());

@@ -37,7 +37,11 @@ pub use values::{Del, Get, Put, Writing};
     arg_required_else_help = true,
     override_usage = "csalock [OPTION]... COMMAND [ARGUMENT]...",
     after_help = "Start with `csalock run NAME COMMAND`. `csalock man` shows the manual. Exit codes: 75 busy, 81 not held, \
-                  82 held by another."
+                  82 held by another.",
+    mut_args(|argument| match argument.get_id() == "json" {
+        true => argument.help("Print the result as one JSON document; not for run"),
+        false => argument,
+    })
 )]
 pub struct Cli {
     /// Options before the command.

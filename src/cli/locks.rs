@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{COMMAND, Common, LOCK, Taking, whole};
+use super::options::{COMMAND, Common, LOCK, Taking, hide, whole};
 use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script
@@ -70,7 +70,8 @@ pub struct Unlock {
 /// command, may follow the name.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING"
+    override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
+    mut_args(|argument| hide(argument, &["json"]))
 )]
 pub struct Run {
     /// Options of the acquisition.

@@ -2,14 +2,14 @@
 
 use clap::{Args, ValueEnum};
 
-use super::options::Common;
+use super::options::{Common, hide};
 
 /// Print the completions for a shell
 ///
 /// The shells read them from files: in bash from ~/.local/share/bash-completion/completions/csalock, in zsh from _csalock in
 /// a directory of $fpath, in fish from ~/.config/fish/completions/csalock.fish.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock completions bash|zsh|fish")]
+#[command(override_usage = "csalock completions bash|zsh|fish", mut_args(|argument| hide(argument, &["store", "json"])))]
 pub struct Completions {
     /// The shell: bash, zsh or fish
     #[arg(value_name = "SHELL", value_enum, hide_possible_values = true)]
@@ -35,7 +35,7 @@ pub enum Shell {
 /// The pages are part of the program. On a terminal, man(1) or mandoc(1) shows the page; without them, and in a pipe or a
 /// file, csalock prints its source.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock man [COMMAND]")]
+#[command(override_usage = "csalock man [COMMAND]", mut_args(|argument| hide(argument, &["store", "json"])))]
 pub struct Man {
     /// Command whose page is shown; without it, csalock(1)
     #[arg(value_name = "COMMAND")]

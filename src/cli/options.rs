@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Arg, Args};
 
 use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
 use crate::environment;
@@ -24,7 +24,7 @@ pub struct Common {
     /// Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]
     #[arg(long, value_name = "URL", help_heading = LOCK)]
     pub store: Option<OsString>,
-    /// Print the result as one JSON document; not for run
+    /// Print the result as one JSON document
     #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
     /// Print no message for an answer that the exit code gives
@@ -132,6 +132,12 @@ pub struct Taking {
     /// Keep the lock until it is released, even if its owner ends
     #[arg(long, conflicts_with = "ttl", help_heading = LOCK)]
     pub forever: bool,
+}
+
+/// Hides an option if it is one of those that are accepted everywhere, but have no effect in this command.
+pub(super) fn hide(argument: Arg, useless: &[&str]) -> Arg {
+    let is_useless = useless.contains(&argument.get_id().as_str());
+    argument.hide(is_useless)
 }
 
 /// Returns the parser of a whole number from `least` to `most`.

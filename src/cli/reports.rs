@@ -11,8 +11,9 @@ use crate::report::Moment;
 
 /// Show holders and waiters: since when, until when and why
 ///
-/// Changes nothing. Without a name, it shows all locks of the store. With names, it exits with 0 if all of them are held,
-/// and with 81 if one of them is free.
+/// Changes nothing. Without a name, it shows all locks of the store. Unless a store is named, the locks of files are not
+/// among them but beside the files: `csalock status FILE` shows one, and `csalock status DIRECTORY/` those of the files in
+/// a directory. With names, it exits with 0 if all of them are held, and with 81 if one of them is free.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock status [OPTION]... [NAME]...")]
 pub struct Status {
@@ -51,10 +52,10 @@ pub struct History {
     /// Show only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"
     #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
     pub since: Option<Moment>,
-    /// Show only grants that began before the end of this minute or day
+    /// Show only grants that began before the end of this minute or day; formats as for --since
     #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
     pub until: Option<Moment>,
-    /// Show the grants that stood at this time
+    /// Show the grants that stood at this time; formats as for --since, such as 02:13
     #[arg(long, value_name = "TIME", value_parser = Moment::parse, conflicts_with_all = ["since", "until"])]
     pub at: Option<Moment>,
     /// Show and read times in UTC instead of the local zone

@@ -48,7 +48,7 @@ impl Place<'_> {
         let found = std::fs::metadata(there).ok()?;
         let mut text = rights(&found);
         if there != self.path {
-            text = format!("to be made in {}: {text}", escape_path(there));
+            text = format!("to be made by the first lock in {}: {text}", escape_path(there));
         } else if self.what == "database"
             && let Some(directory) = there.parent()
             && let Ok(found) = std::fs::metadata(directory)

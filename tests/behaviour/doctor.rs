@@ -168,9 +168,9 @@ on_every_store_of_files! {
         let (user, group) = us();
         let what = if sandbox.is_directory() { "directory of records," } else { "SQLite database" };
         let mut wanted = vec![
-            format!("good store: {what} STORE: not there yet, the first lock makes it"),
+            format!("good store: {what} STORE: not there yet"),
             "good mount: ...".into(),
-            format!("good access: to be made in {}: mode 0755, owner {user}, group {group}; {user} may take locks",
+            format!("good access: to be made by the first lock in {}: mode 0755, owner {user}, group {group}; {user} may take locks",
                     sandbox.path("").display().to_string().trim_end_matches('/')),
             "good space: ...".into(),
             CLOCK.into(),
@@ -185,8 +185,8 @@ on_every_store_of_files! {
 
     fn doctor_lists_the_content_of_a_store_and_changes_nothing(sandbox: &Sandbox) {
         let _holder = sandbox.holder("held");
-        let _waiter = sandbox.waiter("held", "true");
-        // A wait that lasts leaves a note.
+        // A wait of a script that lasts leaves a note.
+        let _waits = sandbox.script("dash", "csalock run held true; :").spawn();
         wait_until("there is one", || sandbox.internal() > 0);
         let (before, sight) = (content(&sandbox.path("")), sandbox.csalock(["status", "--json"]).capture().stdout);
         let (user, group) = us();
@@ -303,7 +303,7 @@ on_every_store_of_files! {
         let done = sandbox.csalock(["doctor", "--json", "--store", &sandbox.store_at("other")]).user(NOBODY).capture();
         let (code, findings) = examined(&done, sandbox);
         assert_eq!(code, 69);
-        has(&findings, "bad access: to be made in ");
+        has(&findings, "bad access: to be made by the first lock in ");
     }
 
     fn a_read_only_mount_is_bad(sandbox: &Sandbox) {

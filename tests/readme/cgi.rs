@@ -177,7 +177,9 @@ fn of_eight_requests_for_one_address_one_gets_the_account() {
         for bad in '' '?mail=' '?mail=ann' '?mail=../x@y' '?mail=%2Fx@y' '?mail=a@b@c' '?mail=-@'; do
             get \"/cgi-bin/sign-up$bad\"
         done
-        ls /var/lib/members | grep -vc claims";
+        ls /var/lib/members | grep -vc claims
+        id=$(csalock claim --store dir:/var/lib/members/claims mail:eve@example.org)
+        get '/cgi-bin/sign-up?mail=eve@example.org'; get '/cgi-bin/sign-up?mail=eve@example.org'; echo \"$id\"";
     for (server, printed) in under_each_server("/usr/lib/cgi-bin/sign-up", script) {
         let lines: Vec<&str> = printed.lines().collect();
         let codes = |lines: &[&str]| lines.iter().map(|line| line[..3].to_string()).collect::<Vec<_>>();
@@ -189,6 +191,9 @@ fn of_eight_requests_for_one_address_one_gets_the_account() {
             ["409", "201", "400", "400", "400", "400", "400", "400", "400"],
             "{server}: {printed}"
         );
-        assert_eq!(lines[17..], ["2"], "{server}: {printed}");
+        assert_eq!(lines[17], "2", "{server}: {printed}");
+        // A request for this address was killed after its claim.
+        assert_eq!(lines[18], format!("201 Welcome. Your number is {}.", lines[20]), "{server}: {printed}");
+        assert_eq!(lines[19], "409 This address has an account.", "{server}: {printed}");
     }
 }

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use crate::extent::{Extent, extent};
 use crate::home::{CSALOCK, write};
+use crate::links::targets;
 use crate::page::{blocks, read};
 use crate::{have, in_project, is_root};
 
@@ -249,6 +250,31 @@ fn the_archive_installs_as_the_readme_says() {
     run(Command::new("sha256sum")
         .args(["--check", "--strict", "--quiet", "SHA256SUMS"])
         .current_dir(sums.parent().unwrap()));
+}
+
+/// A reader of the packed pages finds each page to which they link beside them.
+#[test]
+fn no_packed_page_links_to_a_missing_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (archive, debian) = (folder.path().join("archive"), folder.path().join("debian"));
+    fs::create_dir(&archive).unwrap();
+    run(Command::new("tar").arg("-xzf").arg(&packages()[0]).arg("--strip-components=1").current_dir(&archive));
+    let mut places = vec![archive.join("share/doc/csalock")];
+    if let Some(package) = debian_package() {
+        run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&debian));
+        places.push(debian.join("usr/share/doc/csalock"));
+    }
+    for place in places {
+        let pages = run(Command::new("find").args([".", "-name", "*.md"]).current_dir(&place)).stdout;
+        let pages = String::from_utf8(pages).unwrap();
+        assert!(pages.lines().count() > 10, "{pages}");
+        for page in pages.lines().map(|page| place.join(page)) {
+            for target in targets(&fs::read_to_string(&page).unwrap()) {
+                let file = target.split('#').next().unwrap();
+                assert!(page.parent().unwrap().join(file).exists(), "{}: {target}", page.display());
+            }
+        }
+    }
 }
 
 /// Whether the files of the project can be told from others.

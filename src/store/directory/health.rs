@@ -40,7 +40,7 @@ impl Directory {
         let path = escape_path(&self.path);
         match self.existing() {
             Ok(Some(_)) => Finding::good("store", format!("{what} {path}")),
-            Ok(None) => Finding::good("store", format!("{what} {path}: not there yet, the first lock makes it")),
+            Ok(None) => Finding::good("store", format!("{what} {path}: not there yet")),
             Err(error) => Finding::failed("store", &error),
         }
     }

@@ -11,9 +11,7 @@ impl Sqlite {
         let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
         let mut findings = vec![match &checked {
             Ok(Some(_)) => Finding::good("store", format!("SQLite database {path}")),
-            Ok(None) => {
-                Finding::good("store", format!("SQLite database {path}: not there yet, the first lock makes it"))
-            }
+            Ok(None) => Finding::good("store", format!("SQLite database {path}: not there yet")),
             Err(error) => Finding::failed("store", error),
         }];
         findings.extend(Place { what: "database", path: &self.path }.findings());
