@@ -1,7 +1,7 @@
 //! Passes `hot.ld` to the linker, which puts the functions that a usual run needs next to each other. Lists the files
 //! that the program carries.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 #[expect(clippy::disallowed_methods, clippy::print_stdout, reason = "this is how cargo and a build script communicate")]
@@ -11,11 +11,10 @@ fn main() {
     let is_linux = env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux");
     // The linkers that Rust uses by default, GNU ld and LLD, know such scripts. Others may refuse them.
     let is_default = env::var_os("RUSTC_LINKER").is_none() && !flags.contains("fuse-ld");
+    // The directory may differ from that in which this program was compiled.
+    let project = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
     if is_linux && is_default {
-        println!(
-            "cargo::rustc-link-arg-bins=-T{}/build/hot.ld",
-            std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default()
-        );
+        println!("cargo::rustc-link-arg-bins=-T{}/build/hot.ld", project.display());
     }
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     if is_linux && !features.split(',').any(|feature| feature == "crt-static") {
@@ -26,19 +25,13 @@ fn main() {
     let output = env::var_os("OUT_DIR").map(PathBuf::from).unwrap_or_default();
     for folder in ["man", "completions"] {
         println!("cargo::rerun-if-changed={folder}");
-        let items = carried(folder).expect("the folder can be read");
+        let items = carried(&project.join(folder)).expect("the folder can be read");
         fs::write(output.join(format!("{folder}.rs")), items).expect("OUT_DIR can be written");
     }
 }
 
-/// Returns the project's directory, which may differ from that in which this program was compiled.
-fn project() -> PathBuf {
-    PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default())
-}
-
 /// Returns the files of a folder as Rust items: each has a name of its own for hot.ld, and `ALL` lists them by file name.
-fn carried(folder: &str) -> io::Result<String> {
-    let folder = project().join(folder);
+fn carried(folder: &Path) -> io::Result<String> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
     paths.retain(|path| path.is_file());
