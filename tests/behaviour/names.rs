@@ -78,7 +78,7 @@ on_every_store! {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(code), "{words:?} {done:?}");
         };
-        held(&["lock", "job", "-n", "-E", "9"], 84);
+        held(&["lock", "job", "-n", "-E", "9"], 9);
         held(&["status", "job", "-q", "other"], 0);
         held(&["history", "job", "-n", "1"], 0);
         held(&["renew", "job", "--ttl", "1h", "--json"], 0);
@@ -148,7 +148,7 @@ on_every_store! {
         let distinct: std::collections::BTreeSet<&str> = listed.lines().collect();
         assert_eq!(distinct.len(), names.len(), "{listed}");
         for (at, name) in names.iter().enumerate() {
-            assert_eq!(sandbox.csalock(words(&["lock", "-nq", "--"], name)).capture().code, Some(84), "{name:?}");
+            assert_eq!(sandbox.csalock(words(&["lock", "-nq", "--"], name)).capture().code, Some(75), "{name:?}");
             sandbox.csalock(words(&["unlock", "--"], name)).run();
             assert_eq!(sandbox.csalock(words(&["unlock", "-q", "--"], name)).capture().code, Some(81), "{name:?}");
             let left = sandbox.csalock(["status", "-1"]).capture().stdout.lines().count();
@@ -201,13 +201,14 @@ on_every_store! {
         let whole = files.join("real/file").display().to_string();
         for store in ["beside", "chosen"] {
             let call = |name: &str, command: &str| {
-                let call = sandbox.csalock([command, if command == "lock" { "--forever" } else { "-q" }, name]);
+                let options = if command == "lock" { &["-n", "--forever"][..] } else { &["-q"] };
+                let call = sandbox.csalock([&[command], options, &[name]].concat());
                 if store == "beside" { call.without("CSALOCK_STORE") } else { call }
             };
             for taken in ["real/file", whole.as_str()] {
                 assert_eq!(call(taken, "lock").capture().code, Some(0));
                 for other in ["./real/file", "link/file", "./straight", "./round", "real/../link//./file", &whole] {
-                    assert_eq!(call(other, "lock").capture().code, Some(84), "{store} {taken} {other}");
+                    assert_eq!(call(other, "lock").capture().code, Some(75), "{store} {taken} {other}");
                     let shown = sandbox.csalock(["status", "-1", other]);
                     let shown = if store == "beside" { shown.without("CSALOCK_STORE") } else { shown };
                     shown.stdout("SANDBOX/files/real/file\n").run();
@@ -215,7 +216,7 @@ on_every_store! {
                 assert_eq!(call("./round", "unlock").capture().code, Some(0));
             }
             assert_eq!(call("./dangling", "lock").capture().code, Some(0));
-            assert_eq!(call("link/new", "lock").capture().code, Some(84));
+            assert_eq!(call("link/new", "lock").capture().code, Some(75));
             assert_eq!(call("real/new", "unlock").capture().code, Some(0));
         }
         assert!(!sandbox.path("files/real/.csalock").exists());
@@ -301,7 +302,7 @@ on_every_store! {
             let path = OsString::from_vec([b"./", name.as_bytes()].concat());
             let call = |command: &str, options: &str| sandbox.csalock([OsStr::new(command), OsStr::new(options), &path]).without("CSALOCK_STORE");
             assert_eq!(call("lock", "--forever").capture().code, Some(0), "{name:?}");
-            assert_eq!(call("lock", "-nq").capture().code, Some(84), "{name:?}");
+            assert_eq!(call("lock", "-nq").capture().code, Some(75), "{name:?}");
             assert_eq!(call("unlock", "-v").capture().code, Some(0), "{name:?}");
             assert!(!sandbox.path("files/.csalock").exists(), "{name:?}");
         }

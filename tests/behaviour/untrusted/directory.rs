@@ -300,7 +300,7 @@ fn objects_in_the_working_directory_never_lead_out_of_the_store() {
                 "{} {done:?}",
                 strange.what
             );
-            assert!(words[0] != "lock" || done.code == Some(84), "{} {done:?}", strange.what);
+            assert!(words[0] != "lock" || done.code == Some(75), "{} {done:?}", strange.what);
         }
         outside.is_as_it_was(strange.what);
         assert_eq!(sandbox.listing("rec.00000001fffffffffffffffe"), above, "{}", strange.what);
@@ -318,7 +318,7 @@ fn a_link_in_place_of_the_store_is_followed_if_no_other_user_can_have_created_it
     for mine in ["mine", "all/mine"] {
         let store = sandbox.store_at(mine);
         assert_eq!(bounded(&sandbox, &["run", "-n", "--store", &store, "y", "true"]).code, Some(0), "{mine}");
-        assert_eq!(bounded(&sandbox, &["lock", "-n", "--store", &store, "x"]).code, Some(84), "{mine}");
+        assert_eq!(bounded(&sandbox, &["lock", "-n", "--store", &store, "x"]).code, Some(75), "{mine}");
     }
     if !is_root("another user") {
         return;
