@@ -163,7 +163,7 @@ on_every_store! {
     }
 
     fn watching_shows_changes_of_holders_and_waiters(sandbox: &Sandbox) {
-        let Some(screen) = Screen::new(sandbox, 100, 12) else { return };
+        let Some(screen) = Screen::new(sandbox, 120, 12) else { return };
         screen.line("csalock status --watch --interval 50ms");
         let header = "NAME  STATE  WAITERS  PID  USER  SINCE  UNTIL  COMMAND";
         screen.becomes("an empty table", |text| {
@@ -277,17 +277,17 @@ on_every_store! {
         screen.line("csalock status --watch --interval 50ms x");
         let text = screen.shows("  1 lock, 1 holder, 1 waiter  ");
         let facts: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
-        assert_eq!(facts, ["lock", "store", "state", "holder", "command", "since", "until", "waiters", "1."], "{text}");
+        assert_eq!(facts, ["lock", "store", "state", "holder", "command", "since", "until", "waiters", "1.", "break"], "{text}");
         holder.release();
         let text = screen.becomes("the last grant", |text| text.contains("before  "));
-        assert!(text.contains("command  dash -c cat") && text.contains("  released  ") && text.ends_with(" cat"), "{text}");
+        assert!(text.contains("command  dash -c cat") && text.contains("  released  ") && text.contains(" cat\nbreak  "), "{text}");
         waiter.release();
         screen.shows("state    free");
         assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
     }
 
     fn a_watch_that_is_not_possible_is_refused(sandbox: &Sandbox) {
-        let refusal = "csalock: --watch draws on a terminal, and stdout is none that can be drawn on; say: while sleep 1; do \
+        let refusal = "csalock: --watch draws on a terminal, and stdout is none that can be drawn on; use: while sleep 1; do \
                        csalock status; done\n";
         for words in [&["status", "-W"][..], &["status", "--watch", "x"], &["list", "-W", "--interval", "2.5"]] {
             sandbox.csalock(words).status(64).stderr(refusal).run();
@@ -297,7 +297,8 @@ on_every_store! {
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{done:?}");
             done.stderr.lines().next().unwrap_or_default().to_string()
         };
-        assert_eq!(says(&["status", "-W", "--json"]), "csalock: --watch cannot be used with --json; leave out one of them");
+        let done = sandbox.csalock(["status", "-W", "--json"]).capture();
+        assert!(done.code == Some(64) && done.stdout.contains("\"--watch cannot be used with --json\""), "{done:?}");
         assert_eq!(says(&["status", "-W", "-1"]), "csalock: --watch cannot be used with --names-only; leave out one of them");
         assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 is too short; use at least 1ms");
         assert_eq!(says(&["status", "--interval", "1s"]), "csalock: status: --watch is missing; add --watch");

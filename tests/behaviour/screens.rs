@@ -59,7 +59,7 @@ fn scene(still: &mut Still<'_>, sandbox: &Sandbox) {
         still.start(minutes, &format!("csalock run {options} {command}"), command);
     }
     still.run(&format!("{deployed} ./deploy > /dev/null"));
-    still.start(30, "./import", "/bin/sh ./import");
+    still.start(85, "./import", "/bin/sh ./import");
 }
 
 /// The screens at this width, each with its heading and its command.

@@ -115,7 +115,7 @@ fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 
     for (person, wanted) in Person::ALL.into_iter().zip(wanted) {
         for words in [
             &["put", "shown", "value"][..],
-            &["lock", "-q", "--forever", "broken"],
+            &["lock", "-qn", "--forever", "broken"],
             &["claim", "-q", "--id", "1", "claimed"],
         ] {
             let done = first.csalock(sandbox, store, words).capture();

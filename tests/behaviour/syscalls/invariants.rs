@@ -98,7 +98,9 @@ fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option
             Err(format!("exit {code}, which its page does not list"))
         }
         // A doctor's findings are results.
-        (Some(_), _) if scenario.words[0] == "doctor" && run.stdout.contains("\nerror ") => Ok(()),
+        (Some(_), _) if scenario.words[0] == "doctor" && run.stdout.lines().any(|line| line.starts_with("error ")) => {
+            Ok(())
+        }
         (Some(code), _)
             if scenario.words.contains(&"--json") && run.stdout.contains(&format!("\"exit_code\":{code}}}")) =>
         {
