@@ -49,6 +49,9 @@ _csalock() {
             csalock,man)
                 cmd="csalock__subcmd__man"
                 ;;
+            csalock,overdue)
+                cmd="csalock__subcmd__overdue"
+                ;;
             csalock,put)
                 cmd="csalock__subcmd__put"
                 ;;
@@ -77,7 +80,7 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history renew get put del claim unclaim lookup gc doctor man completions"
+            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history overdue renew get put del claim unclaim lookup gc doctor man completions"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -633,6 +636,28 @@ _csalock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        csalock__subcmd__overdue)
+            opts="-q -v -h --forget --utc --store --json --quiet --verbose --color --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         csalock__subcmd__put)
             opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -762,7 +787,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-w -n -E -x -s -j -F -c -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --flock --command --max-hold --kill-after --on-lost --also --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -F -c -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --flock --command --max-hold --kill-after --on-lost --once-per --retries --overdue --also --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -868,6 +893,27 @@ _csalock() {
                     ;;
                 --on-lost)
                     COMPREPLY=($(compgen -W "kill warn" -- "${cur}"))
+                    return 0
+                    ;;
+                --once-per)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --retries)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --overdue)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 --also)
@@ -1064,7 +1110,7 @@ _csalock_offer_store() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0 is_store=0
-    local valued=" --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w "
+    local valued=" --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --once-per --overdue --pid --retries --since --slots --store --timeout --token --ttl --until -E -c -j -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))

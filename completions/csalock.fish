@@ -40,6 +40,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Release
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "history" -d 'Show past holders: from when to when, and how it ended'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "overdue" -d 'List jobs that have not succeeded in time'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "renew" -d 'Restart the time limit of held locks'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "get" -d 'Print the value that a lock guards'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "put" -d 'Write the value that a lock guards'
@@ -63,6 +64,9 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
 warn\t'The command goes on, and csalock prints a warning'"
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l once-per -d 'Run the job at most once in each hour, day, week or DURATION, on all hosts of the store' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -91,6 +95,9 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-ho
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
 warn\t'The command goes on, and csalock prints a warning'"
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l once-per -d 'Run the job at most once in each hour, day, week or DURATION, on all hosts of the store' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -180,6 +187,16 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Pri
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l forget -d 'Forget when the named jobs succeeded and when they must'
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l utc -d 'Show times in UTC instead of the local zone'
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Release the lock after this time, from now, at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
@@ -323,7 +340,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l hel
 
 # The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w
+    set -l valued --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --once-per --overdue --pid --retries --since --slots --store --timeout --token --ttl --until -E -c -j -w
     set -l words (commandline -opc)
     set -e words[1]
     set -l has_command 0

@@ -3,6 +3,7 @@
 //! `--help`, the man pages and the completions are generated from these types.
 
 mod claims;
+mod jobs;
 mod locks;
 mod manual;
 mod options;
@@ -16,6 +17,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub use claims::{Claim, Lookup, Unclaim};
+pub use jobs::{Overdue, Period, Recurrence};
 pub use locks::{Lock, OnLost, Renew, Run, Unlock};
 pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
@@ -68,6 +70,8 @@ pub enum Command {
     Status(Status),
     /// Show past holders: from when to when, and how it ended
     History(History),
+    /// List jobs that have not succeeded in time
+    Overdue(Overdue),
     /// Restart the time limit of held locks
     Renew(Renew),
     /// Print the value that a lock guards
@@ -131,6 +135,7 @@ impl Command {
             Command::Unlock(asked) => &mut asked.common,
             Command::Status(asked) => &mut asked.common,
             Command::History(asked) => &mut asked.common,
+            Command::Overdue(asked) => &mut asked.common,
             Command::Renew(asked) => &mut asked.common,
             Command::Get(asked) => &mut asked.common,
             Command::Put(asked) => &mut asked.writing.common,

@@ -14,6 +14,7 @@ mod history;
 mod lock;
 mod lookup;
 mod man;
+mod overdue;
 mod put;
 mod renew;
 mod run;
@@ -49,6 +50,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Run(asked) => run::run(&context, asked, &arguments),
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),
+        Command::Overdue(asked) => overdue::run(&context, asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&context, asked),
         Command::Get(asked) => get::run(&context, asked).or_else(end_with_reader),
         Command::Put(asked) => put::put(&context, asked),

@@ -47,6 +47,8 @@ pub enum ErrorKind {
     Deadlock,
     /// The lock was lost while it was in use, or before it could be used.
     Lost,
+    /// The last success of a job is longer ago than promised.
+    Overdue,
     /// The command was found but cannot be executed.
     CannotExecute,
     /// The command was not found.

@@ -17,7 +17,7 @@ mod times;
 pub use block::LockBlock;
 pub use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};
-pub use history_json::PastJson;
+pub use history_json::{OverdueJson, PastJson};
 use holder::shown_user;
 pub use holder::{Reporter, user};
 pub use json::{

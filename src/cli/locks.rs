@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::jobs::Recurrence;
 use super::options::{COMMAND, Common, LOCK, Taking, hide, whole};
 use crate::duration::parse_duration;
 
@@ -95,6 +96,9 @@ pub struct Run {
     /// Action before --ttl is over, or a lease that could not be renewed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill", help_heading = COMMAND)]
     pub on_lost: OnLost,
+    /// Options of jobs.
+    #[command(flatten)]
+    pub recurrence: Recurrence,
     /// Acquire this lock too: all or none; this option may follow the name
     #[arg(long, value_name = "NAME", help_heading = LOCK)]
     pub also: Vec<OsString>,

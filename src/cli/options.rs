@@ -16,6 +16,7 @@ use crate::lock::MOST_SLOTS;
 pub(super) const WAITING: &str = "Waiting";
 pub(super) const LOCK: &str = "Lock";
 pub(super) const COMMAND: &str = "Command";
+pub(super) const JOB: &str = "Job";
 pub(super) const OUTPUT: &str = "Output";
 
 /// Options of every command. They may stand before the command, too.

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use super::{Cli, Command, Common, OnLost, Run, Taking, Waiting};
+use super::{Cli, Command, Common, OnLost, Recurrence, Run, Taking, Waiting};
 use crate::duration::Limit;
 
 /// Returns the meaning of these arguments, of which the first is the program's name, if they have the plain form.
@@ -38,6 +38,7 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         max_hold: None,
         kill_after: Duration::from_secs(10),
         on_lost: OnLost::Kill,
+        recurrence: Recurrence::default(),
         also: Vec::new(),
         words,
     };

@@ -2,6 +2,7 @@
 
 mod child;
 mod flock_compat;
+mod recurrence;
 mod stop;
 
 use std::ffi::{OsStr, OsString};
@@ -10,6 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
+use self::recurrence::Recurring;
+pub(super) use self::recurrence::overdue;
 use self::stop::stop_after;
 use super::context::{Context, eprint_line};
 use super::usage;
@@ -20,7 +23,7 @@ use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
 use crate::report::notice;
 use crate::run::deadline::SharedDeadline;
-use crate::run::job::{Job, Limits};
+use crate::run::job::{Job, Limits, SuccessReport};
 use crate::run::spawn::{CommandLine, Fork, VforkOutcome};
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
@@ -40,6 +43,12 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let opened = locks.open(context);
     let has_lease = opened.as_ref().is_ok_and(OpenLockSet::need_leases) || asked.taking.ttl.is_some();
+    let recurring = Recurring::of(context, asked);
+    if let (Some(recurring), Ok(opened)) = (&recurring, &opened)
+        && recurring.is_done(opened)?
+    {
+        return Ok(Exit::Done);
+    }
     let job = Job {
         context,
         locks: &locks,
@@ -53,10 +62,12 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
             kills: asked.on_lost == OnLost::Kill,
         },
         supervisor,
+        reports: recurring.as_ref().map(|recurring| SuccessReport { slot: recurring.slot }),
         shared_deadline: has_lease.then(SharedDeadline::new).transpose()?,
     };
     let began = context.host.boottime();
-    let child = CommandChild { job: &job, asked, flock_compat: flock_compat.as_ref(), began, parent: process };
+    let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
+    let child = CommandChild { job: &job, asked, flock_compat, recurring, began, parent: process };
     match asked.no_fork {
         true => child.acquire_and_exec(&opened?, None),
         false => run_supervised(&child, opened),
@@ -69,7 +80,8 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
     let has_lease = job.shared_deadline.is_some();
     // A child that shares our memory keeps signals from us, so it must not wait for a locked store, a file or the start
     // signal. It also shares our descriptors, so it must not close any for the command.
-    let may_share = !has_lease && child.flock_compat.is_none() && !job.context.inherited.any_closed();
+    let is_plain = child.flock_compat.is_none() && child.recurring.is_none();
+    let may_share = !has_lease && is_plain && !job.context.inherited.any_closed();
     let is_quick = may_share && opened.as_ref().is_ok_and(are_free);
     // The socket exists before the command starts, because the command may renew at once.
     let bell = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));

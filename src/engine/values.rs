@@ -268,16 +268,16 @@ impl Engine {
     }
 }
 
-/// Returns the durability of a commit from one record to another. Values and claims must survive a power cut, and a
-/// power cut must not tear a record that contains them.
+/// Returns the durability of a commit from one record to another. Values, claims and the runs of jobs must survive a power
+/// cut, and a power cut must not tear a record that contains them.
 pub(super) fn durability(before: &Record, now: &Record) -> Durability {
     let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
         let claims = record.holders.iter().filter(|grant| grant.claim.is_some());
         claims.map(|grant| (grant.proof, grant.provisional.is_some())).collect()
     };
-    if before.value != now.value || claims(before) != claims(now) {
+    if before.value != now.value || before.job != now.job || claims(before) != claims(now) {
         Durability::Durable
-    } else if now.value.is_some() || !claims(now).is_empty() {
+    } else if now.value.is_some() || now.job.is_some() || !claims(now).is_empty() {
         Durability::Atomic
     } else {
         Durability::Volatile

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::codec::{is_default, text};
 use super::handle::HandleHash;
+use super::job::JobState;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
 use super::page::Pages;
@@ -48,6 +49,9 @@ pub struct Record {
     /// Value that the lock guards, if the name has a value.
     #[serde(default, skip_serializing_if = "is_default")]
     pub value: Option<Value>,
+    /// Runs under the lock, if the lock is that of a job.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub job: Option<JobState>,
     /// Last grants that ended, oldest first, for retries after a lost reply and for late holders. An ending that [is
     /// owed](EndedGrant::is_owed) stays until its process learns of it or dies. After a decision the list has all
     /// endings of that decision; a store keeps only the last few.
@@ -276,8 +280,8 @@ impl Record {
         self.holder(proof).is_some() || self.ended_grants.iter().any(|ending| ending.grant.proof == *proof)
     }
 
-    /// Returns true if the record may be removed: it is free, has no value and owes no process an ending.
+    /// Returns true if the record may be removed: it is free, has no value and no job, and owes no process an ending.
     pub fn is_removable(&self) -> bool {
-        self.is_free() && self.value.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
+        self.is_free() && self.value.is_none() && self.job.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
     }
 }

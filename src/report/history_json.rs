@@ -8,7 +8,7 @@ use super::json::{mode, text};
 use super::user;
 use crate::duration::rfc3339_millis;
 use crate::history::{Past, Who};
-use crate::lock::{EndReason, Mode};
+use crate::lock::{EndReason, JobState, Mode};
 
 /// A past or present grant.
 #[derive(Debug, Serialize)]
@@ -34,6 +34,32 @@ struct WhoJson {
     host: String,
     user: String,
     command: String,
+}
+
+/// A job that has not succeeded in time.
+#[derive(Debug, Serialize)]
+pub struct OverdueJson {
+    name: String,
+    last_success: Option<String>,
+    /// Host of that success.
+    host: Option<String>,
+    /// Time in which the job must succeed once, in seconds.
+    within: Option<f64>,
+    due: Option<String>,
+}
+
+impl OverdueJson {
+    /// Returns the document for the job under the lock of this name.
+    pub fn new(name: &[u8], job: &JobState) -> OverdueJson {
+        let time = |millis| rfc3339_millis(Duration::from_millis(millis));
+        OverdueJson {
+            name: text(name),
+            last_success: job.success.as_ref().map(|success| time(success.at)),
+            host: job.success.as_ref().map(|success| success.host.clone()),
+            within: job.promise.map(|promise| promise.span as f64 / 1000.0),
+            due: job.due().map(time),
+        }
+    }
 }
 
 impl PastJson {

@@ -36,6 +36,12 @@ pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
             let name = escape(&lock.display_name);
             format!("lost while the command ran: lock {name}: {how}; what the command did after that was not guarded")
         }
+        Notice::NotReported(lock, error) => {
+            let name = escape(&lock.display_name);
+            format!(
+                "the job of lock {name} has succeeded, but that could not be recorded, so it may run again: {error}"
+            )
+        }
         Notice::NotReleased(lock, error) => {
             let name = lock.map_or(names, |lock| escape(&lock.display_name));
             format!("lock {name} could not be released: {error}")

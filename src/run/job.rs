@@ -28,8 +28,17 @@ pub struct Job<'a> {
     pub limits: Limits,
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,
+    /// What to record if the command ends with 0.
+    pub reports: Option<SuccessReport>,
     /// End of the leases, if there are leases from the beginning.
     pub shared_deadline: Option<SharedDeadline>,
+}
+
+/// The success of a command that csalock records under the lock.
+#[derive(Debug, Clone, Copy)]
+pub struct SuccessReport {
+    /// The slot in which the command runs, in milliseconds since 1970.
+    pub slot: Option<u64>,
 }
 
 /// The limits of a command.
@@ -86,8 +95,10 @@ impl<'a> Job<'a> {
 
     /// Becomes the command at once.
     pub fn execute(&self, variables: &Variables) -> Error {
-        // Only the supervisor ends the command before the lease is over, so the command must die with it.
-        let dependent = self.limits.ttl.is_some() && self.limits.kills;
+        // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
+        // the command must die with it.
+        let has_slot = self.reports.is_some_and(|reports| reports.slot.is_some());
+        let dependent = has_slot || (self.limits.ttl.is_some() && self.limits.kills);
         let killed_with = self.supervisor.filter(|_| dependent).map(|supervisor| Pid::from_raw(supervisor.pid));
         self.command_line.execute(variables, self.signals, self.context.inherited, killed_with)
     }

@@ -44,6 +44,8 @@ pub enum Notice<'a> {
     OutOfReach,
     /// This lock was lost while the command ran: the engine of its store, and the result of the release.
     Lost(&'a LockRef, &'a Engine, &'a Result<Released>),
+    /// The success of the command could not be recorded under this lock.
+    NotReported(&'a LockRef, &'a Error),
     /// This lock could not be released; `None` means all locks.
     NotReleased(Option<&'a LockRef>, &'a Error),
     /// The locks could not be released, because the store is silent.
@@ -104,7 +106,10 @@ impl<'a> Supervisor<'a> {
         let exit = exit_of(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.job.limits.ttl.is_some() || keeper.is_none();
-        let release = || self.release(ended.lease_ends);
+        let release = || {
+            self.report_success(exit);
+            self.release(ended.lease_ends)
+        };
         // The keeper goes on if the store does not answer.
         let (lost, had_limit) = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
         keeper.inspect(|keeper| keeper.stop());

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::lock::{
-    Begun, EndReason, EndedGrant, Grant, Handle, HandleHash, Lease, LeaseClock, Lifetime, Mode, Moment, Owner, Pages,
-    PidDomain, ProcessId, Record, Sighting, Value, Waiter,
+    Begun, EndReason, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock, Lifetime, Mode, Moment,
+    Owner, Pages, PidDomain, ProcessId, Promise, Record, Runs, Sighting, Success, Value, Waiter,
 };
 
 /// The remaining bytes.
@@ -127,6 +127,25 @@ impl Source<'_> {
         }
     }
 
+    fn job(&mut self) -> JobState {
+        let success = |source: &mut Source<'_>| Success {
+            at: source.number(),
+            slot: source.option(Source::number),
+            host: source.text(),
+        };
+        let runs = |source: &mut Source<'_>| Runs {
+            slot: source.number(),
+            count: source.number() as u32,
+            last: source.proof(),
+        };
+        let promise = |source: &mut Source<'_>| Promise {
+            span: source.number(),
+            since: source.number(),
+            complained: source.option(Source::number),
+        };
+        JobState { success: self.option(success), runs: self.option(runs), promise: self.option(promise) }
+    }
+
     fn value(&mut self) -> Value {
         let within = self.option(Source::bytes);
         let size = within.as_ref().map_or_else(|| self.number(), |bytes| bytes.len() as u64);
@@ -161,6 +180,7 @@ impl Source<'_> {
             holders: self.few(Source::grant),
             waiters: self.few(Source::waiter),
             value: self.option(Source::value),
+            job: self.option(Source::job),
             ended_grants: self.few(Source::ending),
             sightings: Vec::new(),
         };

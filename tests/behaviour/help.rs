@@ -43,7 +43,7 @@ fn help_has_headings_and_follows_the_size_of_the_screen() {
     let sandbox = Sandbox::new(Kind::Directory);
     let help = sandbox.csalock(["run", "-h"]).capture().stdout;
     let headings: Vec<&str> = help.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
-    assert_eq!(headings, ["Arguments:", "Waiting:", "Lock:", "Command:", "Output:"]);
+    assert_eq!(headings, ["Arguments:", "Waiting:", "Lock:", "Command:", "Job:", "Output:"]);
     for columns in [60, 80, 200] {
         let Some(screen) = Screen::new(&sandbox, columns, 100) else { return };
         let plain = sandbox.csalock(["lock", "--help"]).env("COLUMNS", columns.to_string()).capture().stdout;

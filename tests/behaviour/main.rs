@@ -73,6 +73,7 @@ mod gc;
 mod help;
 mod history;
 mod identity;
+mod jobs;
 mod keeper;
 mod lease;
 mod leftovers;

@@ -302,6 +302,10 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         process.arg(command).arg("--json").arg(format!("--store=dir:{}/store", folder.path().display()));
         String::from_utf8(process.args(arguments).output().unwrap().stdout).unwrap()
     };
+    let store = format!("--store=dir:{}/store", folder.path().display());
+    let job =
+        Process::new(env!("CARGO_BIN_EXE_csalock")).args(["run", &store, "--overdue", "1ms", "job", "true"]).status();
+    assert!(job.unwrap().success());
     let printed = [
         run("lock", &["--forever", "name"]),
         run("status", &["name"]),
@@ -314,6 +318,7 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         run("lookup", &["claimed"]),
         run("claim", &["--id", "2", "claimed"]),
         run("unlock", &["none"]),
+        run("overdue", &[]),
         run("doctor", &[]),
     ];
     let mut real = BTreeSet::new();

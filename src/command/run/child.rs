@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use super::flock_compat::FlockCompat;
+use super::recurrence::Recurring;
 use crate::cli::Run;
 use crate::command::acquire::{Acquisition, report_taken, request};
 use crate::command::context::eprint_line;
@@ -21,6 +22,7 @@ pub(super) struct CommandChild<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) asked: &'a Run,
     pub(super) flock_compat: Option<&'a FlockCompat>,
+    pub(super) recurring: Option<&'a Recurring<'a>>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     pub(super) began: Duration,
     /// The process before the fork; with `-F`, the one that becomes the command.
@@ -50,7 +52,10 @@ impl CommandChild<'_> {
         };
         let (mut grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            ended => return acquisition.end(opened, &ended),
+            ended => {
+                let end = || acquisition.end(opened, &ended);
+                return self.recurring.map_or_else(end, |recurring| recurring.refused(&acquisition, opened, &ended));
+            }
         };
         let until = policy.limit.map(|_| end);
         let files = self.flock_compat.map(|compat| compat.take(self, opened, &mut grants, until, child_side));
@@ -59,6 +64,11 @@ impl CommandChild<'_> {
             return Ok(refused?);
         }
         report_taken(&self.asked.common, opened, &grants, evicted.as_ref(), None);
+        let begin = |recurring: &Recurring<'_>| recurring.begin(opened, self.job.handle.proof());
+        if let Some(exit) = self.recurring.map(begin).transpose()?.flatten() {
+            self.job.release(opened)?;
+            return Ok(exit);
+        }
         let error = self.job.exec(opened, &grants, child_side, &self.variables(&grants));
         self.job.release(opened)?;
         Err(error.into())

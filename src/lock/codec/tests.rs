@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::lock::{
-    Begun, CommitRecord, EndReason, EndedGrant, Grant, Lease, Lifetime, Mode, Moment, Owner, Pages, PidDomain,
-    ProcessId, Sighting, Value, Waiter,
+    Begun, CommitRecord, EndReason, EndedGrant, Grant, JobState, Lease, Lifetime, Mode, Moment, Owner, Pages,
+    PidDomain, ProcessId, Promise, Runs, Sighting, Success, Value, Waiter,
 };
 
 fn full() -> Record {
@@ -62,6 +62,11 @@ fn full() -> Record {
             write_id: 0xab,
             mode: Some(0o600),
             inline: Some(b"a\0\n".to_vec()),
+        }),
+        job: Some(JobState {
+            success: Some(Success { at: 21, slot: Some(22), host: "h".to_string() }),
+            runs: Some(Runs { slot: 23, count: 24, last: grant.proof }),
+            promise: Some(Promise { span: 25, since: 26, complained: Some(27) }),
         }),
         ended_grants: vec![EndedGrant {
             grant: Grant { lifetime: Lifetime::UntilReleased, ..grant },

@@ -8,7 +8,7 @@ use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::lock::{Cancel, EndReason, Lifetime, NotHolder};
+use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, ReportSuccess, Success};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach;
 use crate::store::answers;
@@ -47,6 +47,20 @@ impl Supervisor<'_> {
             drop((done, watching));
             result
         })
+    }
+
+    /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
+    /// A lock that was lost meanwhile is reported by its release.
+    pub(super) fn report_success(&self, exit: Exit) {
+        let (Some(report), Ok(opened)) = (self.job.reports.filter(|_| exit.code() == 0), &self.opened) else { return };
+        let (host, engine, target) = (&self.job.context.host, opened.engine(0), opened.target(0));
+        engine.store().set_deadline(Some(host.boottime() + TO_RELEASE));
+        let success = Success { at: host.wall().as_millis() as u64, slot: report.slot, host: host.name() };
+        let request =
+            engine.by_proof(self.job.handle.proof()).map(|credentials| ReportSuccess { credentials, success });
+        if let Err(error) = request.and_then(|request| engine.apply(&target.name, &request)) {
+            (self.tell)(&Notice::NotReported(target, &error));
+        }
     }
 
     /// Releases the locks, whose lease, if any, ends at `lease_ends`. Returns whether a lock was lost while the command

@@ -1,0 +1,70 @@
+//! `csalock overdue`
+
+use std::time::Duration;
+
+use super::context::{Context, print, print_json};
+use super::run::overdue;
+use crate::cli::Overdue;
+use crate::error::{Error, ErrorKind};
+use crate::exit::Exit;
+use crate::lock::{ForgetJob, JobState};
+use crate::name::escape;
+use crate::report::{Entry, OverdueJson, RefusalReport, Zone, name_and_store};
+
+pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
+    if asked.forget {
+        return forget(context, asked);
+    }
+    let (now, zone) = (context.host.wall(), if asked.utc { Zone::Utc } else { Zone::Local });
+    let (mut jobs, unreadable) = jobs(context, asked)?;
+    jobs.retain(|(_, job)| job.due().is_some_and(|due| Duration::from_millis(due) <= now));
+    jobs.sort_by(|(left, _), (right, _)| left.cmp(right));
+    if asked.common.json {
+        let jobs = jobs.iter().map(|(name, job)| Entry::Result(OverdueJson::new(name, job)));
+        print_json(&jobs.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
+    } else if !asked.common.quiet {
+        let line = |(name, job): &(Vec<u8>, JobState)| format!("{}: {}\n", escape(name), overdue(job, now, zone));
+        print(jobs.iter().map(line).collect::<String>())?;
+    }
+    match unreadable.last() {
+        Some(error) => Ok(error.kind().into()),
+        None if jobs.is_empty() => Ok(Exit::Done),
+        None => Ok(ErrorKind::Overdue.into()),
+    }
+}
+
+/// Returns the named jobs, or all jobs of the store, and the errors of unreadable records, which it reports to people.
+fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<(Vec<u8>, JobState)>, Vec<Error>)> {
+    let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
+    for name in &asked.names {
+        let target = context.target(&asked.common, name)?;
+        let record = context.engine(&target.location)?.record(&target.name)?;
+        jobs.extend(record.job.map(|job| (target.display_name, job)));
+    }
+    if asked.names.is_empty() {
+        context.engine(&context.store(&asked.common)?)?.for_each_lock(&mut |status| {
+            match status {
+                Ok(status) => jobs.extend(status.record.job.map(|job| (status.record.name, job))),
+                Err(error) => {
+                    asked.common.note_unless_json(&format!("passed over: {error}"));
+                    unreadable.push(error);
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok((jobs, unreadable))
+}
+
+fn forget(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
+    let mut exit = Exit::Done;
+    for name in &asked.names {
+        let target = context.target(&asked.common, name)?;
+        if !context.engine(&target.location)?.apply(&target.name, &ForgetJob)? {
+            let message = format!("lock {} has no job", name_and_store(&target));
+            let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "nothing was changed");
+            exit = exit.or(asked.common.refuse(&refusal.about(&target.display_name), ErrorKind::NotHeld, None)?);
+        }
+    }
+    Ok(exit)
+}

@@ -1,0 +1,189 @@
+//! Runs of a job that must succeed once per slot, or at least once in each span (`--once-per`, `--overdue`). The rules are
+//! in [`crate::lock`]'s `job.rs`.
+
+use std::time::Duration;
+
+use jiff::civil::{DateTime, Time, Weekday};
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan};
+
+use crate::cli::{Period, Recurrence, Run};
+use crate::command::acquire::Acquisition;
+use crate::command::context::Context;
+use crate::duration::shown as span;
+use crate::engine::{AcquireAllResult, OpenLockSet};
+use crate::environment::local_zone;
+use crate::error::{ErrorKind, Result};
+use crate::exit::Exit;
+use crate::lock::{BeginRun, Complain, Complaint, HandleHash, JobState, Refusal, RunStart, Success};
+use crate::report::{RefusalReport, RefusedLock, Zone};
+
+/// Number of runs after the first one in a slot, if `--retries` is not given.
+const RETRIES: u32 = 3;
+
+/// The job that a command runs.
+pub(super) struct Recurring<'a> {
+    context: &'a Context,
+    asked: &'a Run,
+    /// The slot, in milliseconds since 1970.
+    pub(super) slot: Option<u64>,
+}
+
+impl<'a> Recurring<'a> {
+    /// Returns the job, unless the command is not one.
+    pub(super) fn of(context: &'a Context, asked: &'a Run) -> Option<Recurring<'a>> {
+        let slot = asked.recurrence.once_per.map(|period| begin_of(period, context.host.wall(), local_zone()));
+        (asked.recurrence != Recurrence::default()).then_some(Recurring { context, asked, slot })
+    }
+
+    /// Returns true if the job has succeeded in this slot, so that its lock need not be acquired.
+    pub(super) fn is_done(&self, opened: &OpenLockSet<'_>) -> Result<bool> {
+        let Some(slot) = self.slot else { return Ok(false) };
+        let job = opened.engine(0).record(&opened.target(0).name)?.job;
+        let done = job.and_then(|job| job.success).filter(|success| success.slot >= Some(slot));
+        done.iter().for_each(|success| self.tell_done(opened, success));
+        Ok(done.is_some())
+    }
+
+    /// Begins the run under the grant with this handle. Returns the exit of csalock if the command must not run.
+    pub(super) fn begin(&self, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
+        let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
+        let recurrence = &self.asked.recurrence;
+        let request = BeginRun {
+            credentials: engine.by_proof(proof)?,
+            slot: self.slot,
+            most: recurrence.retries.unwrap_or(RETRIES) + 1,
+            promise: recurrence.overdue.map(millis),
+            now: millis(self.context.host.wall()),
+        };
+        match engine.apply(&target.name, &request)? {
+            Ok(RunStart::Begun) => Ok(None),
+            Ok(RunStart::Done(success)) => {
+                self.tell_done(opened, &success);
+                Ok(Some(Exit::Done))
+            }
+            Ok(RunStart::UsedUp(runs)) => {
+                let lock = RefusedLock::new(target, &reporter);
+                let runs = if runs == 1 { "run".to_string() } else { format!("{runs} runs") };
+                self.tell(&format!("{lock}: its job has not succeeded in this slot after {runs}; nothing was run"));
+                Ok(Some(Exit::Done))
+            }
+            Err(not_holder) => {
+                let refusal = RefusedLock::new(target, &reporter).not_holder(&not_holder);
+                self.asked.common.note(&refusal.to_string());
+                Ok(Some(ErrorKind::Lost.into()))
+            }
+        }
+    }
+
+    /// Returns the exit for a lock that was not acquired. With `--overdue` a busy lock is silent while the job has
+    /// succeeded in time.
+    pub(super) fn refused(
+        &self,
+        acquisition: &Acquisition<'_>,
+        opened: &OpenLockSet<'_>,
+        result: &AcquireAllResult,
+    ) -> anyhow::Result<Exit> {
+        let (AcquireAllResult::Refused(_, refusal @ Refusal::Busy(_)), Some(most)) =
+            (result, self.asked.recurrence.overdue)
+        else {
+            return acquisition.end(opened, result);
+        };
+        let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
+        let now = self.context.host.wall();
+        if engine.apply(&target.name, &Complain { span: millis(most), now: millis(now) })? != Complaint::Due {
+            return Ok(Exit::Done);
+        }
+        let job = engine.record(&target.name)?.job.unwrap_or_default();
+        let busy = RefusedLock::new(target, &reporter).refusal(refusal);
+        let message = format!("{}; {}", busy.message, overdue(&job, now, Zone::Local));
+        let refusal = RefusalReport { kind: ErrorKind::Overdue, message, ..busy };
+        self.asked.common.note(&refusal.to_string());
+        Ok(refusal.kind.into())
+    }
+
+    fn tell_done(&self, opened: &OpenLockSet<'_>, success: &Success) {
+        let reporter = opened.reporter(0);
+        let lock = RefusedLock::new(opened.target(0), &reporter);
+        let (host, at) = (crate::name::escape(success.host.as_bytes()), Duration::from_millis(success.at));
+        let at = Zone::Local.full(at);
+        self.tell(&format!("{lock}: its job has succeeded on {host} at {at}, in this slot; nothing was run"));
+    }
+
+    fn tell(&self, text: &str) {
+        if self.asked.common.verbose {
+            self.asked.common.note(text);
+        }
+    }
+}
+
+/// Returns a clause about a job that has not succeeded in time.
+pub(in crate::command) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
+    let promise = job.promise.map_or(0, |promise| promise.span);
+    let (what, since) = match (&job.success, job.promise) {
+        (Some(success), _) => ("its job last succeeded at", success.at),
+        (None, promise) => ("its job has not succeeded since", promise.map_or(0, |promise| promise.since)),
+    };
+    let since = Duration::from_millis(since);
+    let (age, promise) = (span(now.saturating_sub(since)), span(Duration::from_millis(promise)));
+    format!("{what} {} ({age} ago), and must once in {promise}", zone.full(since))
+}
+
+fn millis(span: Duration) -> u64 {
+    span.as_millis() as u64
+}
+
+/// Returns the begin of the slot that contains `now`, in milliseconds since 1970.
+fn begin_of(period: Period, now: Duration, zone: &TimeZone) -> u64 {
+    let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let time = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
+    let local: DateTime = zone.to_datetime(time);
+    let midnight = |date: jiff::civil::Date| {
+        let begin = zone.to_timestamp(date.to_datetime(Time::midnight())).unwrap_or(Timestamp::MIN);
+        u64::try_from(begin.as_millisecond()).unwrap_or(0)
+    };
+    match period {
+        Period::Span(span) => now.as_millis() as u64 / millis(span) * millis(span),
+        // In zones that are half an hour off, hours begin at the full hour of the clock on the wall.
+        Period::Hour => {
+            let offset = i64::from(zone.to_offset(time).seconds());
+            u64::try_from((seconds + offset).div_euclid(3600) * 3600 - offset).unwrap_or(0) * 1000
+        }
+        Period::Day => midnight(local.date()),
+        Period::Week => {
+            let days = local.date().weekday().since(Weekday::Monday);
+            midnight(local.date().saturating_sub(i32::from(days).days()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the begin of the slot that contains this time, as local time.
+    fn begin(period: Period, zone: &str, now: &str) -> String {
+        let zone = TimeZone::posix(zone).unwrap();
+        let now: Timestamp = now.parse().unwrap();
+        let begin = begin_of(period, Duration::from_secs(now.as_second() as u64), &zone);
+        zone.to_datetime(Timestamp::from_millisecond(begin as i64).unwrap()).to_string()
+    }
+
+    #[test]
+    fn slots_begin_at_full_hours_days_and_weeks_of_the_zone() {
+        let europe = "CET-1CEST,M3.5.0,M10.5.0/3";
+        assert_eq!(begin(Period::Hour, europe, "2026-11-21T02:13:05Z"), "2026-11-21T03:00:00");
+        assert_eq!(begin(Period::Hour, "IST-5:30", "2026-11-21T02:13:05Z"), "2026-11-21T07:00:00");
+        assert_eq!(begin(Period::Day, europe, "2026-11-20T23:30:00Z"), "2026-11-21T00:00:00");
+        assert_eq!(begin(Period::Day, "EST5", "2026-11-21T04:59:59Z"), "2026-11-20T00:00:00");
+        // 2026-11-21 is a Saturday.
+        assert_eq!(begin(Period::Week, europe, "2026-11-21T12:00:00Z"), "2026-11-16T00:00:00");
+        assert_eq!(begin(Period::Week, europe, "2026-11-15T23:00:00Z"), "2026-11-16T00:00:00");
+        // The day of the change to winter time has 25 hours.
+        assert_eq!(begin(Period::Day, europe, "2026-10-25T22:59:59Z"), "2026-10-25T00:00:00");
+        assert_eq!(
+            begin(Period::Span(Duration::from_secs(600)), "UTC0", "2026-11-21T02:13:05Z"),
+            "2026-11-21T02:10:00"
+        );
+    }
+}

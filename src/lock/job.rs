@@ -1,0 +1,233 @@
+//! What a record knows of the jobs that run under its lock, and the rules for changing it: the last run that succeeded,
+//! the runs of the current slot, and how often the job must succeed.
+//!
+//! **Slots.** A slot is a span of time in which the job must succeed once; its number is its begin, in milliseconds since
+//! 1970. The caller computes the slot, and the record keeps the newest one. A caller whose clock is late counts in that
+//! slot, so the slot of a record never goes back.
+//!
+//! **Permission.** Only the holder begins a run or reports its success, so each run belongs to one grant. A run that ends
+//! without such a report has failed, whatever the reason.
+
+use serde::{Deserialize, Serialize};
+
+use super::codec::is_default;
+use super::credentials::{Answer, Found, find, refuse};
+use super::facts::{Facts, Query};
+use super::handle::HandleHash;
+use super::protocol::write;
+use super::record::Record;
+use super::request::{Credentials, NotHolder, Request, Transition};
+
+/// History of the runs under a lock. Times are in milliseconds since 1970 on the writer's clock.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobState {
+    /// Last run that succeeded.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub success: Option<Success>,
+    /// Runs of the newest slot that have begun since that success.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub runs: Option<Runs>,
+    /// How often the job must succeed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub promise: Option<Promise>,
+}
+
+/// Run that succeeded: its command ended with 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Success {
+    /// End of the run.
+    pub at: u64,
+    /// Slot of the run, if the run had one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub slot: Option<u64>,
+    /// Name of the host on which the job ran, for display.
+    pub host: String,
+}
+
+/// Runs that have begun in a slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Runs {
+    /// The slot.
+    pub slot: u64,
+    /// Number of the runs.
+    pub count: u32,
+    /// Grant of the last run.
+    pub last: HandleHash,
+}
+
+/// Promise that the job succeeds at least once in each span of this length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promise {
+    /// Length of the span in milliseconds.
+    pub span: u64,
+    /// Time of the promise.
+    pub since: u64,
+    /// Time of the last complaint that the promise is broken.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub complained: Option<u64>,
+}
+
+impl JobState {
+    /// Returns the time by which the next run must succeed, if there is a promise.
+    pub fn due(&self) -> Option<u64> {
+        let promise = self.promise?;
+        let last = self.success.as_ref().map_or(0, |success| success.at);
+        Some(last.max(promise.since).saturating_add(promise.span))
+    }
+
+    /// Returns the promise of this span at `now`. Its time is that of an earlier promise, if there is one.
+    fn promised(&self, span: u64, now: u64) -> Promise {
+        Promise { span, ..self.promise.unwrap_or(Promise { span, since: now, complained: None }) }
+    }
+}
+
+/// Begins a run under the caller's grant.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct BeginRun {
+    /// Credentials of the caller.
+    pub credentials: Credentials,
+    /// Slot in which the job must succeed once, if it has slots.
+    pub slot: Option<u64>,
+    /// Maximum number of runs that may begin in one slot.
+    pub most: u32,
+    /// Length of the span in which the job must succeed at least once, in milliseconds.
+    pub promise: Option<u64>,
+    /// Time of the request.
+    pub now: u64,
+}
+
+/// Answer to a caller that wants to begin a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RunStart {
+    /// The run has begun.
+    Begun,
+    /// The job has succeeded in this slot, or in a later one.
+    Done(Success),
+    /// This number of runs has begun in this slot; no more may.
+    UsedUp(u32),
+}
+
+impl Request for BeginRun {
+    type Response = Result<RunStart, NotHolder>;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<RunStart>, Query> {
+        let at = match find(record, &self.credentials, facts)? {
+            Found::Mine(at) => at,
+            other => return refuse(record, other, facts),
+        };
+        let (before, proof) = (record.job.clone().unwrap_or_default(), record.holders[at].proof);
+        let mut job = before.clone();
+        if let Some(slot) = self.slot {
+            if let Some(success) = before.success.filter(|success| success.slot >= Some(slot)) {
+                return Ok(Transition::Done(Ok(RunStart::Done(success))));
+            }
+            job.runs = match before.runs.filter(|runs| runs.slot >= slot) {
+                Some(runs) if runs.last == proof => Some(runs),
+                Some(runs) if runs.count >= self.most => {
+                    return Ok(Transition::Done(Ok(RunStart::UsedUp(runs.count))));
+                }
+                Some(runs) => Some(Runs { count: runs.count + 1, last: proof, ..runs }),
+                None => Some(Runs { slot, count: 1, last: proof }),
+            };
+        }
+        job.promise = self.promise.map(|span| job.promised(span, self.now)).or(job.promise);
+        Ok(changed(record, job, Ok(RunStart::Begun)))
+    }
+}
+
+/// Reports the success of the run under the caller's grant.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct ReportSuccess {
+    /// Credentials of the caller.
+    pub credentials: Credentials,
+    /// The run.
+    pub success: Success,
+}
+
+impl Request for ReportSuccess {
+    type Response = Result<(), NotHolder>;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<()>, Query> {
+        match find(record, &self.credentials, facts)? {
+            Found::Mine(_) => {}
+            other => return refuse(record, other, facts),
+        }
+        let mut job = record.job.clone().unwrap_or_default();
+        // A run that began before midnight by a late clock counts for the slot in which it is on record.
+        let slot =
+            self.success.slot.max(job.runs.as_ref().filter(|_| self.success.slot.is_some()).map(|runs| runs.slot));
+        job.success = Some(Success { slot, ..self.success.clone() });
+        job.runs = None;
+        job.promise = job.promise.map(|promise| Promise { complained: None, ..promise });
+        Ok(changed(record, job, Ok(())))
+    }
+}
+
+/// Asks whether to complain that the job has not succeeded within this span, and records the promise. Any caller may ask.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Complain {
+    /// Length of the span in milliseconds.
+    pub span: u64,
+    /// Time of the request.
+    pub now: u64,
+}
+
+/// State of a promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Complaint {
+    /// The promise is kept so far.
+    Kept,
+    /// The promise is broken, and an earlier caller complained within one span before now.
+    Told,
+    /// The promise is broken, and this caller is to complain.
+    Due,
+}
+
+impl Request for Complain {
+    type Response = Complaint;
+
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<Complaint>, Query> {
+        let mut job = record.job.clone().unwrap_or_default();
+        let promise = job.promised(self.span, self.now);
+        job.promise = Some(promise);
+        if job.due().is_some_and(|due| self.now < due) {
+            return Ok(changed(record, job, Complaint::Kept));
+        }
+        match promise.complained {
+            // The reply to this very request was lost.
+            Some(at) if at == self.now => return Ok(Transition::Done(Complaint::Due)),
+            Some(at) if self.now.saturating_sub(at) < self.span => return Ok(changed(record, job, Complaint::Told)),
+            _ => {}
+        }
+        job.promise = Some(Promise { complained: Some(self.now), ..promise });
+        Ok(changed(record, job, Complaint::Due))
+    }
+}
+
+/// Removes everything that the record knows of its job. The response is false if that was nothing.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct ForgetJob;
+
+impl Request for ForgetJob {
+    type Response = bool;
+
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<bool>, Query> {
+        Ok(match record.job {
+            None => Transition::Done(false),
+            Some(_) => write(Record { job: None, ..record.clone() }, true, Vec::new()),
+        })
+    }
+}
+
+/// Returns the step that commits this state, if it differs from that of the record.
+fn changed<R>(record: &Record, job: JobState, response: R) -> Transition<R> {
+    let job = Some(job).filter(|job| *job != JobState::default());
+    match job == record.job {
+        true => Transition::Done(response),
+        false => write(Record { job, ..record.clone() }, response, Vec::new()),
+    }
+}

@@ -1,0 +1,154 @@
+//! Jobs: `run --once-per`, `run --overdue` and `csalock overdue`.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::sandbox::{CLOCK, Job, Sandbox, still, wait_until};
+
+/// The offset by which the clock of csalock shows this many minutes after 2026-11-21 12:00:00 in the zone of the sandbox.
+fn noon_and(minutes: i64) -> String {
+    let noon: i64 = still::noon().trim_end_matches('s').parse().unwrap();
+    format!("{:+}s", noon + 60 * minutes)
+}
+
+/// A slot that does not end while a test runs.
+const LONG: &str = "--once-per=99999d";
+
+fn runs(sandbox: &Sandbox) -> usize {
+    sandbox.read("files/runs").lines().count()
+}
+
+on_every_store! {
+    fn a_job_runs_once_in_a_slot(sandbox: &Sandbox) {
+        sandbox.csalock(["run", LONG, "job", "echo", "first"]).stdout("first\n").run();
+        sandbox.csalock(["run", LONG, "job", "echo", "second"]).run();
+        let said = "csalock: lock job in store STORE: its job has succeeded on HOST at TIME, in this slot; nothing was run\n";
+        let done = sandbox.csalock(["run", "-v", LONG, "job", "echo", "third"]).capture();
+        let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""));
+        assert_eq!(sandbox.plain(&done.stderr).replace(&format!(" on {host} at "), " on HOST at "), said);
+        // The lock is a lock like any other.
+        sandbox.csalock(["run", "job", "echo", "plain"]).stdout("plain\n").run();
+        assert_eq!(sandbox.state("job"), "free");
+        sandbox.csalock(["gc"]).capture();
+        sandbox.csalock(["run", LONG, "job", "echo", "fourth"]).run();
+    }
+
+    fn each_slot_has_a_run(sandbox: &Sandbox) {
+        let at = |minutes: i64, slot: &str| {
+            sandbox.csalock(["run", "--once-per", slot, slot, "echo", "runs"]).env(CLOCK, noon_and(minutes)).capture().stdout
+        };
+        for (slot, minutes) in [("hour", 60), ("day", 12 * 60), ("week", 36 * 60), ("10m", 10), ("1d", 24 * 60)] {
+            assert_eq!([at(0, slot), at(1, slot), at(minutes, slot), at(minutes, slot)], ["runs\n", "", "runs\n", ""], "{slot}");
+            // A clock that is late does not bring an old slot back.
+            assert_eq!(at(0, slot), "", "{slot}");
+        }
+    }
+
+    fn a_run_that_failed_is_repeated_but_not_for_ever(sandbox: &Sandbox) {
+        let fails = |retries: &str| sandbox.csalock(["run", LONG, retries, "job", "false"]).capture().code;
+        assert_eq!([fails("--retries=1"), fails("--retries=1")], [Some(1), Some(1)]);
+        sandbox.csalock(["run", LONG, "--retries=1", "job", "echo", "runs"]).run();
+        let done = sandbox.csalock(["run", "-v", LONG, "--retries=1", "job", "echo", "runs"]).capture();
+        let said = "csalock: lock job is taken, token TOKEN\n\
+                    csalock: lock job in store STORE: its job has not succeeded in this slot after 2 runs; nothing was run\n";
+        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(0), said));
+        sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
+        sandbox.csalock(["run", LONG, "job", "echo", "again"]).run();
+        assert_eq!(sandbox.csalock(["run", LONG, "--retries=0", "other", "false"]).capture().code, Some(1));
+        sandbox.csalock(["run", LONG, "--retries=0", "other", "echo", "again"]).run();
+    }
+
+    fn a_command_dies_with_its_supervisor_and_is_repeated(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", LONG, "job", "dash", "-c", "echo $$; exec sleep 1000"]).spawn();
+        let command: i32 = job.lines(1)[0].parse().unwrap();
+        job.send(Signal::SIGKILL);
+        job.wait();
+        wait_until("the command is dead", || kill(Pid::from_raw(command), None).is_err());
+        let done = sandbox.csalock(["run", "-q", LONG, "job", "echo", "runs"]).capture();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "runs\n"));
+    }
+
+    fn many_callers_at_once_run_it_once(sandbox: &Sandbox) {
+        let words = ["run", "-w", "inf", LONG, "job", "dash", "-c", "echo run >> runs"];
+        let jobs: Vec<Job> = (0..8).map(|_| sandbox.csalock(words).spawn()).collect();
+        assert!(jobs.into_iter().all(|job| job.wait().code == Some(0)));
+        assert_eq!(runs(sandbox), 1);
+    }
+
+    fn killed_runs_are_repeated_until_one_succeeds(sandbox: &Sandbox) {
+        // Each command dies before its last step, except the fourth.
+        let script = "echo try >> tries; [ $(wc -l < tries) -gt 3 ] || kill -9 $$; echo run >> runs";
+        let words = ["run", "-w", "inf", LONG, "job", "dash", "-c", script];
+        let jobs: Vec<Job> = (0..8).map(|_| sandbox.csalock(words).spawn()).collect();
+        let mut codes: Vec<_> = jobs.into_iter().map(|job| job.wait().code).collect();
+        codes.sort();
+        assert_eq!(codes, [[Some(0); 5].as_slice(), &[Some(137); 3]].concat());
+        assert_eq!((runs(sandbox), sandbox.read("files/tries").lines().count()), (1, 4));
+    }
+
+    fn a_busy_lock_is_silent_until_its_job_is_overdue(sandbox: &Sandbox) {
+        let call = |minutes: i64| {
+            let words = ["run", "-n", "--overdue", "1h", "job", "true"];
+            let done = sandbox.csalock(words).env(CLOCK, noon_and(minutes)).capture();
+            assert_eq!(done.stdout, "");
+            (done.code.unwrap(), sandbox.plain(&done.stderr))
+        };
+        let overdue = |minutes: i64, words: &[&str]| {
+            let done = sandbox.csalock(["overdue"].iter().chain(words)).env(CLOCK, noon_and(minutes)).capture();
+            assert_eq!(done.stderr, "");
+            (done.code.unwrap(), sandbox.plain(&done.stdout))
+        };
+        let silent = (0, String::new());
+        assert_eq!(overdue(0, &[]), silent);
+        let mut holder = sandbox.holder("job");
+        // The promise begins with the first call.
+        assert_eq!([call(0), call(59), overdue(59, &[])], [silent.clone(), silent.clone(), silent.clone()]);
+        let (code, said) = call(61);
+        assert!(code == 86 && said.starts_with("csalock: lock job in store STORE is busy: held by pid PID on HOST (user USER) since "), "{said}");
+        assert!(said.contains("; its job has not succeeded since TIME (AGE ago), and must once in 1h; wait longer with -w, or see "), "{said}");
+        assert_eq!([call(62), call(120)], [silent.clone(), silent.clone()]);
+        let listed = (86, "job: its job has not succeeded since TIME (AGE ago), and must once in 1h\n".to_string());
+        assert_eq!([overdue(62, &[]), overdue(62, &["job"])], [listed.clone(), listed]);
+        assert_eq!(overdue(62, &["-q"]), (86, String::new()));
+        assert_eq!(overdue(62, &["other"]), silent);
+        assert_eq!(call(122).0, 86);
+        holder.release();
+        holder.wait();
+        assert_eq!(call(123), silent);
+        assert_eq!([overdue(124, &[]), overdue(182, &[])], [silent.clone(), silent.clone()]);
+        let (code, said) = overdue(184, &["--json"]);
+        let document: Value = serde_json::from_str(&sandbox.csalock(["overdue", "--json"]).env(CLOCK, noon_and(184)).capture().stdout).unwrap();
+        assert_eq!((code, document.as_array().unwrap().len(), &document[0]["name"], &document[0]["within"]), (86, 1, &json!("job"), &json!(3600.0)), "{said}");
+        let mut holder = sandbox.holder("job");
+        let (code, said) = call(184);
+        assert!(code == 86 && said.contains("; its job last succeeded at TIME (AGE ago), and must once in 1h; "), "{said}");
+        holder.release();
+        holder.wait();
+        // A run that fails keeps no promise.
+        let words = ["run", "--overdue", "1h", "job", "false"];
+        assert_eq!(sandbox.csalock(words).env(CLOCK, noon_and(185)).capture().code, Some(1));
+        assert_eq!(overdue(186, &[]).0, 86);
+        sandbox.csalock(["overdue", "--forget", "job"]).run();
+        assert_eq!(overdue(186, &[]), silent);
+        let said = "csalock: lock job in store STORE has no job; nothing was changed\n";
+        sandbox.csalock(["overdue", "--forget", "job"]).status(81).stderr(said).run();
+        assert!(sandbox.record("job").is_none());
+    }
+
+    fn wrong_options_are_refused(sandbox: &Sandbox) {
+        for (words, said) in [
+            (&["run", "--once-per", "month", "job", "true"][..],
+             "--once-per: month is not a slot; use hour, day, week or a duration such as 10m"),
+            (&["run", "--retries", "1", "job", "true"], "run: --once-per SLOT is missing; add --once-per SLOT"),
+            (&["overdue", "--forget"], "overdue: NAME is missing; use: csalock overdue [OPTION]... [NAME]..."),
+        ] {
+            sandbox.csalock(words).status(64).stderr(format!("csalock: {said}\n")).run();
+        }
+        for option in ["--no-fork", "--shared", "--slots=2", "--also=other"] {
+            assert_eq!(sandbox.csalock(["run", LONG, option, "job", "true"]).capture().code, Some(64), "{option}");
+        }
+        assert!(!sandbox.store_exists());
+    }
+}
