@@ -3,6 +3,7 @@
 mod block;
 mod columns;
 mod doctor;
+mod ending_rows;
 mod history_json;
 mod holder;
 mod json;
@@ -17,6 +18,7 @@ mod times;
 pub use block::LockBlock;
 pub use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};
+pub use ending_rows::{ending_rows, endings_header};
 pub use history_json::PastJson;
 use holder::shown_user;
 pub use holder::{Reporter, user};

@@ -1,5 +1,7 @@
 //! `csalock history`
 
+mod follow;
+
 use std::time::Duration;
 
 use super::context::{Context, print, print_json};
@@ -29,6 +31,9 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let location = context.store(&asked.common)?;
     let wanted = Filter::of(context, asked)?;
     let engine = context.engine(&location)?;
+    if asked.follow {
+        return follow::run(context, asked, &wanted, (&engine, &location, &limits));
+    }
     let mut unreadable: Vec<Error> = Vec::new();
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
     let held = wanted.held(&engine, &mut |error| {
@@ -37,7 +42,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     })?;
     let mut found = Vec::new();
     if !engine.each_past(&limits, &mut |past| found.push(past))? {
-        return Err(none_beside_files(&format!("store {}", escape(location.url().as_encoded_bytes()))).into());
+        return Err(none_in(&location).into());
     }
     for past in held {
         if !found.iter().any(|ended| past.is_same_grant(ended)) {
@@ -47,8 +52,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let now = context.host.wall();
     let style = super::status::output_style(&asked.common, asked.utc);
     let (begin, end) = period(asked, style.zone, now);
-    let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
-    let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(is_a_name).collect();
+    let exact = wanted.exact(&found);
     let refusals = if unreadable.is_empty() { wanted.unknown(&found, &location) } else { Vec::new() };
     refusals.iter().for_each(|refusal| asked.common.note_unless_json(refusal));
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
@@ -125,9 +129,15 @@ impl Filter {
         names.chain(patterns).map(refusal).collect()
     }
 
+    /// Returns the patterns that are the exact names of locks.
+    fn exact(&self, found: &[Past]) -> Vec<Vec<u8>> {
+        let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
+        self.patterns.iter().filter(is_a_name).cloned().collect()
+    }
+
     /// Returns true if this name is requested. A pattern that is the `exact` name of a lock means only that lock.
-    fn has(&self, name: &Vec<u8>, exact: &[&Vec<u8>]) -> bool {
-        let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(&pattern) && glob::matches(pattern, name));
+    fn has(&self, name: &Vec<u8>, exact: &[Vec<u8>]) -> bool {
+        let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(pattern) && glob::matches(pattern, name));
         self.is_everything() || self.names.contains(name) || self.patterns.iter().any(fits)
     }
 
@@ -166,6 +176,10 @@ fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
         Past { how: standing.err(), to, ..past }
     };
     grants.map(past).collect()
+}
+
+fn none_in(location: &Location) -> Error {
+    none_beside_files(&format!("store {}", escape(location.url().as_encoded_bytes())))
 }
 
 fn none_beside_files(what: &str) -> Error {

@@ -6,6 +6,7 @@ use super::Engine;
 use crate::error::Result;
 use crate::history::{Limits, Past, Who};
 use crate::lock::{EndReason, EndedGrant, Owner, Record};
+use crate::store::HistoryCursor;
 
 impl Engine {
     /// Returns the lines about the grants in `before` that have ended in `after`, at `now` on the wall clock; `by` is the
@@ -33,6 +34,16 @@ impl Engine {
             if let Some(past) = Past::read(line)
                 && past.to.is_some_and(|to| to >= kept_since)
             {
+                visit(past);
+            }
+        })
+    }
+
+    /// Visits the grants whose ends were added to the history since the last call with this cursor, however old they
+    /// are. Returns `false` if this store has no history.
+    pub fn each_new_past(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(Past)) -> Result<bool> {
+        self.store.read_new_history(cursor, &mut |line| {
+            if let Some(past) = Past::read(line) {
                 visit(past);
             }
         })

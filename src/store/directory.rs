@@ -83,9 +83,9 @@ use self::listing::Listing;
 use self::pointer::UniqueId;
 use self::root::Root;
 use self::work::WORK;
-use super::history_file::HistoryFile;
+use super::history_file::{HistoryFile, watch};
 use super::{
-    CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, WriteSet,
+    CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, WriteSet,
     guarded,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -240,7 +240,14 @@ impl Store for Directory {
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        let Topic::Channel(channel, _) = topic else { return None };
+        let channel = match topic {
+            Topic::Channel(channel, _) => channel,
+            Topic::Record(_) => return None,
+            Topic::History => {
+                let root = self.existing().ok()??;
+                return watch(&root.path.join(WORK).join(HISTORY));
+            }
+        };
         // A FIFO does not reach other hosts, so in a shared store a waiter polls.
         let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
         let doorbell = Doorbell::new(root, channel).ok()?;
@@ -256,13 +263,17 @@ impl Store for Directory {
     }
 
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.read_new_history(&mut HistoryCursor::default(), visit)
+    }
+
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         if self.layout == Layout::Beside {
             return Ok(false);
         }
         if let Some(root) = self.existing()?
             && let Some(work) = root.existing_drafts()?
         {
-            history_file(&work).read(&root.path.join(WORK).join(HISTORY), visit)?;
+            history_file(&work).read(&mut cursor.files, &root.path.join(WORK).join(HISTORY), visit)?;
         }
         Ok(true)
     }
