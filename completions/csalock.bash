@@ -427,7 +427,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__history)
-            opts="-n -q -v -h --since --until --at --utc --lines --store --json --quiet --verbose --color --help"
+            opts="-f -n -q -v -h --since --until --at --follow --utc --lines --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -175,6 +175,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Ke
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s f -l follow -d 'Print each grant when it ends, until a signal; begin with those of --since or -n'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l utc -d 'Show and read times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document; not for run'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Print no message for an answer that the exit code gives'

@@ -103,7 +103,10 @@ nightly               2026-11-21T01:33:20Z  1h       33m20s   broken    4711 999
 ";
         assert_eq!(shown("nightly", false, None), wanted);
         let long = shown("a-name-that-is-longer-than-its-column", false, None);
-        assert!(long.contains("\na-name-that-is-longer-than-its-column  2026-11-21T01:33:20Z  1h       33m20s"), "{long}");
+        assert!(
+            long.contains("\na-name-that-is-longer-than-its-column  2026-11-21T01:33:20Z  1h       33m20s"),
+            "{long}"
+        );
     }
 
     #[test]

@@ -85,8 +85,8 @@ use self::root::Root;
 use self::work::WORK;
 use super::history_file::{HistoryFile, watch};
 use super::{
-    CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, WriteSet,
-    guarded,
+    CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit,
+    WriteSet, guarded,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;

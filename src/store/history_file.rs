@@ -205,7 +205,9 @@ mod tests {
     fn lines(history_file: &HistoryFile<'_>) -> Vec<String> {
         let mut lines = Vec::new();
         history_file
-            .read(&mut Generations::default(), Path::new("history"), &mut |line| lines.push(String::from_utf8_lossy(line).into_owned()))
+            .read(&mut Generations::default(), Path::new("history"), &mut |line| {
+                lines.push(String::from_utf8_lossy(line).into_owned())
+            })
             .unwrap();
         lines
     }

@@ -60,8 +60,8 @@ use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
 use super::history_file::{HistoryFile, watch};
 use super::{
-    BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Version,
-    Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
+    BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept,
+    Topic, Version, Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
