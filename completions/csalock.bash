@@ -16,6 +16,9 @@ _csalock() {
             ",$1")
                 cmd="csalock"
                 ;;
+            csalock,audit)
+                cmd="csalock__subcmd__audit"
+                ;;
             csalock,claim)
                 cmd="csalock__subcmd__claim"
                 ;;
@@ -77,12 +80,48 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history renew get put del claim unclaim lookup gc doctor man completions"
+            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history audit renew get put del claim unclaim lookup gc doctor man completions"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__audit)
+            opts="-q -v -h --since --tolerance --utc --store --json --quiet --verbose --color --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --since)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --tolerance)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1064,7 +1103,7 @@ _csalock_offer_store() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0 is_store=0
-    local valued=" --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w "
+    local valued=" --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))
@@ -1099,7 +1138,7 @@ _csalock_or_live() {
         operand=$last
     fi
     case "$command,$((operand > 0 && operand <= last))" in
-        unlock,1 | status,1 | list,1 | history,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
+        unlock,1 | status,1 | list,1 | history,1 | audit,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
             _csalock_offer "$2" < <(_csalock_live "$1" status "${store[@]}")
             ;;
         lock,1) _csalock_offer_known "$1" "$2" ;;

@@ -20,7 +20,7 @@ pub use locks::{Lock, OnLost, Renew, Run, Unlock};
 pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
-pub use reports::{Doctor, Gc, History, Status};
+pub use reports::{Audit, Doctor, Gc, History, Status};
 pub use values::{Del, Get, Put, Writing};
 
 /// Locks for shell scripts: who holds it, since when and why
@@ -64,6 +64,8 @@ pub enum Command {
     Status(Status),
     /// Show past holders: from when to when, and how it ended
     History(History),
+    /// Check the history for two holders at once and for falling tokens
+    Audit(Audit),
     /// Restart the time limit of held locks
     Renew(Renew),
     /// Print the value that a lock guards
@@ -127,6 +129,7 @@ impl Command {
             Command::Unlock(asked) => &mut asked.common,
             Command::Status(asked) => &mut asked.common,
             Command::History(asked) => &mut asked.common,
+            Command::Audit(asked) => &mut asked.common,
             Command::Renew(asked) => &mut asked.common,
             Command::Get(asked) => &mut asked.common,
             Command::Put(asked) => &mut asked.writing.common,

@@ -1,6 +1,7 @@
 //! The way from the arguments to an exit code: one file per command, and what the commands share.
 
 mod acquire;
+mod audit;
 mod carried;
 mod claim;
 mod completions;
@@ -49,6 +50,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Run(asked) => run::run(&context, asked, &arguments),
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),
+        Command::Audit(asked) => audit::run(&context, asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&context, asked),
         Command::Get(asked) => get::run(&context, asked).or_else(end_with_reader),
         Command::Put(asked) => put::put(&context, asked),

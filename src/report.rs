@@ -1,5 +1,6 @@
 //! All wording: texts for people, and documents for programs.
 
+mod audit;
 mod block;
 mod columns;
 mod doctor;
@@ -15,6 +16,7 @@ mod table;
 mod timeline;
 mod times;
 
+pub use audit::AuditReport;
 pub use block::LockBlock;
 pub use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};

@@ -55,6 +55,7 @@ macro_rules! tests_on {
 }
 
 mod answers;
+mod audit;
 mod broken;
 mod claims;
 mod clocks;

@@ -85,7 +85,9 @@ fn made_by_clap(shell: Shell) -> String {
 
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
-        "unlock" | "status" | "history" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
+        "unlock" | "status" | "history" | "audit" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => {
+            ValueHint::Hostname
+        }
         "run" => ValueHint::Username,
         "lock" => ValueHint::EmailAddress,
         _ => ValueHint::AnyPath,

@@ -57,12 +57,7 @@ pub(super) fn added(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut
         from = next_page(client, &from, &found)?;
         // Lines that were added after the first page are left to the next call: pages before may lack others.
         let until = *until.get_or_insert(found.header.revision);
-        let lines = found.kvs.into_iter().filter(|pair| pair.mod_revision <= until);
-        if *known == 0 {
-            lines.for_each(|pair| visit(&pair.value));
-        } else {
-            new.extend(lines);
-        }
+        new.extend(found.kvs.into_iter().filter(|pair| pair.mod_revision <= until));
         if !found.more {
             new.sort_by_key(|pair| pair.mod_revision);
             new.iter().for_each(|pair| visit(&pair.value));
