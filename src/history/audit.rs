@@ -188,8 +188,9 @@ mod tests {
         assert_eq!(found(&[shared(past(1, 0, 5000)), past(2, 4000, 9000)]), overlap(1000, 1, 2));
         assert_eq!(found(&[past(1, 0, 5000), slot(3, past(2, 4000, 9000))]), overlap(1000, 1, 2));
         assert_eq!(found(&[slot(1, past(1, 0, 5000)), slot(1, past(2, 4000, 9000))]), overlap(1000, 1, 2));
-        // The first grant ended after the second one began and ended.
-        assert_eq!(found(&[past(1, 0, 9000), past(2, 9500, 9600), past(3, 8000, 9900)]).0.len(), 1);
+        // The first grant lasted through the second one.
+        let (second, third) = ((FaultKind::Overlap(500), 1, 2), (FaultKind::Overlap(700), 1, 3));
+        assert_eq!(found(&[past(1, 0, 9000), past(2, 1000, 1500), past(3, 2000, 2700)]), (vec![second, third], 0));
         let held = Past { to: None, how: None, ..past(2, 4000, 0) };
         assert_eq!(found(&[past(1, 0, 5000), held]), overlap(1000, 1, 2));
     }

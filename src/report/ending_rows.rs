@@ -47,7 +47,7 @@ fn table(now: Duration, style: OutputStyle) -> Table {
         Column::new("HELD").at_least(SPAN),
         Column::new("WAITED").at_least(SPAN).leaves(1),
         Column::new("END").at_least(END),
-        Column::new("HOLDER").at_least(style.width.unwrap_or_default()).shrinks_to(24),
+        Column::new("HOLDER").at_least(style.width.unwrap_or_default()).shrinks_to(22),
     ])
 }
 
