@@ -20,7 +20,7 @@ pub use locks::{Lock, OnLost, Renew, Run, Unlock};
 pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
-pub use reports::{Audit, Doctor, Gc, History, Status};
+pub use reports::{Audit, Doctor, Gc, History, Metrics, Status};
 pub use values::{Del, Get, Put, Writing};
 
 /// Locks for shell scripts: who holds it, since when and why
@@ -66,6 +66,8 @@ pub enum Command {
     History(History),
     /// Check the history for two holders at once and for falling tokens
     Audit(Audit),
+    /// Print the state of the locks for Prometheus
+    Metrics(Metrics),
     /// Restart the time limit of held locks
     Renew(Renew),
     /// Print the value that a lock guards
@@ -130,6 +132,7 @@ impl Command {
             Command::Status(asked) => &mut asked.common,
             Command::History(asked) => &mut asked.common,
             Command::Audit(asked) => &mut asked.common,
+            Command::Metrics(asked) => &mut asked.common,
             Command::Renew(asked) => &mut asked.common,
             Command::Get(asked) => &mut asked.common,
             Command::Put(asked) => &mut asked.writing.common,

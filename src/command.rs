@@ -15,6 +15,7 @@ mod history;
 mod lock;
 mod lookup;
 mod man;
+mod metrics;
 mod put;
 mod renew;
 mod run;
@@ -51,6 +52,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),
         Command::Audit(asked) => audit::run(&context, asked).or_else(end_with_reader),
+        Command::Metrics(asked) => metrics::run(&context, asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&context, asked),
         Command::Get(asked) => get::run(&context, asked).or_else(end_with_reader),
         Command::Put(asked) => put::put(&context, asked),

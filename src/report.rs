@@ -9,6 +9,7 @@ mod history_json;
 mod holder;
 mod json;
 mod lock_table;
+mod metrics;
 mod refusal;
 mod refusal_report;
 mod run;
@@ -29,6 +30,7 @@ pub use json::{
     ValueJson, json,
 };
 pub use lock_table::LockTable;
+pub use metrics::Metrics;
 pub use refusal::{RefusedLock, Settings, describe_value, name_and_store};
 pub use refusal_report::{RefusalJson, RefusalReport};
 pub use run::notice;

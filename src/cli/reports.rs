@@ -99,6 +99,28 @@ pub struct Audit {
     pub common: Common,
 }
 
+/// Print the state of the locks for Prometheus
+///
+/// Prints holders, waiters, times and endings in the text format of Prometheus, for the textfile collector of
+/// node_exporter. Changes nothing in the store. If the store does not answer, csalock_up is 0, and csalock exits with the
+/// code of the error.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock metrics [OPTION]... [NAME]...")]
+pub struct Metrics {
+    /// Write to this file: a temporary file in the same directory replaces it
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<OsString>,
+    /// Show at most N locks: those named first, then those in use, then those held last
+    #[arg(long, value_name = "N", value_parser = whole(1, u32::MAX), default_value = "200")]
+    pub limit: u32,
+    /// Name, or pattern with * ? [ ]; without any, all locks of the store
+    #[arg(value_name = "NAME")]
+    pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
 /// Remove leftovers of dead holders and waiters
 ///
 /// Correctness does not need this command, because every acquisition removes the dead entries of its lock. It cleans up a

@@ -113,6 +113,11 @@ impl Filter {
         Ok(wanted)
     }
 
+    /// Returns the names that are requested, without patterns.
+    pub(super) fn names(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.names.iter()
+    }
+
     fn is_everything(&self) -> bool {
         self.names.is_empty() && self.patterns.is_empty()
     }

@@ -82,6 +82,7 @@ mod library;
 mod lock;
 mod locked_database;
 mod lost;
+mod metrics;
 mod modes;
 mod names;
 mod old_flock;
