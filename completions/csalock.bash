@@ -52,6 +52,9 @@ _csalock() {
             csalock,man)
                 cmd="csalock__subcmd__man"
                 ;;
+            csalock,metrics)
+                cmd="csalock__subcmd__metrics"
+                ;;
             csalock,put)
                 cmd="csalock__subcmd__put"
                 ;;
@@ -80,7 +83,7 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history audit renew get put del claim unclaim lookup gc doctor man completions"
+            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history audit metrics renew get put del claim unclaim lookup gc doctor man completions"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -672,6 +675,65 @@ _csalock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        csalock__subcmd__metrics)
+            opts="-o -q -v -h --output --limit --store --json --quiet --verbose --color --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --output)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
+                -o)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
+                --limit)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         csalock__subcmd__put)
             opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -1103,7 +1165,7 @@ _csalock_offer_store() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0 is_store=0
-    local valued=" --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -w "
+    local valued=" --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --output --pid --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))
@@ -1138,7 +1200,7 @@ _csalock_or_live() {
         operand=$last
     fi
     case "$command,$((operand > 0 && operand <= last))" in
-        unlock,1 | status,1 | list,1 | history,1 | audit,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
+        unlock,1 | status,1 | list,1 | history,1 | audit,1 | metrics,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
             _csalock_offer "$2" < <(_csalock_live "$1" status "${store[@]}")
             ;;
         lock,1) _csalock_offer_known "$1" "$2" ;;

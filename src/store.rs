@@ -150,7 +150,9 @@ pub trait Store: Send + Sync {
     fn describe(&self, name: &[u8]) -> String;
 
     /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.read_new_history(&mut HistoryCursor::default(), visit)
+    }
 
     /// Visits the lines of history that were added since the last call with this cursor, oldest first. Lines may come
     /// again if another program restored an earlier history. Returns false if the store keeps no history.

@@ -10,6 +10,7 @@ use super::timeline::{ended, who};
 use super::{OutputStyle, PastJson};
 use crate::duration::shown as span;
 use crate::history::{Fault, FaultKind, Past};
+use crate::lock::Mode;
 use crate::name::escape;
 
 /// The result of an audit of a store.
@@ -79,7 +80,7 @@ impl AuditReport<'_> {
 fn grant(past: &Past, host: &str, style: OutputStyle) -> String {
     let time = |millis| style.zone.full(Duration::from_millis(millis));
     let token = past.token.map_or("-".to_string(), |token| token.to_string());
-    let slot = (past.mode == crate::lock::Mode::Slot).then(|| format!(" {}", past.slot)).unwrap_or_default();
+    let slot = if past.mode == Mode::Slot { format!(" {}", past.slot) } else { String::new() };
     let from = time(past.from);
     let until = match (past.to, past.how) {
         (Some(to), _) => format!("to {}, {}", time(to), ended(past)),

@@ -240,14 +240,10 @@ impl Store for Directory {
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        let channel = match topic {
-            Topic::Channel(channel, _) => channel,
-            Topic::Record(_) => return None,
-            Topic::History => {
-                let root = self.existing().ok()??;
-                return watch(&root.path.join(WORK).join(HISTORY));
-            }
-        };
+        if matches!(topic, Topic::History) {
+            return watch(&self.existing().ok()??.path.join(WORK).join(HISTORY));
+        }
+        let Topic::Channel(channel, _) = topic else { return None };
         // A FIFO does not reach other hosts, so in a shared store a waiter polls.
         let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
         let doorbell = Doorbell::new(root, channel).ok()?;
@@ -262,17 +258,12 @@ impl Store for Directory {
         self.sweep_leftovers(dry_run)
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.read_new_history(&mut HistoryCursor::default(), visit)
-    }
-
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         if self.layout == Layout::Beside {
             return Ok(false);
         }
-        if let Some(root) = self.existing()?
-            && let Some(work) = root.existing_drafts()?
-        {
+        let Some(root) = self.existing()? else { return Ok(true) };
+        if let Some(work) = root.existing_drafts()? {
             history_file(&work).read(&mut cursor.files, &root.path.join(WORK).join(HISTORY), visit)?;
         }
         Ok(true)

@@ -260,10 +260,6 @@ impl Store for Etcd {
         format!("{} (key \"{}\")", self.url(), escape(name))
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.read_new_history(&mut HistoryCursor::default(), visit)
-    }
-
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         history::added(&self.client, &self.key("history", b""), &mut cursor.revision, visit).map(|()| true)
     }

@@ -242,10 +242,6 @@ impl Store for Sqlite {
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.read_new_history(&mut HistoryCursor::default(), visit)
-    }
-
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history_file = self.history_file();
         history_file.read(&mut cursor.files, &history_file.name, visit).map(|()| true)

@@ -234,7 +234,7 @@ on_every_store_of_files! {
         let text = fs::read(&place).unwrap();
         // A torn line before a whole one, and a damaged line.
         let damaged = line.replace("\"job\"", "\"jab\"");
-        fs::write(&place, [&text, line[..40].as_bytes(), line.as_bytes(), damaged.as_bytes()].concat()).unwrap();
+        fs::write(&place, [&text, &line.as_bytes()[..40], line.as_bytes(), damaged.as_bytes()].concat()).unwrap();
         let wanted = format!("{BEGINS}unknown  the history cannot be read at 2 places\nno fault in 3 grants of 1 lock\n");
         sandbox.csalock(["audit", "--utc"]).stdout(sandbox.plain(&wanted)).run();
     }

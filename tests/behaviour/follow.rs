@@ -53,7 +53,7 @@ fn prints_what_is_kept(sandbox: &Sandbox, job: &Job) {
 
 const HEADER: &str = "NAME                  FROM                  HELD     WAITED   END       HOLDER";
 
-on_every_store! {
+on_every_kind_of_store! {
     fn a_row_follows_each_ending(sandbox: &Sandbox) {
         sandbox.csalock(["run", "earlier", "true"]).run();
         let mut job = follower(sandbox, &["--utc"]);
