@@ -7,7 +7,7 @@ use csalock::lock::{EndReason, Mode};
 use csalock::store::{CommitResult, Version, Write, WriteOptions, WriteSet};
 use serde_json::Value;
 
-use crate::sandbox::{CLOCK, Sandbox};
+use crate::sandbox::{CLOCK, Kind, Sandbox, is_root};
 
 /// 2026-11-20T02:00:00Z in milliseconds since 1970.
 const BEGIN: u64 = 1_795_140_000_000;
@@ -238,4 +238,27 @@ on_every_store_of_files! {
         let wanted = format!("{BEGINS}unknown  the history cannot be read at 2 places\nno fault in 3 grants of 1 lock\n");
         sandbox.csalock(["audit", "--utc"]).stdout(sandbox.plain(&wanted)).run();
     }
+}
+
+fn the_clocks_of_two_hosts_are_named(sandbox: &Sandbox) {
+    if !is_root("a host with another name") {
+        return;
+    }
+    sandbox.csalock(["run", "x", "true"]).run();
+    let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
+    let script = "hostname zz-other; exec csalock run x true";
+    sandbox.call("unshare", ["--uts", "dash", "-c", script]).run();
+    let done = sandbox.csalock(["audit"]).capture();
+    let said = format!("unknown  the times are those of 2 hosts ({host}, zz-other); their clocks may differ by 1s\n");
+    assert!(done.code == Some(0) && done.stdout.contains(&said), "{done:?}");
+    // That host sees the same, and its clock is behind.
+    let script = "hostname zz-other; csalock run x true; exec csalock audit";
+    let done = sandbox.call("unshare", ["--uts", "dash", "-c", script]).env(CLOCK, "-1h").capture();
+    assert!(done.code == Some(0) && done.stdout.contains(&said), "{done:?}");
+    assert!(done.stdout.contains("unknown  times contradict tokens once, by "), "{done:?}");
+}
+
+#[test]
+fn two_hosts_share_a_store() {
+    [Kind::Shared, Kind::Etcd].into_iter().for_each(|kind| Sandbox::with(kind, the_clocks_of_two_hosts_are_named));
 }

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::etcd::{Cluster, Setup};
-use crate::sandbox::{CLOCK, Job, Sandbox, wait_until};
+use crate::sandbox::{CLOCK, Job, Kind, Sandbox, wait_until};
 
 /// A follower that has read the history of its start.
 fn follower(sandbox: &Sandbox, words: &[&str]) -> Job {
@@ -272,4 +272,21 @@ fn a_follower_survives_a_restart_and_a_compaction_of_etcd() {
     let shown: Vec<String> = job.lines(4).iter().map(|line| line.split(' ').next().unwrap().to_string()).collect();
     assert_eq!(shown, ["NAME", "x", "y", "z"]);
     assert_eq!(job.said().lines().count(), 1, "{}", job.said());
+}
+
+fn endings_of_another_host_are_printed(sandbox: &Sandbox) {
+    if !crate::sandbox::is_root("a host with another name") {
+        return;
+    }
+    let mut job = follower(sandbox, &["x"]);
+    let script = "hostname zz-other; echo $$; exec csalock run -F x true";
+    let pid = sandbox.call("unshare", ["--uts", "dash", "-c", script]).capture().line();
+    sandbox.csalock(["run", "x", "true"]).run();
+    let lines = job.lines(3);
+    assert!(lines[1].contains(&format!("  released  {pid}@zz-other ")), "{lines:?}");
+}
+
+#[test]
+fn two_hosts_share_a_store() {
+    [Kind::Shared, Kind::Etcd].into_iter().for_each(|kind| Sandbox::with(kind, endings_of_another_host_are_printed));
 }
