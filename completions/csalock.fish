@@ -41,6 +41,8 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show ho
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "history" -d 'Show past holders: from when to when, and how it ended'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "overdue" -d 'List jobs that have not succeeded in time'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "audit" -d 'Check the history for two holders at once and for falling tokens'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "metrics" -d 'Print the state of the locks for Prometheus'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "renew" -d 'Restart the time limit of held locks'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "get" -d 'Print the value that a lock guards'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "put" -d 'Write the value that a lock guards'
@@ -182,6 +184,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Ke
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s f -l follow -d 'Print each grant when it ends, until a signal; begin with those of --since or -n'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l utc -d 'Show and read times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
@@ -197,6 +200,27 @@ complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l json -d 'Pri
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -l since -d 'Check only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -l tolerance -d 'Do not count overlaps up to this length; clocks of hosts that differ by more cause false faults' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -l utc -d 'Show and read times in UTC instead of the local zone'
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s o -l output -d 'Write to this file: a temporary file in the same directory replaces it' -r -F
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l limit -d 'Show at most N locks: those named first, then those in use, then those held last' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Release the lock after this time, from now, at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
@@ -340,7 +364,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l hel
 
 # The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --once-per --overdue --pid --retries --since --slots --store --timeout --token --ttl --until -E -c -j -w
+    set -l valued --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
     set -l words (commandline -opc)
     set -e words[1]
     set -l has_command 0
@@ -403,7 +427,7 @@ function __fish_csalock_job
     complete -C (string join ' ' -- (string escape -- $words) (commandline -ct))
 end
 
-for command in unlock status list history renew get put del unclaim lookup
+for command in unlock status list history audit metrics renew get put del unclaim lookup
     complete -c csalock -n "__fish_csalock_using_subcommand $command" -f -a '(__fish_csalock_live)'
 end
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -a '(__fish_csalock_known)'

@@ -22,7 +22,7 @@ pub use locks::{Lock, OnLost, Renew, Run, Unlock};
 pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
-pub use reports::{Doctor, Gc, History, Status};
+pub use reports::{Audit, Doctor, Gc, History, Metrics, Status};
 pub use values::{Del, Get, Put, Writing};
 
 /// Locks for shell scripts: who holds it, since when and why
@@ -72,6 +72,10 @@ pub enum Command {
     History(History),
     /// List jobs that have not succeeded in time
     Overdue(Overdue),
+    /// Check the history for two holders at once and for falling tokens
+    Audit(Audit),
+    /// Print the state of the locks for Prometheus
+    Metrics(Metrics),
     /// Restart the time limit of held locks
     Renew(Renew),
     /// Print the value that a lock guards
@@ -136,6 +140,8 @@ impl Command {
             Command::Status(asked) => &mut asked.common,
             Command::History(asked) => &mut asked.common,
             Command::Overdue(asked) => &mut asked.common,
+            Command::Audit(asked) => &mut asked.common,
+            Command::Metrics(asked) => &mut asked.common,
             Command::Renew(asked) => &mut asked.common,
             Command::Get(asked) => &mut asked.common,
             Command::Put(asked) => &mut asked.writing.common,

@@ -1,6 +1,7 @@
 //! The way from the arguments to an exit code: one file per command, and what the commands share.
 
 mod acquire;
+mod audit;
 mod carried;
 mod claim;
 mod completions;
@@ -14,6 +15,7 @@ mod history;
 mod lock;
 mod lookup;
 mod man;
+mod metrics;
 mod overdue;
 mod put;
 mod renew;
@@ -51,6 +53,8 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),
         Command::Overdue(asked) => overdue::run(&context, asked).or_else(end_with_reader),
+        Command::Audit(asked) => audit::run(&context, asked).or_else(end_with_reader),
+        Command::Metrics(asked) => metrics::run(&context, asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&context, asked),
         Command::Get(asked) => get::run(&context, asked).or_else(end_with_reader),
         Command::Put(asked) => put::put(&context, asked),

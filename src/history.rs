@@ -3,10 +3,13 @@
 //! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`Limits`]. The history is only
 //! for people: no decision depends on it, and a line may be lost. Writing a line needs no lock and no wait.
 
+mod audit;
 mod limits;
 mod line;
 
+pub use audit::{Audit, Fault, FaultKind, audit};
 pub use limits::{Limits, parse_size};
+pub use line::is_damaged;
 
 use serde::{Deserialize, Serialize};
 

@@ -1,12 +1,15 @@
 //! All wording: texts for people, and documents for programs.
 
+mod audit;
 mod block;
 mod columns;
 mod doctor;
+mod ending_rows;
 mod history_json;
 mod holder;
 mod json;
 mod lock_table;
+mod metrics;
 mod refusal;
 mod refusal_report;
 mod run;
@@ -14,9 +17,11 @@ mod table;
 mod timeline;
 mod times;
 
+pub use audit::AuditReport;
 pub use block::LockBlock;
 pub use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};
+pub use ending_rows::{ending_rows, endings_header};
 pub use history_json::{OverdueJson, PastJson};
 use holder::shown_user;
 pub use holder::{Reporter, user};
@@ -25,6 +30,7 @@ pub use json::{
     ValueJson, json,
 };
 pub use lock_table::LockTable;
+pub use metrics::Metrics;
 pub use refusal::{RefusedLock, Settings, describe_value, name_and_store};
 pub use refusal_report::{RefusalJson, RefusalReport};
 pub use run::notice;

@@ -77,6 +77,17 @@ pub enum Topic<'a> {
     Channel(&'a [u8], Version),
     /// Changes of the record under this name.
     Record(&'a [u8]),
+    /// New lines of history.
+    History,
+}
+
+/// How far a reader has read the history of a store; the default is the beginning.
+#[derive(Debug, Default)]
+pub struct HistoryCursor {
+    /// Position in the files, for stores that keep the history in files.
+    files: history_file::Generations,
+    /// Revision of the last read, for etcd.
+    revision: u64,
 }
 
 /// Result of a sweep or of its dry run.
@@ -139,7 +150,15 @@ pub trait Store: Send + Sync {
     fn describe(&self, name: &[u8]) -> String;
 
     /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.read_new_history(&mut HistoryCursor::default(), visit)
+    }
+
+    /// Visits the lines of history that were added since the last call with this cursor, oldest first. Lines may come
+    /// again if another program restored an earlier history. Returns false if the store keeps no history.
+    fn read_new_history(&self, _cursor: &mut HistoryCursor, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Removes leftovers of processes that died half-way. A store whose leftovers end with leases has none.
     fn sweep(&self, _dry_run: bool) -> Result<Swept> {

@@ -45,7 +45,8 @@ pub struct Status {
 ///
 /// Prints one row for each grant, in the order in which they ended; locks that are held now come last. A store keeps 1 MiB
 /// of history, for 30 days; CSALOCK_HISTORY_SIZE and CSALOCK_HISTORY_AGE change that, and CSALOCK_HISTORY=0 keeps none.
-/// Locks beside their files have no history.
+/// Locks beside their files have no history. With --follow, it prints endings as they happen; with --json, each is a
+/// document on a line of its own.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock history [OPTION]... [NAME]...")]
 pub struct History {
@@ -58,12 +59,62 @@ pub struct History {
     /// Show the grants that stood at this time; formats as for --since, such as 02:13
     #[arg(long, value_name = "TIME", value_parser = Moment::parse, conflicts_with_all = ["since", "until"])]
     pub at: Option<Moment>,
+    /// Print each grant when it ends, until a signal; begin with those of --since or -n
+    #[arg(short, long, conflicts_with_all = ["until", "at"])]
+    pub follow: bool,
     /// Show and read times in UTC instead of the local zone
     #[arg(long)]
     pub utc: bool,
     /// Show the last N grants; the default is 50, or all with --json or a time
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(1, u32::MAX))]
     pub lines: Option<u32>,
+    /// Name, or pattern with * ? [ ]; without any, all locks of the store
+    #[arg(value_name = "NAME")]
+    pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Check the history for two holders at once and for falling tokens
+///
+/// Changes nothing. Replays the history of a store and reports grants that exclude each other and overlap, and tokens
+/// that do not rise within a name. It also reports what it cannot know. Exits with 0 if it finds no fault, and with 65
+/// otherwise.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock audit [OPTION]... [NAME]...")]
+pub struct Audit {
+    /// Check only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"
+    #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
+    pub since: Option<Moment>,
+    /// Do not count overlaps up to this length; clocks of hosts that differ by more cause false faults
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    pub tolerance: Duration,
+    /// Show and read times in UTC instead of the local zone
+    #[arg(long)]
+    pub utc: bool,
+    /// Name, or pattern with * ? [ ]; without any, all locks of the store
+    #[arg(value_name = "NAME")]
+    pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Print the state of the locks for Prometheus
+///
+/// Prints holders, waiters, times and endings in the text format of Prometheus, for the textfile collector of
+/// node_exporter. Changes nothing in the store. If the store does not answer, csalock_up is 0, and csalock exits with the
+/// code of the error.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock metrics [OPTION]... [NAME]...")]
+pub struct Metrics {
+    /// Write to this file: a temporary file in the same directory replaces it
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<OsString>,
+    /// Show at most N locks: those named first, then those in use, then those held last
+    #[arg(long, value_name = "N", value_parser = whole(1, u32::MAX), default_value = "200")]
+    pub limit: u32,
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,

@@ -1,9 +1,12 @@
 //! `csalock history`
 
+mod follow;
+
+use std::ffi::OsString;
 use std::time::Duration;
 
 use super::context::{Context, print, print_json};
-use crate::cli::History;
+use crate::cli::{Common, History};
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -19,7 +22,7 @@ const LINES: usize = 50;
 
 /// The requested names, and patterns of names.
 #[derive(Default)]
-struct Filter {
+pub(super) struct Filter {
     names: Vec<Vec<u8>>,
     patterns: Vec<Vec<u8>>,
 }
@@ -27,8 +30,11 @@ struct Filter {
 pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let limits = context.environment.history()?;
     let location = context.store(&asked.common)?;
-    let wanted = Filter::of(context, asked)?;
+    let wanted = Filter::of(context, &asked.common, &asked.names)?;
     let engine = context.engine(&location)?;
+    if asked.follow {
+        return follow::run(context, asked, &wanted, (&engine, &location, &limits));
+    }
     let mut unreadable: Vec<Error> = Vec::new();
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
     let held = wanted.held(&engine, &mut |error| {
@@ -37,7 +43,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     })?;
     let mut found = Vec::new();
     if !engine.each_past(&limits, &mut |past| found.push(past))? {
-        return Err(none_beside_files(&format!("store {}", escape(location.url().as_encoded_bytes()))).into());
+        return Err(none_in(&location).into());
     }
     for past in held {
         if !found.iter().any(|ended| past.is_same_grant(ended)) {
@@ -47,8 +53,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let now = context.host.wall();
     let style = super::status::output_style(&asked.common, asked.utc);
     let (begin, end) = period(asked, style.zone, now);
-    let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
-    let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(is_a_name).collect();
+    let exact = wanted.exact(&found);
     let refusals = if unreadable.is_empty() { wanted.unknown(&found, &location) } else { Vec::new() };
     refusals.iter().for_each(|refusal| asked.common.note_unless_json(refusal));
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
@@ -91,21 +96,26 @@ fn period(asked: &History, zone: Zone, now: Duration) -> (u64, u64) {
 }
 
 impl Filter {
-    fn of(context: &Context, asked: &History) -> Result<Filter> {
+    pub(super) fn of(context: &Context, common: &Common, names: &[OsString]) -> Result<Filter> {
         let mut wanted = Filter::default();
-        for typed in &asked.names {
+        for typed in names {
             let bytes = typed.as_encoded_bytes();
             if glob::is_pattern(bytes) {
                 wanted.patterns.push(bytes.to_vec());
                 continue;
             }
-            let target = context.target(&asked.common, typed)?;
+            let target = context.target(common, typed)?;
             if target.location.is_beside() {
                 return Err(none_beside_files(&format!("lock {}", escape(&target.display_name))));
             }
             wanted.names.push(target.name);
         }
         Ok(wanted)
+    }
+
+    /// Returns the names that are requested, without patterns.
+    pub(super) fn names(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.names.iter()
     }
 
     fn is_everything(&self) -> bool {
@@ -125,37 +135,48 @@ impl Filter {
         names.chain(patterns).map(refusal).collect()
     }
 
+    /// Returns the patterns that are the exact names of locks.
+    pub(super) fn exact(&self, found: &[Past]) -> Vec<Vec<u8>> {
+        let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
+        self.patterns.iter().filter(is_a_name).cloned().collect()
+    }
+
     /// Returns true if this name is requested. A pattern that is the `exact` name of a lock means only that lock.
-    fn has(&self, name: &Vec<u8>, exact: &[&Vec<u8>]) -> bool {
-        let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(&pattern) && glob::matches(pattern, name));
+    pub(super) fn has(&self, name: &Vec<u8>, exact: &[Vec<u8>]) -> bool {
+        let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(pattern) && glob::matches(pattern, name));
         self.is_everything() || self.names.contains(name) || self.patterns.iter().any(fits)
     }
 
     /// Returns the grants in records: they are held, or no process has noticed their end yet.
     fn held(&self, engine: &Engine, unreadable: &mut dyn FnMut(Error)) -> Result<Vec<Past>> {
         let mut held = Vec::new();
+        self.each_lock(engine, &mut |status| match status {
+            Ok(status) => held.extend(standing(engine, &status)),
+            Err(error) => unreadable(error),
+        })?;
+        Ok(held)
+    }
+
+    /// Visits the requested locks, and the errors of unreadable records. A pattern visits all locks.
+    pub(super) fn each_lock(&self, engine: &Engine, visit: &mut dyn FnMut(Result<LockStatus>)) -> Result<()> {
         if self.is_everything() || !self.patterns.is_empty() {
-            engine.for_each_lock(&mut |status| {
-                match status {
-                    Ok(status) => held.extend(standing(engine, &status)),
-                    Err(error) => unreadable(error),
-                }
+            return engine.for_each_lock(&mut |status| {
+                visit(status);
                 Ok(())
-            })?;
-            return Ok(held);
+            });
         }
         for name in &self.names {
             match engine.inspect(name) {
-                Ok(status) => held.extend(standing(engine, &status)),
-                Err(error) if error.kind() == ErrorKind::Corrupt => unreadable(error),
-                Err(error) => return Err(error),
+                Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+                status => visit(status),
             }
         }
-        Ok(held)
+        Ok(())
     }
 }
 
-fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
+/// Returns the grants of a lock, as far as they are in its record.
+pub(super) fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.holders.iter().zip(&status.holders);
     let past = |(grant, standing): (&crate::lock::Grant, &std::result::Result<_, EndReason>)| {
         let past = Past::held(&status.record.name, grant, engine.pid(&grant.owner));
@@ -166,6 +187,10 @@ fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
         Past { how: standing.err(), to, ..past }
     };
     grants.map(past).collect()
+}
+
+pub(super) fn none_in(location: &Location) -> Error {
+    none_beside_files(&format!("store {}", escape(location.url().as_encoded_bytes())))
 }
 
 fn none_beside_files(what: &str) -> Error {

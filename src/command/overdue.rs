@@ -11,6 +11,9 @@ use crate::lock::{ForgetJob, JobState};
 use crate::name::escape;
 use crate::report::{Entry, OverdueJson, RefusalReport, Zone, name_and_store};
 
+/// A job: its name for display and its state.
+type Job = (Vec<u8>, JobState);
+
 pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     if asked.forget {
         return forget(context, asked);
@@ -23,7 +26,7 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
         let jobs = jobs.iter().map(|(name, job)| Entry::Result(OverdueJson::new(name, job)));
         print_json(&jobs.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
     } else if !asked.common.quiet {
-        let line = |(name, job): &(Vec<u8>, JobState)| format!("{}: {}\n", escape(name), overdue(job, now, zone));
+        let line = |(name, job): &Job| format!("{}: {}\n", escape(name), overdue(job, now, zone));
         print(jobs.iter().map(line).collect::<String>())?;
     }
     match unreadable.last() {
@@ -34,7 +37,7 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
 }
 
 /// Returns the named jobs, or all jobs of the store, and the errors of unreadable records, which it reports to people.
-fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<(Vec<u8>, JobState)>, Vec<Error>)> {
+fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Error>)> {
     let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
     for name in &asked.names {
         let target = context.target(&asked.common, name)?;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{Limits, Past, Who};
-use crate::lock::{EndReason, EndedGrant, Owner, Record};
+use crate::history::{Limits, Past, Who, is_damaged};
+use crate::lock::{EndReason, EndedGrant, Grant, Owner, Record};
+use crate::store::HistoryCursor;
 
 impl Engine {
     /// Returns the lines about the grants in `before` that have ended in `after`, at `now` on the wall clock; `by` is the
@@ -14,7 +15,10 @@ impl Engine {
         if self.remembers.are_off() || before.holders.is_empty() {
             return Vec::new();
         }
-        let now = now.as_millis() as u64;
+        // The commit that ends a grant may make the next one: that grant does not begin before the end.
+        let is_new = |grant: &&Grant| before.holder(&grant.proof).is_none();
+        let begins = after.holders.iter().filter(is_new).map(|grant| grant.since).min();
+        let now = begins.unwrap_or(u64::MAX).min(now.as_millis() as u64);
         let was_held = |ending: &&EndedGrant| before.holder(&ending.grant.proof).is_some();
         let line = |ending: &EndedGrant| {
             let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);
@@ -33,6 +37,29 @@ impl Engine {
             if let Some(past) = Past::read(line)
                 && past.to.is_some_and(|to| to >= kept_since)
             {
+                visit(past);
+            }
+        })
+    }
+
+    /// Visits every line of the history, however old: the ended grant, and `None` for a line or a part that cannot be
+    /// read. Returns `false` if this store has no history.
+    pub fn each_line_of_history(&self, visit: &mut dyn FnMut(Option<Past>)) -> Result<bool> {
+        self.store.read_history(&mut |line| {
+            if is_damaged(line) {
+                visit(None);
+            }
+            if let Some(past) = Past::read(line) {
+                visit(Some(past));
+            }
+        })
+    }
+
+    /// Visits the grants whose ends were added to the history since the last call with this cursor, however old they
+    /// are. Returns `false` if this store has no history.
+    pub fn each_new_past(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(Past)) -> Result<bool> {
+        self.store.read_new_history(cursor, &mut |line| {
+            if let Some(past) = Past::read(line) {
                 visit(past);
             }
         })

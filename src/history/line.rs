@@ -12,6 +12,9 @@ use crate::lock::codec::{open, seal};
 
 const KIND: &str = "past";
 
+/// Beginning of every line.
+const BEGIN: &str = "{\"past\":";
+
 impl Past {
     /// Returns the line of this grant.
     pub fn line(&self) -> String {
@@ -21,9 +24,15 @@ impl Past {
     /// Reads a line. Returns `None` if the line is incomplete or not a past grant.
     pub fn read(line: &[u8]) -> Option<Past> {
         let line = String::from_utf8_lossy(line);
-        let (name, past) = open::<Past>(KIND, &line[line.rfind("{\"past\":")?..]).ok()?;
+        let (name, past) = open::<Past>(KIND, &line[line.rfind(BEGIN)?..]).ok()?;
         Some(Past { name, ..past })
     }
+}
+
+/// Returns true if there is something other than one line in these bytes: the rest of a torn line, or no line at all.
+pub fn is_damaged(line: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(line);
+    text.rfind(BEGIN) != Some(0) || Past::read(line).is_none()
 }
 
 #[cfg(test)]
@@ -83,7 +92,9 @@ mod tests {
     fn a_torn_line_does_not_damage_the_next() {
         let line = full().line().into_bytes();
         for at in 0..line.len() {
-            assert_eq!(Past::read(&[&line[..at], &line].concat()), Some(full()), "torn at {at}");
+            let torn = [&line[..at], &line].concat();
+            assert_eq!(Past::read(&torn), Some(full()), "torn at {at}");
+            assert!(!is_damaged(&line) && is_damaged(&line[..at]), "{at}");
         }
         assert_eq!(Past::read(&[&[0; 4096][..], &line].concat()), Some(full()));
     }

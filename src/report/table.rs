@@ -37,6 +37,11 @@ impl Column {
         Column { width: title.width(), title, least: None, rank: None }
     }
 
+    /// Returns a column of at least this width, for rows that come one by one.
+    pub(super) fn at_least(self, width: usize) -> Column {
+        Column { width: self.width.max(width), ..self }
+    }
+
     /// Returns a column that may shrink to this width.
     pub(super) fn shrinks_to(self, least: usize) -> Column {
         Column { least: Some(least), ..self }

@@ -25,11 +25,9 @@ pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, sty
         return String::new();
     };
     let end = grants.iter().map(|past| past.until(millis)).max().unwrap_or(millis).max(begin.saturating_add(1));
-    let is_file = style.width.is_none();
-    let zone = if is_file { String::new() } else { format!(" ({})", style.zone.name(now)) };
     let mut table = Table::new(vec![
         Column::new("NAME").shrinks_to(12),
-        Column::new(format!("FROM{zone}")),
+        Column::new(from_title(now, style)),
         Column::new("HELD"),
         Column::new("WAITED").leaves(2),
         Column::new("END"),
@@ -37,12 +35,11 @@ pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, sty
         Column::new("HOLDER").shrinks_to(24),
     ]);
     for past in grants {
-        let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
         table.add(&[
             &escape(&past.name),
             &from(past, now, style),
             &held_for(past, now),
-            &waited,
+            &waited_for(past),
             ended(past),
             &bar(past, (begin, end), millis),
             &who(&past.holder, host),
@@ -52,14 +49,23 @@ pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, sty
         }
     }
     let layout = table.layout(style.width, &[]);
-    let paint = |column: usize, cell: &str| match (column, cell) {
+    let rows = (0..table.len()).map(|at| table.row(at, &layout, &|column, cell| paint(style, column, cell)));
+    std::iter::once(table.header(&layout)).chain(rows).map(|line| line + "\n").collect()
+}
+
+/// Returns the title of the column of starts; on a terminal, it names the zone.
+pub(super) fn from_title(now: Duration, style: OutputStyle) -> String {
+    if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.name(now)) }
+}
+
+/// Returns the escape sequence for the colour of a cell.
+pub(super) fn paint(style: OutputStyle, column: usize, cell: &str) -> &'static str {
+    match (column, cell) {
         _ if !style.colour => "",
         (END, "died" | "expired" | "broken") => "\x1b[31m",
         (END, "held") => "\x1b[1m",
         _ => "",
-    };
-    let rows = (0..table.len()).map(|at| table.row(at, &layout, &paint));
-    std::iter::once(table.header(&layout)).chain(rows).map(|line| line + "\n").collect()
+    }
 }
 
 /// Returns the start of a grant as its readers need it: a file may be read at any time and place, and before a change of
@@ -71,6 +77,11 @@ fn from(past: &Past, now: Duration, style: OutputStyle) -> String {
     }
     let (zone, text) = (style.zone.name(time), style.zone.brief(time, now));
     if zone == style.zone.name(now) { text } else { format!("{text} {zone}") }
+}
+
+/// Returns how long the holder waited, or `-` if it did not.
+pub(super) fn waited_for(past: &Past) -> String {
+    if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) }
 }
 
 /// Returns how a grant ended, or `held`.

@@ -83,10 +83,10 @@ use self::listing::Listing;
 use self::pointer::UniqueId;
 use self::root::Root;
 use self::work::WORK;
-use super::history_file::HistoryFile;
+use super::history_file::{HistoryFile, watch};
 use super::{
-    CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, WriteSet,
-    guarded,
+    CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit,
+    WriteSet, guarded,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -240,6 +240,9 @@ impl Store for Directory {
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        if matches!(topic, Topic::History) {
+            return watch(&self.existing().ok()??.path.join(WORK).join(HISTORY));
+        }
         let Topic::Channel(channel, _) = topic else { return None };
         // A FIFO does not reach other hosts, so in a shared store a waiter polls.
         let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
@@ -255,14 +258,13 @@ impl Store for Directory {
         self.sweep_leftovers(dry_run)
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         if self.layout == Layout::Beside {
             return Ok(false);
         }
-        if let Some(root) = self.existing()?
-            && let Some(work) = root.existing_drafts()?
-        {
-            history_file(&work).read(&root.path.join(WORK).join(HISTORY), visit)?;
+        let Some(root) = self.existing()? else { return Ok(true) };
+        if let Some(work) = root.existing_drafts()? {
+            history_file(&work).read(&mut cursor.files, &root.path.join(WORK).join(HISTORY), visit)?;
         }
         Ok(true)
     }

@@ -71,8 +71,8 @@ use self::births::Absences;
 use self::client::Client;
 use self::leases::KnownLeases;
 use super::{
-    Abilities, Cluster, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Version, Versioned, Visit,
-    WriteSet,
+    Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Version,
+    Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -240,6 +240,11 @@ impl Store for Etcd {
                 watch::hear(&self.client, &self.key("bells", channel), only_puts)
             }
             Topic::Record(name) => watch::hear(&self.client, &self.record_key(name), json!({})),
+            Topic::History => {
+                let all = self.key("history", b"");
+                let only_puts = json!({"range_end": encoded(&prefix_end(&all)), "filters": ["NODELETE"]});
+                watch::hear(&self.client, &all, only_puts)
+            }
         }
     }
 
@@ -255,8 +260,8 @@ impl Store for Etcd {
         format!("{} (key \"{}\")", self.url(), escape(name))
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        history::remembered(&self.client, &self.key("history", b""), visit).map(|()| true)
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        history::added(&self.client, &self.key("history", b""), &mut cursor.revision, visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

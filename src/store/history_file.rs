@@ -16,25 +16,28 @@
 //! processes cannot rename in turn and drop a generation. A process that does not get that lock appends to its open
 //! file. Only users who may write the store can open the lock file, since a user who can open it can lock it.
 
+mod reader;
+mod watch;
+
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{Mode, SFlag, fchmod, fstat, fstatat};
+use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
+pub(super) use reader::Generations;
+pub(super) use watch::watch;
+
 use super::with_suffix;
-use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::host::file_time;
-use crate::name::escape_path;
 use crate::startup_state::effective_user;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
@@ -51,12 +54,6 @@ const LOCK: Mode = Mode::from_bits_truncate(0o222);
 
 /// Maximum number of rotations by other processes before an append fails.
 const MOST_TRIES: usize = 8;
-
-/// Maximum length of a line, in bytes.
-const MOST_OF_LINE: u64 = 64 << 10;
-
-/// Maximum number of bytes read of a generation, from its end.
-const MOST_READ: u64 = 1 << 30;
 
 /// History of one store.
 pub(super) struct HistoryFile<'a> {
@@ -96,21 +93,6 @@ impl HistoryFile<'_> {
             }
         }
         Err(Errno::EAGAIN)
-    }
-
-    /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
-    pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let failed =
-            |error: io::Error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path);
-        // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
-        let newer = self.open_to_read(&self.name, path)?;
-        let older = self.open_to_read(&self.older(), path)?;
-        let which = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).ok();
-        let twice = older.as_ref().and_then(which) == newer.as_ref().and_then(which);
-        for file in [older.filter(|_| !twice), newer].into_iter().flatten() {
-            each_line(file, visit).map_err(failed)?;
-        }
-        Ok(())
     }
 
     /// Opens a file for writing; creates it for the users of the store, with these permissions at most.
@@ -175,21 +157,6 @@ impl HistoryFile<'_> {
     fn older(&self) -> PathBuf {
         with_suffix(&self.name, ".1")
     }
-
-    fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<File>> {
-        let strange = || {
-            let what =
-                format!("{} or its older generation is not a plain file, so there is no history", escape_path(path));
-            Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
-        };
-        let opened = openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty());
-        match opened.and_then(|file| Ok((fstat(&file)?, File::from(file)))) {
-            Ok((found, file)) if found.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits() => Ok(Some(file)),
-            Ok(_) | Err(Errno::ELOOP | Errno::ENXIO) => Err(strange()),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(Error::os(errno, "read the history", path)),
-        }
-    }
 }
 
 fn look_at(file: &File) -> nix::Result<Statx> {
@@ -214,23 +181,11 @@ fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
     }
 }
 
-fn each_line(mut file: File, visit: &mut dyn FnMut(&[u8])) -> std::io::Result<()> {
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(MOST_READ)))?;
-    let mut lines = BufReader::with_capacity(64 << 10, file.take(MOST_READ));
-    let mut line = Vec::new();
-    while lines.by_ref().take(MOST_OF_LINE).read_until(b'\n', &mut line)? > 0 {
-        visit(&line);
-        line.clear();
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::fd::AsFd;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
@@ -250,7 +205,9 @@ mod tests {
     fn lines(history_file: &HistoryFile<'_>) -> Vec<String> {
         let mut lines = Vec::new();
         history_file
-            .read(Path::new("history"), &mut |line| lines.push(String::from_utf8_lossy(line).into_owned()))
+            .read(&mut Generations::default(), Path::new("history"), &mut |line| {
+                lines.push(String::from_utf8_lossy(line).into_owned())
+            })
             .unwrap();
         lines
     }

@@ -58,10 +58,10 @@ use rusqlite::{OptionalExtension, Row};
 use self::busy::Busy;
 use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
-use super::history_file::HistoryFile;
+use super::history_file::{HistoryFile, watch};
 use super::{
-    BootLeases, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Version,
-    Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
+    BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept,
+    Topic, Version, Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -228,7 +228,10 @@ impl Store for Sqlite {
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        self.channels().ok()?.subscribe(topic)
+        match topic {
+            Topic::History => watch(&self.history_file().name),
+            topic => self.channels().ok()?.subscribe(topic),
+        }
     }
 
     fn scope(&self) -> Scope {
@@ -239,9 +242,9 @@ impl Store for Sqlite {
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history_file = self.history_file();
-        history_file.read(&history_file.name, visit).map(|()| true)
+        history_file.read(&mut cursor.files, &history_file.name, visit).map(|()| true)
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {

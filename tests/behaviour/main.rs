@@ -55,6 +55,7 @@ macro_rules! tests_on {
 }
 
 mod answers;
+mod audit;
 mod broken;
 mod claims;
 mod clocks;
@@ -69,6 +70,7 @@ mod doctor;
 mod etcd_storm;
 mod exchanges;
 mod exit_codes;
+mod follow;
 mod gc;
 mod help;
 mod history;
@@ -81,6 +83,7 @@ mod library;
 mod lock;
 mod locked_database;
 mod lost;
+mod metrics;
 mod modes;
 mod names;
 mod old_flock;

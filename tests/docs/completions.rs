@@ -85,7 +85,8 @@ fn made_by_clap(shell: Shell) -> String {
 
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
-        "unlock" | "status" | "history" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
+        "unlock" | "status" | "history" | "audit" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim"
+        | "lookup" => ValueHint::Hostname,
         "run" => ValueHint::Username,
         "lock" => ValueHint::EmailAddress,
         _ => ValueHint::AnyPath,
@@ -95,6 +96,8 @@ fn hinted(command: Command) -> Command {
             argument.value_hint(operands)
         } else if argument.get_long() == Some("store") {
             argument.value_hint(ValueHint::Url)
+        } else if argument.get_long() == Some("output") {
+            argument.value_hint(ValueHint::FilePath)
         } else if !argument.get_possible_values().is_empty() {
             argument
         } else {

@@ -10,6 +10,7 @@ mod cron;
 mod extent;
 mod home;
 mod links;
+mod monitoring;
 mod package;
 mod page;
 mod readme;

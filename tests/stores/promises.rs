@@ -10,7 +10,7 @@ use csalock::error::Error;
 use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Lease, LeaseClock};
-use csalock::store::{CommitResult, Store, Swept, Version, Versioned, Write, WriteOptions, WriteSet};
+use csalock::store::{CommitResult, HistoryCursor, Store, Swept, Version, Versioned, Write, WriteOptions, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
@@ -442,6 +442,17 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     wanted.iter().for_each(|line| rig.again().append_history(line, &Limits::default()));
     assert_eq!(lines(), (keeps, if keeps { wanted.into_iter().map(String::into_bytes).collect() } else { Vec::new() }));
     assert_eq!(rig.bodies(), [b"one"]);
+    if keeps && rig.kind != Kind::Memory {
+        let mut cursor = HistoryCursor::default();
+        let mut new = || {
+            let mut lines = Vec::new();
+            store.read_new_history(&mut cursor, &mut |line| lines.push(line.to_vec())).unwrap();
+            lines
+        };
+        assert_eq!((new().len(), new().len()), (10, 0));
+        rig.again().append_history("another\n", &Limits::default());
+        assert_eq!((new(), new()), (vec![b"another\n".to_vec()], Vec::new()));
+    }
     rig.remove(b"x", &version);
     assert!(matches!(rig.kind, Kind::Memory | Kind::Etcd) || rig.path().exists() == (rig.kind != Kind::Beside));
 }

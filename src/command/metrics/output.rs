@@ -1,0 +1,37 @@
+//! The file of `metrics --output`: a reader sees the old file or the new one, never a part.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{OpenOptions, Permissions, remove_file, rename, set_permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+
+use crate::error::{Error, Result};
+
+/// Permissions of the file: the collector runs as another user.
+const READABLE: u32 = 0o644;
+
+/// Replaces the file by one with these bytes. The process with this id writes them to a temporary file beside it, whose
+/// name the collector does not read.
+pub(super) fn write(path: &OsStr, bytes: &[u8], pid: i32) -> Result<()> {
+    let path = Path::new(path);
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{pid}"));
+    let temporary = path.with_file_name(name);
+    replace(path, &temporary, bytes).map_err(|error| {
+        let _ = remove_file(&temporary);
+        Error::os(error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw), "write", path)
+    })
+}
+
+fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+    // A process that was killed may have had the same id.
+    let _ = remove_file(temporary);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(READABLE).open(temporary)?;
+    file.write_all(bytes)?;
+    set_permissions(temporary, Permissions::from_mode(READABLE))?;
+    rename(temporary, path)
+}
