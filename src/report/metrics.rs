@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::lock_table::waiting;
 use crate::engine::LockStatus;
 use crate::history::Past;
-use crate::lock::{EndReason, Liveness};
+use crate::lock::{EndReason, JobState, Liveness};
 use crate::name::escape;
 
 /// The kinds of endings, in the order of their series.
@@ -40,6 +40,9 @@ struct LockMetrics {
     waiters: usize,
     /// Time since the oldest waiter came.
     oldest_wait: Duration,
+    /// Time of the last success of its job since 1970, and the time by which the next run must succeed.
+    last_success: Option<Duration>,
+    due: Option<Duration>,
     /// Number of endings of each kind, and the time of the last one since 1970.
     endings: [(usize, Duration); KINDS.len()],
 }
@@ -78,6 +81,9 @@ impl Metrics {
         lock.held = holders.into_iter().min().map(age).unwrap_or_default();
         lock.oldest_wait = came.min().map(age).unwrap_or_default();
         lock.waiters = waiting(status);
+        let job = status.record.job.as_ref();
+        lock.last_success = job.and_then(|job| job.success.as_ref()).map(|success| Duration::from_millis(success.at));
+        lock.due = job.and_then(JobState::due).map(Duration::from_millis);
     }
 
     /// Adds a grant that ended.
@@ -129,6 +135,10 @@ impl Metrics {
         self.add_each(&mut text, "csalock_waiters", "Waiters in the queue of the lock.", |lock| lock.waiters);
         let help = "Time since the oldest waiter came; 0 without one.";
         self.add_each(&mut text, "csalock_oldest_wait_seconds", help, |lock| seconds(lock.oldest_wait));
+        let help = "Time at which the job of the lock last succeeded.";
+        self.add_known(&mut text, "csalock_last_success_timestamp_seconds", help, |lock| lock.last_success);
+        let help = "Time by which the job of the lock must succeed again.";
+        self.add_known(&mut text, "csalock_due_timestamp_seconds", help, |lock| lock.due);
         let help = "Grants in the history that ended in this way; old ones leave the history.";
         self.add_kinds(&mut text, "csalock_history_endings", help, |ending| Some(ending.0.to_string()));
         let help = "Time of the last grant in the history that ended in this way.";
@@ -145,6 +155,20 @@ impl Metrics {
         family(text, name, help);
         for (lock_name, lock) in &self.locks {
             self.add_sample(text, name, &format!(",name=\"{lock_name}\""), value(lock));
+        }
+    }
+
+    /// Adds a family with a sample for each lock that has this time.
+    fn add_known(&self, text: &mut String, name: &str, help: &str, time: impl Fn(&LockMetrics) -> Option<Duration>) {
+        let mut samples = String::new();
+        for (lock_name, lock) in &self.locks {
+            if let Some(time) = time(lock) {
+                self.add_sample(&mut samples, name, &format!(",name=\"{lock_name}\""), seconds(time));
+            }
+        }
+        if !samples.is_empty() {
+            family(text, name, help);
+            text.push_str(&samples);
         }
     }
 

@@ -86,6 +86,19 @@ csalock_last_ending_timestamp_seconds{store=\"STORE\",name=\"y\",ending=\"broken
 ";
 
 on_every_store! {
+    fn a_job_has_the_time_of_its_last_success_and_of_the_next_one(sandbox: &Sandbox) {
+        let lines = || {
+            let text = sandbox.csalock(["metrics"]).capture().stdout;
+            let job = |line: &&str| line.starts_with("csalock_last_success") || line.starts_with("csalock_due");
+            text.lines().filter(job).map(str::to_string).collect::<Vec<_>>()
+        };
+        sandbox.csalock(["run", "job", "true"]).run();
+        assert_eq!(lines(), [""; 0]);
+        sandbox.csalock(["run", "--overdue", "1h", "job", "true"]).run();
+        let times: Vec<f64> = lines().iter().map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+        assert!(times.len() == 2 && (times[1] - times[0] - 3600.0).abs() < 0.002, "{times:?}");
+    }
+
     fn the_text_is_exactly_this(sandbox: &Sandbox) {
         let text = sandbox.csalock(["metrics"]).capture().line();
         assert_eq!(plain(sandbox, &text), EMPTY);
