@@ -47,6 +47,8 @@ pub enum ErrorKind {
     Deadlock,
     /// The lock was lost while it was in use, or before it could be used.
     Lost,
+    /// A newer token has written the file.
+    FencedOff,
     /// The command was found but cannot be executed.
     CannotExecute,
     /// The command was not found.

@@ -27,7 +27,7 @@ pub enum Exit {
 
 impl Exit {
     /// Every code with a meaning of its own: the number and the words of the man page.
-    pub const ALL: [(Exit, &'static str); 19] = [
+    pub const ALL: [(Exit, &'static str); 20] = [
         (Done, "done"),
         (Failed(InvalidInput), "usage error"),
         (Failed(Corrupt), "a record is unreadable or corrupt, or what is to be the store is something else"),
@@ -47,6 +47,7 @@ impl Exit {
         (Failed(NotUnique), "not unique: a name is claimed under another id, or has a value already"),
         (Failed(Deadlock), "deadlock: waiting would never end"),
         (Failed(Lost), "the lock was lost while it was taken, the command ran, or the value was read"),
+        (Failed(FencedOff), "fenced off: a newer token has written the file"),
         (MaxHold, "--max-hold was over (137 if the command had to be killed)"),
         (Failed(CannotExecute), "the command cannot be executed"),
         (Failed(CommandNotFound), "the command was not found"),
@@ -71,6 +72,7 @@ impl Exit {
             Failed(NotUnique) => 83,
             Failed(Deadlock) => 84,
             Failed(Lost) => 85,
+            Failed(FencedOff) => 87,
             MaxHold => 124,
             Failed(CannotExecute) => 126,
             Failed(CommandNotFound) => 127,

@@ -21,7 +21,7 @@ pub use history_json::PastJson;
 use holder::shown_user;
 pub use holder::{Reporter, user};
 pub use json::{
-    ClaimJson, Entry, Evicted, HolderJson, LockJson, LookupJson, NoValueJson, SightJson, TakenJson, UnlockJson,
+    ClaimJson, Entry, Evicted, FenceJson, HolderJson, NewestJson, LockJson, LookupJson, NoValueJson, SightJson, TakenJson, UnlockJson,
     ValueJson, json,
 };
 pub use lock_table::LockTable;

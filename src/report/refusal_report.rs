@@ -97,6 +97,7 @@ fn reason(kind: ErrorKind) -> &'static str {
         ErrorKind::NotUnique => "not unique",
         ErrorKind::Deadlock => "deadlock",
         ErrorKind::Lost => "lost",
+        ErrorKind::FencedOff => "fenced off",
         ErrorKind::CannotExecute => "cannot execute",
         ErrorKind::CommandNotFound => "command not found",
     }
