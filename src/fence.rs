@@ -35,8 +35,8 @@
 //!
 //! **Leftovers.** The name of a draft contains the version of the mark that its commit expects. When a later version is
 //! settled, that commit can only fail. So the next writer removes such drafts, except those that live processes have
-//! locked with flock(2): their writers need the bytes for the next try. A draft that is removed nevertheless costs an
-//! error, never a wrong mark.
+//! locked with flock(2): their writers need the bytes for the next try. Not all mounts share these locks with other
+//! hosts, so there only old drafts are removed. A removal too early costs an error, never a wrong mark.
 //!
 //! **Limits.** Only calls of `csalock fence` are compared. The directory must stay in its place during a call. An NFS
 //! client that has FILE open may rename FILE aside before it renames a draft onto it, so for a moment FILE may be missing
@@ -51,6 +51,7 @@ pub use place::Place;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::lock::FenceMark;
+use crate::name::escape_path;
 use crate::store::{Scope, Version};
 
 /// A file, with the store of its mark.
@@ -128,8 +129,9 @@ impl<'a> Fence<'a> {
     fn settle(&self, mark: &FenceMark) -> Result<u64> {
         if !mark.draft.is_empty() {
             let unfinished = |error: Error| {
-                let what = format!("{}; it has the newest bytes, with token {}", error.message(), mark.token);
-                Error::new(error.kind(), what, "nothing was changed; remove the obstacle, then try again")
+                let draft = escape_path(&self.place.path_of(&mark.draft));
+                let what = format!("{}; its newest bytes, with token {}, are in {draft}", error.message(), mark.token);
+                Error::new(error.kind(), what, "remove the obstacle, then try again")
             };
             if self.place.publish(&mark.draft).map_err(unfinished)? {
                 self.place.sync()?;
@@ -152,7 +154,7 @@ impl<'a> Fence<'a> {
         }
         draft.leave();
         self.place.sync().map_err(Error::outcome_unknown)?;
-        self.place.sweep(version.number);
+        self.place.sweep(version.number, self.engine.store().scope(), draft.time());
         Ok(())
     }
 

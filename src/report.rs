@@ -21,8 +21,8 @@ pub use history_json::PastJson;
 use holder::shown_user;
 pub use holder::{Reporter, user};
 pub use json::{
-    ClaimJson, Entry, Evicted, FenceJson, HolderJson, NewestJson, LockJson, LookupJson, NoValueJson, SightJson, TakenJson, UnlockJson,
-    ValueJson, json,
+    ClaimJson, Entry, Evicted, FenceJson, HolderJson, LockJson, LookupJson, NewestJson, NoValueJson, SightJson,
+    TakenJson, UnlockJson, ValueJson, json,
 };
 pub use lock_table::LockTable;
 pub use refusal::{RefusedLock, Settings, describe_value, name_and_store};

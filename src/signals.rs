@@ -116,6 +116,16 @@ impl Signals {
         Some(ReceivedSignal { signal, from_terminal })
     }
 
+    /// Calls `start`, which starts a program, with the signal mask of the start: a program inherits the mask. A signal that
+    /// arrives meanwhile has its usual effect.
+    pub fn unblocked<T>(&self, start: impl FnOnce() -> T) -> T {
+        let mut mask = SigSet::empty();
+        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), Some(&mut mask));
+        let started = start();
+        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
+        started
+    }
+
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.
     pub fn restore(&self, inherited: StartupState) {
         // The command starts with the default disposition of SIGCHLD, if nothing ignored it.

@@ -70,6 +70,11 @@ impl<'a> Draft<'a> {
         self.bytes
     }
 
+    /// Returns the time of the last write to the draft, in seconds on the clock of the file system.
+    pub(super) fn time(&self) -> i64 {
+        fstat(&self.file).map_or(0, |found| found.st_mtime)
+    }
+
     /// Returns true if the draft has its name, as far as this process knows.
     pub(super) fn is_there(&self) -> bool {
         self.state == State::There

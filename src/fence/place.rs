@@ -13,8 +13,12 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, fsync, unlinkat};
 
 use super::draft;
 use crate::error::{Error, ErrorKind, Result};
-use crate::name::escape_path;
+use crate::name::{escape, escape_path};
 use crate::startup_state::effective_user;
+use crate::store::Scope;
+
+/// Age of drafts, in seconds, that are removed even if their host does not share locks.
+const HOUR: i64 = 3600;
 
 /// The directory of a file, and the name of the file in it.
 pub struct Place {
@@ -91,10 +95,9 @@ impl Place {
 
     /// Renames a draft to the file. Returns false if it is not there: it was published or withdrawn.
     pub(super) fn publish(&self, draft: &str) -> Result<bool> {
-        let what = || format!("cannot replace {} by {}", escape_path(&self.path), escape_path(&self.path_of(draft)));
         if !draft::is_draft_of(self.name(), draft) {
-            let what = format!("{}: not a draft of csalock", what());
-            return Err(Error::new(ErrorKind::Corrupt, what, "see who wrote the fence mark"));
+            let what = format!("{}: its fence mark names {}", escape_path(&self.path), escape(draft.as_bytes()));
+            return Err(Error::new(ErrorKind::Corrupt, what, "that is not a draft; see who wrote the mark"));
         }
         // All users may write the store in a directory with the sticky bit, but each replaces only files of its own.
         let made = self.attributes(OsStr::new(draft)).ok().flatten();
@@ -102,16 +105,10 @@ impl Place {
             && is_sticky(&self.directory)
             && self.file()?.is_none_or(|file| file.st_uid != made.st_uid)
         {
-            let what = format!("{}: another user wrote the draft, and the directory has the sticky bit", what());
+            let what = format!("cannot replace {}: another user wrote the draft", escape_path(&self.path));
             return Err(Error::new(ErrorKind::Denied, what, "ask that user"));
         }
-        match self.rename(draft, self.os_name()) {
-            Err(errno) => {
-                let error = failed(errno, "replace", &self.path);
-                Err(Error::new(error.kind(), format!("{}: {}", what(), errno.desc()), error.hint()))
-            }
-            Ok(renamed) => Ok(renamed),
-        }
+        self.rename(draft, self.os_name()).map_err(|errno| failed(errno, "replace", &self.path))
     }
 
     /// Renames a draft. Returns false if it is not there.
@@ -148,13 +145,19 @@ impl Place {
         Err(Error::new(ErrorKind::System, what, "nothing was changed; try again"))
     }
 
-    /// Removes the drafts of this file that belong to earlier versions of its mark and to no live writer. Failures leave
-    /// them to the next writer.
-    pub(super) fn sweep(&self, version: u64) {
+    /// Removes the drafts of this file that belong to earlier versions of its mark and to no live writer. If other hosts
+    /// may share the directory, their locks may be unknown here, so drafts of the last hour before `now`, the time of a
+    /// fresh file, stay too. Failures leave drafts to the next writer.
+    pub(super) fn sweep(&self, version: u64, scope: Scope, now: i64) {
         let Ok(listing) = std::fs::read_dir(self.folder()) else { return };
+        let is_old = |name: &str| {
+            let found = self.attributes(OsStr::new(name)).ok().flatten();
+            found.is_some_and(|found| found.st_mtime.saturating_add(HOUR) < now)
+        };
         for entry in listing.flatten() {
             if let Some(name) = entry.file_name().to_str()
                 && draft::version_of(self.name(), name).is_some_and(|expected| expected < version)
+                && (scope == Scope::Local || is_old(name))
                 && !self.is_in_use(name)
             {
                 self.remove(name);

@@ -69,6 +69,7 @@ mod doctor;
 mod etcd_storm;
 mod exchanges;
 mod exit_codes;
+mod fence;
 mod gc;
 mod help;
 mod history;

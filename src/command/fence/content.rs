@@ -45,7 +45,8 @@ pub(super) fn read(
         let text = nix::errno::Errno::from_raw(error.raw_os_error().unwrap_or_default()).desc();
         Error::new(kind, format!("cannot run {}: {text}", escape(program.as_bytes())), hint)
     };
-    let mut child = Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().map_err(cannot_run)?;
+    let spawn = || Command::new(program).args(arguments).stdout(Stdio::piped()).spawn();
+    let mut child = signals.unblocked(spawn).map_err(cannot_run)?;
     let copied = copy_output(&mut child, signals, draft);
     // After an error the command cannot write any more. It is not left behind.
     let status = wait(&mut child, signals)?;
@@ -121,8 +122,7 @@ fn forward(child: &Child, signals: &Signals) {
 
 /// Waits until one of these is readable, and returns which of them are.
 fn is_readable(source: impl AsFd, signals: impl AsFd) -> (bool, bool) {
-    let mut polled =
-        [PollFd::new(source.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+    let mut polled = [PollFd::new(source.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
     let _ = poll(&mut polled, PollTimeout::NONE);
     (polled[0].any().unwrap_or(false), polled[1].any().unwrap_or(false))
 }
