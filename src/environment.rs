@@ -157,6 +157,11 @@ impl Environment {
         inherited().filter(|entry| !is_ours(entry)).map(Cow::Borrowed).chain(added).collect()
     }
 
+    /// Returns all variables of this process, each as `NAME=VALUE`.
+    pub fn all() -> Vec<&'static CStr> {
+        inherited().collect()
+    }
+
     /// Returns the search path for programs.
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn path() -> OsString {

@@ -1,46 +1,49 @@
-//! Replacement of a file under a fencing token, for `csalock fence`: a writer with a token below the newest one changes
-//! nothing, even if it was stopped at any instruction, its lock was broken, and it goes on an hour later.
+//! Replacement of a file under a fencing token, for `csalock fence`: a writer with a token below the newest one
+//! changes nothing, even if it was stopped at any instruction, its lock was broken, and it goes on an hour later.
 //!
-//! Two objects belong to a FILE. Its *mark* is an auxiliary object of the store beside it (`.csalock`) and contains the
-//! newest token and the name of a draft ([`FenceMark`]). A *draft* is a file in the directory of FILE, with bytes that
-//! become FILE. A write has these steps:
+//! Two objects belong to a FILE. Its *mark* is an auxiliary object of the store beside it (`.csalock`) and contains
+//! the newest token and the name of a draft ([`FenceMark`]). A *draft* is a file in the directory of FILE, with bytes
+//! that become FILE. A write has these steps:
 //!
-//! 1. **Draft.** The writer writes all bytes to a new draft with a random name, gives it the mode of FILE and syncs it.
-//! 2. **Settle.** It reads the mark. If the mark names a draft, it renames that draft to FILE, unless that was done. Then
-//!    it compares its token with the newest, and stops if its own is lower.
-//! 3. **Commit.** It replaces the mark by one with its own token and its own draft, by compare-and-swap with the version
-//!    that it read in step 2. After a conflict it goes back to step 2.
+//! 1. **Draft.** The writer writes all bytes to a new draft with a random name, gives it the mode of FILE and syncs
+//!    it.
+//! 2. **Settle.** It reads the mark. If the mark names a draft, it renames that draft to FILE, unless that was done.
+//!    Then it compares its token with the newest, and stops if its own is lower.
+//! 3. **Commit.** It replaces the mark by one with its own token and its own draft, by compare-and-swap with the
+//!    version that it read in step 2. After a conflict it goes back to step 2.
 //! 4. **Publish.** It renames its own draft to FILE. If the draft is not there, another writer did so in its step 2.
 //!
-//! **Why a late writer changes nothing.** The commit is the write: it compares the token and makes the bytes the newest
-//! in one step. All later renames only carry it out, for whichever process comes first. They cannot come too late:
+//! **Why a late writer changes nothing.** The commit is the write: it compares the token and makes the bytes the
+//! newest in one step. All later renames only carry it out, for whichever process comes first. They cannot come too
+//! late:
 //!
-//! - A rename to FILE has as its source a draft that some mark names, and rename(2) of a given source happens once, even
-//!   on NFS with lost and repeated requests. The name of a draft never occurs again.
+//! - A rename to FILE has as its source a draft that some mark names, and rename(2) of a given source happens once,
+//!   even on NFS with lost and repeated requests. The name of a draft never occurs again.
 //! - Each commit follows a rename of the draft of the mark that it replaces (step 2). So when a mark is replaced, its
 //!   draft is gone. A process that stopped before it renamed that draft finds nothing to rename when it goes on.
 //! - A process that stopped before its commit finds another version of the mark, and compares the tokens again.
 //!
-//! So the renames to FILE happen in the order of the commits, and the tokens of the commits never fall. Readers see all
-//! bytes of one write.
+//! So the renames to FILE happen in the order of the commits, and the tokens of the commits never fall. Readers see
+//! all bytes of one write.
 //!
-//! **Crashes.** A process that dies before its commit has written nothing. If it dies between commit and rename, readers
-//! see the earlier bytes until the next writer, of any token, settles the mark. Its write was never reported as done. A
-//! commit follows a sync of the draft and of its name, so after a power cut too the draft is there or was renamed.
+//! **Crashes.** A process that dies before its commit has written nothing. If it dies between commit and rename,
+//! readers see the earlier bytes until the next writer, of any token, settles the mark. Its write was never reported
+//! as done. A commit follows a sync of the draft and of its name, so after a power cut too the draft is there or was
+//! renamed.
 //!
-//! **Failures.** If the rename fails, or the result of the commit is unknown, the writer withdraws the draft: it renames
-//! it to a name that no process publishes (`.csalock-fence-not.…`). That too happens once, so the write is either
-//! published or withdrawn. While a withdrawn draft is there, the token before it counts ([`FenceMark::before`]). The
-//! writer then takes its mark back by compare-and-swap and removes the draft.
+//! **Failures.** If the rename fails, or the result of the commit is unknown, the writer withdraws the draft: it
+//! renames it to a name that no process publishes (`.csalock-fence-not.…`). That too happens once, so the write is
+//! either published or withdrawn. While a withdrawn draft is there, the token before it counts
+//! ([`FenceMark::before`]). The writer then takes its mark back by compare-and-swap and removes the draft.
 //!
-//! **Leftovers.** The name of a draft contains the version of the mark that its commit expects. When a later version is
-//! settled, that commit can only fail. So the next writer removes such drafts, except those that live processes have
-//! locked with flock(2): their writers need the bytes for the next try. Not all mounts share these locks with other
-//! hosts, so there only old drafts are removed. A removal too early costs an error, never a wrong mark.
+//! **Leftovers.** The name of a draft contains the version of the mark that its commit expects. When a later version
+//! is settled, that commit can only fail. So the next writer removes such drafts, except those that live processes
+//! have locked with flock(2): their writers need the bytes for the next try. Not all mounts share these locks with
+//! other hosts, so there only old drafts are removed. A removal too early costs an error, never a wrong mark.
 //!
 //! **Limits.** Only calls of `csalock fence` are compared. The directory must stay in its place during a call. An NFS
-//! client that has FILE open may rename FILE aside before it renames a draft onto it, so for a moment FILE may be missing
-//! for other hosts.
+//! client that has FILE open may rename FILE aside before it renames a draft onto it, so for a moment FILE may be
+//! missing for other hosts.
 
 mod draft;
 mod place;
@@ -141,7 +144,8 @@ impl<'a> Fence<'a> {
     }
 
     /// Returns the newest token, according to a mark whose draft was published or withdrawn. (If its writer has taken
-    /// the mark back since, the draft is gone and the higher token is returned. It was issued, so it may refuse others.)
+    /// the mark back since, the draft is gone and the higher token is returned. It was issued, so it may refuse
+    /// others.)
     fn newest(&self, mark: &FenceMark) -> Result<u64> {
         let is_withdrawn = !mark.draft.is_empty() && self.place.has(&draft::withdrawn(&mark.draft))?;
         Ok(if is_withdrawn { mark.before } else { mark.token })

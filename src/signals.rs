@@ -116,14 +116,9 @@ impl Signals {
         Some(ReceivedSignal { signal, from_terminal })
     }
 
-    /// Calls `start`, which starts a program, with the signal mask of the start: a program inherits the mask. A signal that
-    /// arrives meanwhile has its usual effect.
-    pub fn unblocked<T>(&self, start: impl FnOnce() -> T) -> T {
-        let mut mask = SigSet::empty();
-        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), Some(&mut mask));
-        let started = start();
-        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
-        started
+    /// Returns the signal mask of the start, for a program that csalock starts.
+    pub fn mask_before(&self) -> &SigSet {
+        &self.before
     }
 
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.

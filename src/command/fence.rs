@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-use self::content::Content;
 use super::context::{Context, eprint_line, print, print_json};
 use crate::cli;
 use crate::environment::Environment;
@@ -37,9 +36,9 @@ pub(super) fn run(context: &Context, asked: &cli::Fence) -> anyhow::Result<Exit>
     }
     let signals = Signals::listen(context.inherited)?;
     let mut draft = Draft::create(&place, context.host.as_ref())?;
-    match content::read(context, &asked.command, &signals, &mut draft)? {
-        Content::Complete => {}
-        Content::Ended(exit) => return Ok(exit),
+    let exit = content::read(context, &asked.command, &signals, &mut draft)?;
+    if exit != Exit::Done {
+        return Ok(exit);
     }
     let bytes = draft.bytes();
     match fence.replace(draft, token)? {

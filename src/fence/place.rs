@@ -145,9 +145,9 @@ impl Place {
         Err(Error::new(ErrorKind::System, what, "nothing was changed; try again"))
     }
 
-    /// Removes the drafts of this file that belong to earlier versions of its mark and to no live writer. If other hosts
-    /// may share the directory, their locks may be unknown here, so drafts of the last hour before `now`, the time of a
-    /// fresh file, stay too. Failures leave drafts to the next writer.
+    /// Removes the drafts of this file that belong to earlier versions of its mark and to no live writer. If other
+    /// hosts may share the directory, their locks may be unknown here, so drafts of the last hour before `now`, the
+    /// time of a fresh file, stay too. Failures leave drafts to the next writer.
     pub(super) fn sweep(&self, version: u64, scope: Scope, now: i64) {
         let Ok(listing) = std::fs::read_dir(self.folder()) else { return };
         let is_old = |name: &str| {

@@ -276,6 +276,12 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         process.arg(command).arg("--json").arg(format!("--store=dir:{}/store", folder.path().display()));
         String::from_utf8(process.args(arguments).output().unwrap().stdout).unwrap()
     };
+    // The newest token is kept beside the file.
+    let fence = |arguments: &[&str]| {
+        let mut process = Process::new(env!("CARGO_BIN_EXE_csalock"));
+        process.args(["fence", "--json", "file"]).args(arguments).current_dir(&folder).stdin(std::process::Stdio::null());
+        String::from_utf8(process.output().unwrap().stdout).unwrap()
+    };
     let printed = [
         run("lock", &["--forever", "name"]),
         run("status", &["name"]),
@@ -289,6 +295,8 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         run("claim", &["--id", "2", "claimed"]),
         run("unlock", &["none"]),
         run("doctor", &[]),
+        fence(&["--token", "5"]),
+        fence(&["--show"]),
     ];
     let mut real = BTreeSet::new();
     for document in printed {

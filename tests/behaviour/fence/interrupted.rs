@@ -78,6 +78,11 @@ fn a_writer_that_is_overtaken_at_any_call_is_fenced_off_or_was_first() {
             assert!(other.status().unwrap().success());
         });
         let why = format!("{} {}", crate::syscalls::shown(&point, &run), crate::syscalls::said(&run));
+        // The number of calls differs a little from run to run.
+        if run.met.is_none() {
+            assert_eq!((token_of(&sandbox), run.status.code()), (5, Some(0)), "{why}");
+            continue;
+        }
         assert!(matches!(run.status.code(), Some(0 | 87)) && !run.hung, "{why}");
         assert_eq!((token_of(&sandbox), shown(&sandbox)), (6, "6".to_string()), "{why}");
         assert_eq!(names(&sandbox), [".csalock", "f", "five", "six"], "{why}");
