@@ -1,9 +1,12 @@
 //! Reads and commits of the marks of files that `csalock fence` replaces.
 
 use super::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{self, FenceMark};
 use crate::store::{Durability, Version, WriteOptions};
+
+/// Returns the new mark for a version and its mark, or `None` to leave it.
+type FenceChange<'a> = dyn FnMut(Option<Version>, &FenceMark) -> Result<Option<FenceMark>> + 'a;
 
 impl Engine {
     /// Returns the mark of the file with this name, and its version. Without a mark, all fields are empty.
@@ -13,7 +16,7 @@ impl Engine {
         let Some(stored) = self.store.read(&key)? else { return Ok((None, FenceMark::default())) };
         let unreadable = || {
             let what = format!("{}: the fence mark is unreadable", self.store.describe(&key));
-            Error::new(crate::error::ErrorKind::Corrupt, what, "nothing was changed; remove it if the file is right")
+            Error::new(ErrorKind::Corrupt, what, "nothing was changed; remove it if the file is right")
         };
         let mark = lock::decode_auxiliary(&stored.body).ok_or_else(unreadable)?;
         Ok((Some(stored.version), mark))
@@ -22,11 +25,7 @@ impl Engine {
     /// Replaces the mark of the file with this name by what `change` makes of its version and itself, and tries again if
     /// another process was faster. The new mark is on the disk when the call returns its version. Returns `None` if
     /// `change` does.
-    pub fn change_fence_mark(
-        &self,
-        file: &[u8],
-        change: &mut dyn FnMut(Option<Version>, &FenceMark) -> Result<Option<FenceMark>>,
-    ) -> Result<Option<Version>> {
+    pub fn change_fence_mark(&self, file: &[u8], change: &mut FenceChange<'_>) -> Result<Option<Version>> {
         let key = FenceMark::key(file);
         let options = WriteOptions { durability: Durability::Durable, mode: None };
         let mut race = self.race(&key);

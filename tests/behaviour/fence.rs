@@ -34,8 +34,8 @@ on_every_store! {
         assert_eq!(sandbox.read("files/f"), "one\n");
         let newer = shown(sandbox);
         assert!(old.parse::<u64>().unwrap() < newer.parse().unwrap());
-        let refused = format!("csalock: SANDBOX/files/f is fenced off: token TOKEN is older than token TOKEN; a later \
-                               holder of the lock has written it, so end this job\n");
+        let refused = "csalock: SANDBOX/files/f is fenced off: token TOKEN is older than token TOKEN; a later \
+                               holder of the lock has written it, so end this job\n";
         sandbox.csalock(["fence", "f"]).env("CSALOCK_TOKEN", &old).stdin("late").status(87).stderr(refused).run();
         sandbox.csalock(["fence", "-q", "f"]).env("CSALOCK_TOKEN", &old).stdin("late").status(87).run();
         sandbox.csalock(["fence", "--json", "f"]).env("CSALOCK_TOKEN", &old).stdin("late").status(87).stdout(

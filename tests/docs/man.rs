@@ -279,7 +279,11 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
     // The newest token is kept beside the file.
     let fence = |arguments: &[&str]| {
         let mut process = Process::new(env!("CARGO_BIN_EXE_csalock"));
-        process.args(["fence", "--json", "file"]).args(arguments).current_dir(&folder).stdin(std::process::Stdio::null());
+        process
+            .args(["fence", "--json", "file"])
+            .args(arguments)
+            .current_dir(&folder)
+            .stdin(std::process::Stdio::null());
         String::from_utf8(process.output().unwrap().stdout).unwrap()
     };
     let printed = [
