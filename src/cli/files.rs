@@ -14,7 +14,7 @@ use super::options::{COMMAND, Common, LOCK, whole};
 /// If COMMAND fails, FILE stays as it is, and csalock exits with the status of COMMAND.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "csalock fence [OPTION]... FILE [-- COMMAND [ARGUMENT]...]\n       csalock fence --show [OPTION]... FILE"
+    override_usage = "csalock fence [OPTION]... FILE [-- COMMAND...]\n       csalock fence --show [OPTION]... FILE"
 )]
 pub struct Fence {
     /// Token to write with [env: CSALOCK_TOKEN], which csalock run sets

@@ -52,10 +52,11 @@ impl<'a> Draft<'a> {
             let opened = openat(place.directory(), name.as_str(), flags, Mode::from_bits_truncate(mode));
             let file = opened.map_err(|errno| failed(errno, "create a draft in", place.folder()))?;
             let draft = Draft { place, file: File::from(file), name, version: 0, state: State::There, bytes: 0 };
-            // Without this lock (on a file system without locks) other writers leave the draft alone.
-            let _ = draft.file.try_lock_exclusive();
-            // Another writer may have removed the draft before it was locked.
-            if fstat(&draft.file).map_or(true, |found| found.st_nlink > 0) {
+            // A lock of another process means that it removes the draft as a leftover, and so does a missing name. On a
+            // file system without locks, other writers leave the draft alone.
+            let locked = draft.file.try_lock_exclusive();
+            let is_being_removed = locked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+            if !is_being_removed && fstat(&draft.file).map_or(true, |found| found.st_nlink > 0) {
                 return Ok(draft);
             }
         }

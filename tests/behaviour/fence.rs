@@ -136,9 +136,9 @@ fn bad_input_changes_nothing() {
         (
             &["--token", "5", "f", "x"],
             64,
-            "fence: unexpected argument x; use: csalock fence [OPTION]... FILE [-- COMMAND [ARGUMENT]...]".to_string(),
+            "fence: unexpected argument x; use: csalock fence [OPTION]... FILE [-- COMMAND...]".to_string(),
         ),
-        (&[], 64, "fence: FILE is missing; use: csalock fence [OPTION]... FILE [-- COMMAND [ARGUMENT]...]".to_string()),
+        (&[], 64, "fence: FILE is missing; use: csalock fence [OPTION]... FILE [-- COMMAND...]".to_string()),
     ] {
         let call = sandbox.csalock([&["fence"], words].concat()).stdin("new");
         call.status(code).stderr(format!("csalock: {said}\n")).run();

@@ -1,6 +1,7 @@
 //! Writers with random tokens, which are stopped and killed at random times: the token of the content never falls.
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -33,8 +34,14 @@ fn writer(sandbox: &Sandbox, token: u64) -> Child {
     let mut command = Command::new(CSALOCK);
     command.args(["fence", "-q", "--token", &token.to_string(), "f", "--", "sh", "-c", &script]).env_clear();
     command.env("PATH", sandbox.search_path()).envs(crate::supervised::mark());
-    command.current_dir(sandbox.path("files")).stdin(Stdio::null());
+    command.current_dir(sandbox.path("files")).stdin(Stdio::null()).stderr(Stdio::piped());
     command.spawn().unwrap()
+}
+
+fn said(child: &mut Child) -> String {
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    text
 }
 
 /// Returns the token of the content, which must be complete.
@@ -105,7 +112,7 @@ fn the_token_of_the_content_never_falls() {
                         }
                         Some(87) => refused += 1,
                         None if *is_killed => killed += 1,
-                        _ => panic!("the writer with token {token}: {status}"),
+                        _ => panic!("the writer with token {token}: {status}: {}", said(child)),
                     }
                     false
                 });
