@@ -1,6 +1,7 @@
 //! The directory of a fenced file: the renames in it, and the removal of drafts that killed writers left.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -158,18 +159,19 @@ impl Place {
             if let Some(name) = entry.file_name().to_str()
                 && draft::version_of(self.name(), name).is_some_and(|expected| expected < version)
                 && (scope == Scope::Local || is_old(name))
-                && !self.is_in_use(name)
+                && let Some(_locked) = self.lock_leftover(name)
             {
                 self.remove(name);
             }
         }
     }
 
-    /// Returns true unless this process locks the draft, which its writer does as long as it lives.
-    fn is_in_use(&self, draft: &str) -> bool {
+    /// Locks a draft that no live writer has locked. The lock must last until the draft is removed: a writer that has
+    /// just created its draft then makes another one.
+    fn lock_leftover(&self, draft: &str) -> Option<File> {
         let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let opened = openat(&self.directory, draft, flags, Mode::empty()).map(std::fs::File::from);
-        opened.map_or(true, |file| file.try_lock_exclusive().is_err())
+        let file = File::from(openat(&self.directory, draft, flags, Mode::empty()).ok()?);
+        file.try_lock_exclusive().is_ok().then_some(file)
     }
 }
 

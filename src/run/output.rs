@@ -44,11 +44,15 @@ impl PipedCommand {
 
     /// Returns the exit status of the command if it has ended.
     pub fn status(&self) -> Result<Option<Exit>> {
-        match waitpid(self.0, Some(WaitPidFlag::WNOHANG)) {
+        let mut found = waitpid(self.0, Some(WaitPidFlag::WNOHANG));
+        while found == Err(Errno::EINTR) {
+            found = waitpid(self.0, Some(WaitPidFlag::WNOHANG));
+        }
+        match found {
             Ok(WaitStatus::Exited(_, 0)) => Ok(Some(Exit::Done)),
             Ok(WaitStatus::Exited(_, code)) => Ok(Some(Exit::Code(code as u8))),
             Ok(WaitStatus::Signaled(_, signal, _)) => Ok(Some(Exit::signalled(signal as i32))),
-            Ok(_) | Err(Errno::EINTR) => Ok(None),
+            Ok(_) => Ok(None),
             Err(errno) => {
                 Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), ""))
             }
