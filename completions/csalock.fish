@@ -47,6 +47,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "renew" -d 'Restart 
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "get" -d 'Print the value that a lock guards'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "put" -d 'Write the value that a lock guards'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "del" -d 'Delete the value that a lock guards'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "fence" -d 'Replace a file, unless a newer holder has written it'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "claim" -d 'Claim names permanently, all or none, and print the id'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unclaim" -d 'Give up claims'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print the id that claims a name, or the names of an id'
@@ -293,6 +294,16 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l json -d 'Print t
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -l token -d 'Token to write with [env: CSALOCK_TOKEN], which csalock run sets' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -l show -d 'Print the newest token that wrote FILE, and write nothing; exit 81 if there is none'
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f

@@ -3,6 +3,7 @@
 //! `--help`, the man pages and the completions are generated from these types.
 
 mod claims;
+mod files;
 mod jobs;
 mod locks;
 mod manual;
@@ -17,6 +18,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub use claims::{Claim, Lookup, Unclaim};
+pub use files::Fence;
 pub use jobs::{Overdue, Period, Recurrence};
 pub use locks::{Lock, OnLost, Renew, Run, Unlock};
 pub use manual::{Completions, Man, Shell};
@@ -84,6 +86,8 @@ pub enum Command {
     Put(Put),
     /// Delete the value that a lock guards
     Del(Del),
+    /// Replace a file, unless a newer holder has written it
+    Fence(Fence),
     /// Claim names permanently, all or none, and print the id
     Claim(Claim),
     /// Give up claims
@@ -146,6 +150,7 @@ impl Command {
             Command::Get(asked) => &mut asked.common,
             Command::Put(asked) => &mut asked.writing.common,
             Command::Del(asked) => &mut asked.writing.common,
+            Command::Fence(asked) => &mut asked.common,
             Command::Claim(asked) => &mut asked.common,
             Command::Unclaim(asked) => &mut asked.common,
             Command::Lookup(asked) => &mut asked.common,

@@ -9,6 +9,7 @@ mod context;
 mod csa;
 mod doctor;
 mod failure;
+mod fence;
 mod gc;
 mod get;
 mod history;
@@ -59,6 +60,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Get(asked) => get::run(&context, asked).or_else(end_with_reader),
         Command::Put(asked) => put::put(&context, asked),
         Command::Del(asked) => put::del(&context, asked),
+        Command::Fence(asked) => fence::run(&context, asked).or_else(end_with_reader),
         Command::Claim(asked) => claim::claim(&context, asked),
         Command::Unclaim(asked) => claim::unclaim(&context, asked),
         Command::Lookup(asked) => lookup::run(&context, asked).or_else(end_with_reader),

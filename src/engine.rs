@@ -15,6 +15,7 @@ mod contention;
 mod context;
 mod deadlock;
 mod facts;
+mod fence;
 mod gc;
 mod history;
 mod inspect;

@@ -161,10 +161,20 @@ impl Environment {
         inherited().filter(|entry| !is_ours(entry)).map(Cow::Borrowed).chain(added).collect()
     }
 
+    /// Returns all variables of this process, each as `NAME=VALUE`.
+    pub fn all() -> Vec<&'static CStr> {
+        inherited().collect()
+    }
+
     /// Returns the search path for programs.
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn path() -> OsString {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
+    }
+
+    /// Returns the token of the lock that this process runs under, `CSALOCK_TOKEN`.
+    pub fn token() -> Option<OsString> {
+        set("CSALOCK_TOKEN")
     }
 
     /// Returns the pager that the user chose for manuals.

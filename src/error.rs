@@ -49,6 +49,8 @@ pub enum ErrorKind {
     Lost,
     /// The last success of a job is longer ago than promised.
     Overdue,
+    /// A newer token has written the file.
+    FencedOff,
     /// The command was found but cannot be executed.
     CannotExecute,
     /// The command was not found.

@@ -27,7 +27,7 @@ pub enum Exit {
 
 impl Exit {
     /// Every code with a meaning of its own: the number and the words of the man page.
-    pub const ALL: [(Exit, &'static str); 20] = [
+    pub const ALL: [(Exit, &'static str); 21] = [
         (Done, "done"),
         (Failed(InvalidInput), "usage error"),
         (Failed(Corrupt), "a record is unreadable or corrupt, or what is to be the store is something else"),
@@ -48,6 +48,7 @@ impl Exit {
         (Failed(Deadlock), "deadlock: waiting would never end"),
         (Failed(Lost), "the lock was lost while it was taken, the command ran, or the value was read"),
         (Failed(Overdue), "overdue: the last success of the job is longer ago than --overdue allows"),
+        (Failed(FencedOff), "fenced off: a newer token has written the file"),
         (MaxHold, "--max-hold was over (137 if the command had to be killed)"),
         (Failed(CannotExecute), "the command cannot be executed"),
         (Failed(CommandNotFound), "the command was not found"),
@@ -73,6 +74,7 @@ impl Exit {
             Failed(Deadlock) => 84,
             Failed(Lost) => 85,
             Failed(Overdue) => 86,
+            Failed(FencedOff) => 87,
             MaxHold => 124,
             Failed(CannotExecute) => 126,
             Failed(CommandNotFound) => 127,

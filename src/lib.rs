@@ -40,6 +40,8 @@ pub mod escape;
 #[doc(hidden)]
 pub mod exit;
 #[doc(hidden)]
+pub mod fence;
+#[doc(hidden)]
 pub mod glob;
 mod guard;
 #[doc(hidden)]

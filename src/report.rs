@@ -26,8 +26,8 @@ pub use history_json::{OverdueJson, PastJson};
 use holder::shown_user;
 pub use holder::{Reporter, user};
 pub use json::{
-    ClaimJson, Entry, Evicted, HolderJson, LockJson, LookupJson, NoValueJson, SightJson, TakenJson, UnlockJson,
-    ValueJson, json,
+    ClaimJson, Entry, Evicted, FenceJson, HolderJson, LockJson, LookupJson, NewestJson, NoValueJson, SightJson,
+    TakenJson, UnlockJson, ValueJson, json,
 };
 pub use lock_table::LockTable;
 pub use metrics::Metrics;

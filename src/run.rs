@@ -8,6 +8,7 @@ pub mod detach;
 pub mod flock;
 pub mod job;
 pub mod keepalive;
+pub mod output;
 pub mod schedule;
 pub mod spawn;
 pub mod supervisor;

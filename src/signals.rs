@@ -116,6 +116,11 @@ impl Signals {
         Some(ReceivedSignal { signal, from_terminal })
     }
 
+    /// Returns the signal mask of the start, for a program that csalock starts.
+    pub fn mask_before(&self) -> &SigSet {
+        &self.before
+    }
+
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.
     pub fn restore(&self, inherited: StartupState) {
         // The command starts with the default disposition of SIGCHLD, if nothing ignored it.

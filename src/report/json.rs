@@ -1,10 +1,12 @@
 //! The JSON documents. They are a stable interface: fields may be added, but never renamed or removed.
 
 mod answers;
+mod files;
 
 use serde::Serialize;
 
 pub use answers::{ClaimJson, Entry, Evicted, LockJson, LookupJson, NoValueJson, TakenJson, UnlockJson, ValueJson};
+pub use files::{FenceJson, NewestJson};
 
 use super::{Reporter, user};
 use crate::duration::rfc3339_millis;

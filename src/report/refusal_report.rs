@@ -98,6 +98,7 @@ fn reason(kind: ErrorKind) -> &'static str {
         ErrorKind::Deadlock => "deadlock",
         ErrorKind::Lost => "lost",
         ErrorKind::Overdue => "overdue",
+        ErrorKind::FencedOff => "fenced off",
         ErrorKind::CannotExecute => "cannot execute",
         ErrorKind::CommandNotFound => "command not found",
     }

@@ -70,6 +70,7 @@ mod doctor;
 mod etcd_storm;
 mod exchanges;
 mod exit_codes;
+mod fence;
 mod follow;
 mod gc;
 mod help;

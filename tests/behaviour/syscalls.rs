@@ -172,7 +172,7 @@ fn anonymous(path: &str) -> String {
 }
 
 /// How many calls are made before the program begins: those that are the same whatever it is to do.
-fn before_main() -> usize {
+pub(crate) fn before_main() -> usize {
     static CALLS: OnceLock<usize> = OnceLock::new();
     *CALLS.get_or_init(|| {
         let made = |word: &str| {
@@ -185,13 +185,13 @@ fn before_main() -> usize {
     })
 }
 
-fn shown(point: &Point, run: &Traced) -> String {
+pub(crate) fn shown(point: &Point, run: &Traced) -> String {
     let what = run.met.as_ref().map_or("never made".to_string(), |made| {
         format!("{} {} {:x?}", calls::name(made.number), made.path, &made.arguments[..4])
     });
     format!("process {} call {} {:?} ({what})", point.process, point.call, point.fault)
 }
 
-fn said(run: &Traced) -> String {
+pub(crate) fn said(run: &Traced) -> String {
     format!("  {:?} {:?} {:?}", run.status, run.stdout, run.stderr)
 }

@@ -306,6 +306,16 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
     let job =
         Process::new(env!("CARGO_BIN_EXE_csalock")).args(["run", &store, "--overdue", "1ms", "job", "true"]).status();
     assert!(job.unwrap().success());
+    // The newest token is kept beside the file.
+    let fence = |arguments: &[&str]| {
+        let mut process = Process::new(env!("CARGO_BIN_EXE_csalock"));
+        process
+            .args(["fence", "--json", "file"])
+            .args(arguments)
+            .current_dir(&folder)
+            .stdin(std::process::Stdio::null());
+        String::from_utf8(process.output().unwrap().stdout).unwrap()
+    };
     let printed = [
         run("lock", &["--forever", "name"]),
         run("status", &["name"]),
@@ -320,6 +330,8 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         run("unlock", &["none"]),
         run("overdue", &[]),
         run("doctor", &[]),
+        fence(&["--token", "5"]),
+        fence(&["--show"]),
     ];
     let mut real = BTreeSet::new();
     for document in printed {

@@ -6,6 +6,7 @@
 mod blocks;
 mod cgi;
 mod cron;
+mod database;
 #[path = "../extent/mod.rs"]
 mod extent;
 mod home;

@@ -1,14 +1,15 @@
-//! Auxiliary objects as bytes: pages of long queues, published wait edges, commit records and external values. A user
-//! cannot type their names.
+//! Auxiliary objects as bytes: pages of long queues, published wait edges, commit records, fence marks and external
+//! values. A user cannot type their names.
 //!
 //! Each object is a line like a record; the bytes of a value follow its line unchanged. An object that csalock cannot
-//! read, or did not write in this format, counts as missing.
+//! read, or did not write in this format, counts as missing, except a fence mark.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{checksum, name_in, open, seal};
 use crate::lock::commit_record::CommitRecord;
+use crate::lock::fence_mark::FenceMark;
 use crate::lock::owner::Owner;
 use crate::lock::page::Page;
 use crate::lock::wait_edges::WaitEdges;
@@ -29,6 +30,10 @@ impl Auxiliary for WaitEdges {
 
 impl Auxiliary for CommitRecord {
     const KIND: &'static str = "csalock-decision";
+}
+
+impl Auxiliary for FenceMark {
+    const KIND: &'static str = "csalock-fence";
 }
 
 /// The line before the bytes of an external value.

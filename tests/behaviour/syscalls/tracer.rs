@@ -48,6 +48,8 @@ pub(crate) enum Fault {
     DiskFull,
     /// From now on the process gets no more descriptors.
     NoDescriptors,
+    /// Other processes do their work before the call is made.
+    Overtaken,
 }
 
 /// A call of one of the processes, both counted from 0, and what happens there.
@@ -93,14 +95,23 @@ pub(crate) fn trace(command: Command, point: Option<Point>) -> Traced {
 }
 
 /// Traces like `trace`, and reports the processes to the caller.
-pub(crate) fn trace_with(mut command: Command, point: Option<Point>, pids: Pids) -> Traced {
+pub(crate) fn trace_with(command: Command, point: Option<Point>, pids: Pids) -> Traced {
+    trace_during(command, point, pids, Box::new(|| ()))
+}
+
+/// Traces like `trace`; the work of the others for [`Fault::Overtaken`] is `others`.
+pub(crate) fn trace_overtaken(command: Command, point: Point, others: impl FnOnce() + Send + 'static) -> Traced {
+    trace_during(command, Some(point), Pids::default(), Box::new(others))
+}
+
+fn trace_during(mut command: Command, point: Option<Point>, pids: Pids, others: Others) -> Traced {
     let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
     command.process_group(0);
     let (tell, told) = channel();
     let of_tracer = pids.clone();
     let tracing = std::thread::spawn(move || {
-        let mut tracer = Tracer::new(&mut command, point, of_tracer);
+        let mut tracer = Tracer::new(&mut command, point, of_tracer, others);
         tracer.run();
         tracer.let_go();
         let _ = tell.send(());
@@ -115,7 +126,11 @@ pub(crate) fn trace_with(mut command: Command, point: Option<Point>, pids: Pids)
     Traced { status: status.unwrap(), stdout: content(&stdout), stderr: content(&stderr), made, met, pids, hung }
 }
 
+/// The work of other processes.
+type Others = Box<dyn FnOnce() + Send>;
+
 struct Tracer {
+    others: Option<Others>,
     root: Pid,
     point: Option<Point>,
     status: Option<ExitStatus>,
@@ -129,7 +144,7 @@ struct Tracer {
 }
 
 impl Tracer {
-    fn new(command: &mut Command, point: Option<Point>, pids: Pids) -> Tracer {
+    fn new(command: &mut Command, point: Option<Point>, pids: Pids, others: Others) -> Tracer {
         // SAFETY: between fork and exec only this one system call is made.
         #[allow(unsafe_code, reason = "a traced process must ask for it itself")]
         unsafe {
@@ -145,6 +160,7 @@ impl Tracer {
             | Options::PTRACE_O_TRACEEXEC;
         ptrace::setoptions(root, options).unwrap();
         let mut tracer = Tracer {
+            others: Some(others),
             root,
             point,
             status: None,
@@ -303,6 +319,7 @@ impl Tracer {
             Fault::Fails(errno) => self.fails(pid, errno),
             Fault::DiskFull => self.fails(pid, Errno::ENOSPC),
             Fault::NoDescriptors => self.fails(pid, Errno::EMFILE),
+            Fault::Overtaken => self.others.take().into_iter().for_each(|others| others()),
             Fault::Misreported(errno) => drop(self.comes_back_with.insert(pid, errno)),
         }
     }

@@ -1,0 +1,188 @@
+//! Replacement of a file under a fencing token, for `csalock fence`: a writer with a token below the newest one
+//! changes nothing, even if it was stopped at any instruction, its lock was broken, and it goes on an hour later.
+//!
+//! Two objects belong to a FILE. Its *mark* is an auxiliary object of the store beside it (`.csalock`) and contains
+//! the newest token and the name of a draft ([`FenceMark`]). A *draft* is a file in the directory of FILE, with bytes
+//! that become FILE. A write has these steps:
+//!
+//! 1. **Draft.** The writer writes all bytes to a new draft with a random name, gives it the mode of FILE and syncs
+//!    it.
+//! 2. **Settle.** It reads the mark. If the mark names a draft, it renames that draft to FILE, unless that was done.
+//!    Then it compares its token with the newest, and stops if its own is lower.
+//! 3. **Commit.** It replaces the mark by one with its own token and its own draft, by compare-and-swap with the
+//!    version that it read in step 2. After a conflict it goes back to step 2.
+//! 4. **Publish.** It renames its own draft to FILE. If the draft is not there, another writer did so in its step 2.
+//!
+//! **Why a late writer changes nothing.** The commit is the write: it compares the token and makes the bytes the
+//! newest in one step. All later renames only carry it out, for whichever process comes first. They cannot come too
+//! late:
+//!
+//! - A rename to FILE has as its source a draft that some mark names, and rename(2) of a given source happens once,
+//!   even on NFS with lost and repeated requests. The name of a draft never occurs again.
+//! - Each commit follows a rename of the draft of the mark that it replaces (step 2). So when a mark is replaced, its
+//!   draft is gone. A process that stopped before it renamed that draft finds nothing to rename when it goes on.
+//! - A process that stopped before its commit finds another version of the mark, and compares the tokens again.
+//!
+//! So the renames to FILE happen in the order of the commits, and the tokens of the commits never fall. Readers see
+//! all bytes of one write.
+//!
+//! **Crashes.** A process that dies before its commit has written nothing. If it dies between commit and rename,
+//! readers see the earlier bytes until the next writer, of any token, settles the mark. Its write was never reported
+//! as done. A commit follows a sync of the draft and of its name, so after a power cut too the draft is there or was
+//! renamed.
+//!
+//! **Failures.** If the rename fails, or the result of the commit is unknown, the writer withdraws the draft: it
+//! renames it to a name that no process publishes (`.csalock-fence-not.…`). That too happens once, so the write is
+//! either published or withdrawn. While a withdrawn draft is there, the token before it counts
+//! ([`FenceMark::before`]). The writer then takes its mark back by compare-and-swap and removes the draft.
+//!
+//! **Leftovers.** The name of a draft contains the version of the mark that its commit expects. When a later version
+//! is settled, that commit can only fail. So the next writer removes such drafts, except those that live processes
+//! have locked with flock(2): their writers need the bytes for the next try. Not all mounts share these locks with
+//! other hosts, so there only old drafts are removed. A removal too early costs an error, never a wrong mark.
+//!
+//! **Limits.** Only calls of `csalock fence` are compared. The directory must stay in its place during a call. An NFS
+//! client that has FILE open may rename FILE aside before it renames a draft onto it, so for a moment FILE may be
+//! missing for other hosts.
+
+mod draft;
+mod place;
+
+pub use draft::Draft;
+pub use place::Place;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::lock::FenceMark;
+use crate::name::escape_path;
+use crate::store::{Scope, Version};
+
+/// A file, with the store of its mark.
+pub struct Fence<'a> {
+    engine: &'a Engine,
+    place: &'a Place,
+}
+
+/// Result of an attempt to replace the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replacement {
+    /// The file was replaced. This was the newest token before, or 0.
+    Done(u64),
+    /// A writer with this newer token has written the file.
+    FencedOff(u64),
+}
+
+/// The newest write of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Newest {
+    /// Token of the write.
+    pub token: u64,
+    /// True if the file contains the bytes; false if the next writer publishes them.
+    pub published: bool,
+}
+
+impl<'a> Fence<'a> {
+    /// Creates a fence for the file at this place. The engine must be that of the store beside the file.
+    pub fn new(engine: &'a Engine, place: &'a Place) -> Fence<'a> {
+        Fence { engine, place }
+    }
+
+    /// Returns the newest write, if `csalock fence` has written the file. Changes nothing.
+    pub fn inspect(&self) -> Result<Option<Newest>> {
+        let (_, mark) = self.engine.fence_mark(self.place.name())?;
+        let published = mark.draft.is_empty() || !self.place.has(&mark.draft)?;
+        let token = self.newest(&mark)?;
+        Ok((token > 0).then_some(Newest { token, published }))
+    }
+
+    /// Returns the newest token if it is above this one. Publishes the newest write, if that is left to do.
+    pub fn refusal(&self, token: u64) -> Result<Option<u64>> {
+        let (_, mark) = self.engine.fence_mark(self.place.name())?;
+        let newest = self.settle(&mark)?;
+        Ok((token < newest).then_some(newest))
+    }
+
+    /// Replaces the file by this draft, unless the newest token is above this one.
+    pub fn replace(&self, mut draft: Draft<'_>, token: u64) -> Result<Replacement> {
+        draft.finish()?;
+        let (mut newest, mut expected) = (0, None);
+        let committed = self.engine.change_fence_mark(self.place.name(), &mut |version, mark| {
+            newest = self.settle(mark)?;
+            if token < newest {
+                return Ok(None);
+            }
+            draft.expect(version, self.engine.host())?;
+            self.place.sync()?;
+            self.place.check()?;
+            expected = Some(version);
+            Ok(Some(FenceMark { token, before: newest, draft: draft.name().to_string() }))
+        });
+        let done = Replacement::Done(newest);
+        match committed {
+            Ok(Some(version)) => self.finish(&mut draft, version).map(|()| done),
+            Ok(None) => Ok(Replacement::FencedOff(newest)),
+            Err(error) => match expected {
+                Some(expected) if draft.is_there() => self.take_back(&mut draft, expected, error).map(|()| done),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Publishes the draft of a mark, unless that was done, and returns the newest token.
+    fn settle(&self, mark: &FenceMark) -> Result<u64> {
+        if !mark.draft.is_empty() {
+            let unfinished = |error: Error| {
+                let draft = escape_path(&self.place.path_of(&mark.draft));
+                let what = format!("{}; its newest bytes, with token {}, are in {draft}", error.message(), mark.token);
+                Error::new(error.kind(), what, "remove the obstacle, then try again")
+            };
+            if self.place.publish(&mark.draft).map_err(unfinished)? {
+                self.place.sync()?;
+            }
+        }
+        self.newest(mark)
+    }
+
+    /// Returns the newest token, according to a mark whose draft was published or withdrawn. (If its writer has taken
+    /// the mark back since, the draft is gone and the higher token is returned. It was issued, so it may refuse
+    /// others.)
+    fn newest(&self, mark: &FenceMark) -> Result<u64> {
+        let is_withdrawn = !mark.draft.is_empty() && self.place.has(&draft::withdrawn(&mark.draft))?;
+        Ok(if is_withdrawn { mark.before } else { mark.token })
+    }
+
+    /// Publishes a draft whose mark was committed in this version.
+    fn finish(&self, draft: &mut Draft<'_>, version: Version) -> Result<()> {
+        if let Err(error) = self.place.publish(draft.name()) {
+            return self.take_back(draft, None, error);
+        }
+        draft.leave();
+        self.place.sync().map_err(Error::outcome_unknown)?;
+        self.place.sweep(version.number, self.engine.store().scope(), draft.time());
+        Ok(())
+    }
+
+    /// Withdraws a draft after this error, and takes its mark back, whose commit expected this version. Succeeds if
+    /// another process has published the draft.
+    fn take_back(&self, draft: &mut Draft<'_>, expected: Option<Version>, error: Error) -> Result<()> {
+        let is_local = self.engine.store().scope() == Scope::Local;
+        match draft.withdraw() {
+            Ok(true) => {}
+            Ok(false) if is_local => return self.place.sync().map_err(Error::outcome_unknown),
+            Ok(false) | Err(_) => return Err(error.outcome_unknown()),
+        }
+        let mut found = None;
+        let taken_back = self.engine.change_fence_mark(self.place.name(), &mut |version, mark| {
+            found = version;
+            Ok((mark.draft == draft.name()).then(|| mark.withdrawn()))
+        });
+        // A commit that another host has not carried out yet could still make a mark with this draft.
+        let may_come = !is_local && found == expected;
+        match taken_back {
+            Ok(Some(_)) => draft.remove_withdrawn(),
+            Ok(None) if !may_come => draft.remove_withdrawn(),
+            _ => {}
+        }
+        Err(error)
+    }
+}
