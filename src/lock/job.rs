@@ -1,4 +1,4 @@
-//! What a record knows of the jobs that run under its lock, and the rules for changing it: the last run that succeeded,
+//! The job that runs under a lock, as the record knows it, and the rules for changing that: the last run that succeeded,
 //! the runs of the current slot, and how often the job must succeed.
 //!
 //! **Slots.** A slot is a span of time in which the job must succeed once; its number is its begin, in milliseconds since

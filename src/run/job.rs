@@ -28,7 +28,7 @@ pub struct Job<'a> {
     pub limits: Limits,
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,
-    /// What to record if the command ends with 0.
+    /// The success to record if the command ends with 0.
     pub reports: Option<SuccessReport>,
     /// End of the leases, if there are leases from the beginning.
     pub shared_deadline: Option<SharedDeadline>,

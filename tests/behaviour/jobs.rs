@@ -70,6 +70,14 @@ on_every_store! {
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), "runs\n"));
     }
 
+    fn a_command_that_releases_its_lock_has_no_success(sandbox: &Sandbox) {
+        let words = ["run", LONG, "job", "dash", "-c", "csalock unlock \"$CSALOCK_NAME\""];
+        let said = "csalock: the job of lock job has succeeded, but that could not be recorded, so it may run again: the command \
+                    had released the lock itself; let csalock release it when the command ends\n";
+        sandbox.csalock(words).stderr(said).run();
+        sandbox.csalock(["run", LONG, "job", "echo", "again"]).stdout("again\n").run();
+    }
+
     fn many_callers_at_once_run_it_once(sandbox: &Sandbox) {
         let words = ["run", "-w", "inf", LONG, "job", "dash", "-c", "echo run >> runs"];
         let jobs: Vec<Job> = (0..8).map(|_| sandbox.csalock(words).spawn()).collect();

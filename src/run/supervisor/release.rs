@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::event_loop::ExitReport;
 use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, ReportSuccess, Success};
+use crate::lock::{Cancel, EndReason, EndedGrant, Lifetime, NotHolder, ReportSuccess, Success};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach;
 use crate::store::answers;
@@ -58,8 +58,15 @@ impl Supervisor<'_> {
         let success = Success { at: host.wall().as_millis() as u64, slot: report.slot, host: host.name() };
         let request =
             engine.by_proof(self.job.handle.proof()).map(|credentials| ReportSuccess { credentials, success });
-        if let Err(error) = request.and_then(|request| engine.apply(&target.name, &request)) {
-            (self.tell)(&Notice::NotReported(target, &error));
+        let released = |ending: &EndedGrant| ending.reason == EndReason::Released;
+        match request.and_then(|request| engine.apply(&target.name, &request)) {
+            Err(error) => (self.tell)(&Notice::NotReported(target, &error)),
+            Ok(Err(NotHolder { ending, .. })) if ending.as_ref().is_none_or(released) => {
+                let what = "the command had released the lock itself";
+                let error = Error::new(ErrorKind::NotHeld, what, "let csalock release it when the command ends");
+                (self.tell)(&Notice::NotReported(target, &error));
+            }
+            Ok(_) => {}
         }
     }
 
