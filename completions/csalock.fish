@@ -62,6 +62,9 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Show t
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Release the lock after this time at the latest' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
+skip\t'Do not run the command, and exit 0: the same as -n -E 0'
+latest\t'Wait until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -93,6 +96,9 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label 
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
+skip\t'Do not run the command, and exit 0: the same as -n -E 0'
+latest\t'Wait until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -375,7 +381,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l hel
 
 # The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
+    set -l valued --also --at --attempts --backoff --busy --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
     set -l words (commandline -opc)
     set -e words[1]
     set -l has_command 0

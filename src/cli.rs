@@ -20,7 +20,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 pub use claims::{Claim, Lookup, Unclaim};
 pub use files::Fence;
 pub use jobs::{Overdue, Period, Recurrence};
-pub use locks::{Lock, OnLost, Renew, Run, Unlock};
+pub use locks::{Busy, Lock, OnLost, Renew, Run, Unlock};
 pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
@@ -129,6 +129,9 @@ impl Cli {
             error.insert(ContextKind::InvalidArg, ContextValue::String("--verbose".to_string()));
             error.insert(ContextKind::PriorArg, ContextValue::String("--quiet".to_string()));
             return Err(error);
+        }
+        if let Command::Run(run) = &mut cli.command {
+            run.expand();
         }
         Ok(cli)
     }

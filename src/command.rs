@@ -48,28 +48,38 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     };
     let context = Context::of_this_process();
     let done = match &cli.command {
-        Command::Lock(asked) => lock::run(&context, asked),
-        Command::Unlock(asked) => unlock::run(&context, asked, &Settings::OPTIONS),
         Command::Run(asked) => run::run(&context, asked, &arguments),
-        Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
-        Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),
-        Command::Overdue(asked) => overdue::run(&context, asked).or_else(end_with_reader),
-        Command::Audit(asked) => audit::run(&context, asked).or_else(end_with_reader),
-        Command::Metrics(asked) => metrics::run(&context, asked).or_else(end_with_reader),
-        Command::Renew(asked) => renew::run(&context, asked),
-        Command::Get(asked) => get::run(&context, asked).or_else(end_with_reader),
-        Command::Put(asked) => put::put(&context, asked),
-        Command::Del(asked) => put::del(&context, asked),
-        Command::Fence(asked) => fence::run(&context, asked).or_else(end_with_reader),
-        Command::Claim(asked) => claim::claim(&context, asked),
-        Command::Unclaim(asked) => claim::unclaim(&context, asked),
-        Command::Lookup(asked) => lookup::run(&context, asked).or_else(end_with_reader),
-        Command::Gc(asked) => gc::run(&context, asked),
-        Command::Doctor(asked) => doctor::run(&context, asked).or_else(end_with_reader),
-        Command::Man(asked) => man::run(asked).or_else(end_with_reader),
-        Command::Completions(asked) => completions::run(asked).or_else(end_with_reader),
+        command => execute(&context, command, &arguments),
     };
     end(done.or_else(|error| Ok(failure::tell(&context, &cli.command, &error))))
+}
+
+/// Executes a command. The code of all commands has 90 KB, and in the middle of the code that `run` executes it would cost
+/// page faults.
+#[inline(never)]
+fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyhow::Result<Exit> {
+    match command {
+        Command::Run(asked) => run::run(context, asked, arguments),
+        Command::Lock(asked) => lock::run(context, asked),
+        Command::Unlock(asked) => unlock::run(context, asked, &Settings::OPTIONS),
+        Command::Status(asked) => status::run(context, asked).or_else(end_with_reader),
+        Command::History(asked) => history::run(context, asked).or_else(end_with_reader),
+        Command::Overdue(asked) => overdue::run(context, asked).or_else(end_with_reader),
+        Command::Audit(asked) => audit::run(context, asked).or_else(end_with_reader),
+        Command::Metrics(asked) => metrics::run(context, asked).or_else(end_with_reader),
+        Command::Renew(asked) => renew::run(context, asked),
+        Command::Get(asked) => get::run(context, asked).or_else(end_with_reader),
+        Command::Put(asked) => put::put(context, asked),
+        Command::Del(asked) => put::del(context, asked),
+        Command::Fence(asked) => fence::run(context, asked).or_else(end_with_reader),
+        Command::Claim(asked) => claim::claim(context, asked),
+        Command::Unclaim(asked) => claim::unclaim(context, asked),
+        Command::Lookup(asked) => lookup::run(context, asked).or_else(end_with_reader),
+        Command::Gc(asked) => gc::run(context, asked),
+        Command::Doctor(asked) => doctor::run(context, asked).or_else(end_with_reader),
+        Command::Man(asked) => man::run(asked).or_else(end_with_reader),
+        Command::Completions(asked) => completions::run(asked).or_else(end_with_reader),
+    }
 }
 
 /// Returns how long the command waits for its locks and how it reacts to a timeout, if it acquires any.

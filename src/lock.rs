@@ -19,6 +19,7 @@ mod protocol;
 mod queue;
 mod record;
 mod release;
+mod replacement;
 mod request;
 mod sighting;
 mod value;
@@ -41,6 +42,7 @@ pub use page::{Page, Pages};
 pub use protocol::{decide, grant_status};
 pub use queue::effective_owner;
 pub use record::{EndReason, EndedGrant, Grant, MOST_SLOTS, Mode, Record, Waiter};
+pub use replacement::{Replacement, Successor};
 pub use request::{
     Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, OwnerDied, Prepare,
     QueuePosition, Refusal, Release, Renew, Request, Transition,

@@ -185,7 +185,9 @@ fn refusal<T>(name: &[u8], refused: &Refusal) -> Result<Option<T>> {
         Refusal::SlotCountConflict(has) => {
             (ErrorKind::InvalidInput, format!("lock {name} has {has} slots"), format!("use {has} slots"))
         }
-        Refusal::Busy(_) | Refusal::Claimed(_) | Refusal::Stale(_) | Refusal::Lost(_) => return Ok(None),
+        Refusal::Busy(_) | Refusal::Claimed(_) | Refusal::Stale(_) | Refusal::Replaced(_) | Refusal::Lost(_) => {
+            return Ok(None);
+        }
     };
     Err(Error::new(kind, what, hint))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::jobs::Recurrence;
-use super::options::{COMMAND, Common, LOCK, Taking, hide, whole};
+use super::options::{COMMAND, Common, LOCK, Taking, WAITING, hide, whole};
 use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script
@@ -81,6 +81,11 @@ pub struct Run {
     /// Become the command instead of waiting for it; the lock ends with the command
     #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "ttl", "forever"], help_heading = COMMAND)]
     pub no_fork: bool,
+    /// What to do while the lock is busy
+    #[arg(
+        long, value_name = "WHAT", value_enum, default_value = "wait", conflicts_with = "nonblock", help_heading = WAITING
+    )]
+    pub busy: Busy,
     /// Lock the file itself with flock(2) too, as flock(1) does; for names that are paths
     #[arg(long, help_heading = LOCK)]
     pub flock: bool,
@@ -108,6 +113,27 @@ pub struct Run {
     /// Options of every command.
     #[command(flatten)]
     pub common: Common,
+}
+
+impl Run {
+    /// Replaces `--busy skip` by the options that it stands for.
+    pub(super) fn expand(&mut self) {
+        if self.busy == Busy::Skip {
+            self.taking.waiting.nonblock = true;
+            self.taking.waiting.conflict_exit_code.get_or_insert(0);
+        }
+    }
+}
+
+/// Action while the lock is busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Busy {
+    /// Wait, as long as -w allows
+    Wait,
+    /// Do not run the command, and exit 0: the same as -n -E 0
+    Skip,
+    /// Wait until a newer caller with this option takes the place; then exit 75
+    Latest,
 }
 
 /// Action for a command whose lock is about to end.

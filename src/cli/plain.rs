@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use super::{Cli, Command, Common, OnLost, Recurrence, Run, Taking, Waiting};
+use super::{Busy, Cli, Command, Common, OnLost, Recurrence, Run, Taking, Waiting};
 use crate::duration::Limit;
 
 /// Returns the meaning of these arguments, of which the first is the program's name, if they have the plain form.
@@ -33,6 +33,7 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         common,
         taking,
         no_fork: false,
+        busy: Busy::Wait,
         flock: false,
         shell: None,
         max_hold: None,

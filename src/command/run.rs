@@ -16,7 +16,7 @@ pub(super) use self::recurrence::overdue;
 use self::stop::stop_after;
 use super::context::{Context, eprint_line};
 use super::usage;
-use crate::cli::{OnLost, Run};
+use crate::cli::{Busy, OnLost, Run};
 use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -34,6 +34,10 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
     let (names, command_line) = command_line(asked).map_err(|problem| usage::after_name(&problem, asked, arguments))?;
+    if asked.busy == Busy::Latest && names.len() > 1 {
+        let what = "--busy latest is for one lock, and here are several";
+        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --also or --busy out").into());
+    }
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;

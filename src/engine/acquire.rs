@@ -69,7 +69,6 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
-            is_queued: false,
         };
         self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
         self.leave_witness(scope, name, &request.handle.proof());
@@ -77,7 +76,7 @@ impl Engine {
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
             Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),
-            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.is_queued,
+            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.request.queued,
             Ok(AcquireResult::Refused(_)) => false,
             _ => true,
         };
@@ -135,8 +134,6 @@ struct Acquisition<'a> {
     store_answered: bool,
     /// True if a store call has failed and may succeed later.
     store_failed: bool,
-    /// True if the store has accepted this waiter into the queue.
-    is_queued: bool,
 }
 
 impl<'a> Acquisition<'a> {
@@ -163,7 +160,7 @@ impl<'a> Acquisition<'a> {
         let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
         let answers_again = self.store_answered || error.is_unreached();
         (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
-            || (error.is_refused_change() && self.is_queued)
+            || (error.is_refused_change() && self.request.queued)
     }
 
     /// Reads the record, decides, and then commits or waits, until the attempt ends.
@@ -199,7 +196,7 @@ impl<'a> Acquisition<'a> {
                             }
                             AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
                             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-                                self.is_queued = true;
+                                self.request.queued = true;
                                 // A grant in the record that ends before the next read must keep its token.
                                 lock::number(&mut next, version.number);
                                 committed = Some((Some(version), next));

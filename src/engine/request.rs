@@ -22,6 +22,8 @@ pub struct AcquireRequest {
     pub release_on_exit: bool,
     /// The id under which the request claims the name, if it does.
     pub claim: Option<Vec<u8>>,
+    /// True if a newer request of this kind takes the place of this one in the queue.
+    pub latest_only: bool,
     /// The lifetime of the grant.
     pub lifetime: Lifetime,
     /// Maximum number of holders, for [`Mode::Slot`].
@@ -50,6 +52,7 @@ impl AcquireRequest {
             owner_outlives_process: false,
             release_on_exit: false,
             claim: None,
+            latest_only: false,
             lifetime: Lifetime::WhileOwnerLives,
             slots: None,
             refuse_stale: false,
@@ -79,6 +82,7 @@ impl Engine {
             needs_confirmation: confirms,
             release_on_exit: request.release_on_exit,
             claim: request.claim.clone(),
+            latest_only: request.latest_only,
             enclosing_grants: request.enclosing_grants.clone(),
             since: self.host.wall().as_millis() as u64,
             ..Waiter::new(request.handle.proof(), request.owner.clone(), request.process)

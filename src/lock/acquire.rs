@@ -11,6 +11,7 @@ use super::queue::{
     INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
 };
 use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
+use super::replacement;
 use super::request::{Acquire, AcquireStep, Cancel, Edge, NotHolder, QueuePosition, Refusal, Request, Transition};
 
 impl Request for Acquire {
@@ -55,6 +56,9 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
         return Ok(refused(Refusal::Lost(NotHolder { holders: Vec::new(), ending: mine.cloned() })));
     }
+    if let Some(refusal) = replacement::refusal(record, request) {
+        return Ok(refused(refusal));
+    }
     let mut next = record.clone();
     let ended = evict(&mut next, facts)?;
     let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
@@ -71,7 +75,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         if let Some(has) = slot_count_conflict(&next, request, facts)? {
             return Ok(refused(Refusal::SlotCountConflict(has)));
         }
-        enter(&mut next, request, facts);
+        wake.extend(enter(&mut next, request, facts));
     }
     update_entry(&mut next, &request.entry);
     wake.extend(grant_waiting_as(&mut next, facts, Some(request))?);
@@ -141,11 +145,17 @@ fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<A
 }
 
 /// Enters the queue of the record unless it is full. A caller that does not queue enters it for this decision only.
-fn enter(next: &mut Record, request: &Acquire, facts: &Facts) {
+/// Returns the waiters to wake.
+fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash> {
     next.slots = request.slots.or(next.slots);
-    if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !request.queue) {
-        next.waiters.push(Waiter { since: facts.wall, ..request.entry.clone() });
+    let entry = || Waiter { since: facts.wall, ..request.entry.clone() };
+    if request.queue && request.entry.latest_only {
+        return replacement::enter(next, entry());
     }
+    if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !request.queue) {
+        next.waiters.push(entry());
+    }
+    Vec::new()
 }
 
 /// Copies the lease and the blocked processes of a waiter to its entry in the record, if it has one.

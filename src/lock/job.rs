@@ -37,7 +37,7 @@ pub struct JobState {
 pub struct Success {
     /// End of the run.
     pub at: u64,
-    /// Slot of the run, if the run had one.
+    /// Newest slot in which the job has succeeded, in this run or an earlier one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: Option<u64>,
     /// Name of the host on which the job ran, for display.
@@ -155,11 +155,12 @@ impl Request for ReportSuccess {
             other => return refuse(record, other, facts),
         }
         let mut job = record.job.clone().unwrap_or_default();
-        // A run that began before midnight by a late clock counts for the slot in which it is on record.
-        let slot =
-            self.success.slot.max(job.runs.as_ref().filter(|_| self.success.slot.is_some()).map(|runs| runs.slot));
+        let mut slot = job.success.and_then(|earlier| earlier.slot);
+        if self.success.slot.is_some() {
+            // A run that began before midnight by a late clock counts for the slot in which it is on record.
+            slot = slot.max(self.success.slot).max(job.runs.take().map(|runs| runs.slot));
+        }
         job.success = Some(Success { slot, ..self.success.clone() });
-        job.runs = None;
         job.promise = job.promise.map(|promise| Promise { complained: None, ..promise });
         Ok(changed(record, job, Ok(())))
     }

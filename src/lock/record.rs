@@ -17,6 +17,7 @@ use super::job::JobState;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
 use super::page::Pages;
+use super::replacement::Replacement;
 use super::sighting::Sighting;
 use super::value::Value;
 
@@ -46,6 +47,9 @@ pub struct Record {
     /// Pages with the other waiters of the queue.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pages: Option<Pages>,
+    /// Waiters that lost their place to a newer caller, until that caller has gone.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replacement: Option<Replacement>,
     /// Value that the lock guards, if the name has a value.
     #[serde(default, skip_serializing_if = "is_default")]
     pub value: Option<Value>,
@@ -131,6 +135,9 @@ pub struct Waiter {
     /// Id of the claim, if the waiter claims the name ([`Grant::claim`]).
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub claim: Option<Vec<u8>>,
+    /// True if a newer caller that asks for this takes the waiter's place ([`super::Replacement`]).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub latest_only: bool,
     /// Grants that the waiter works under, here or under other names; they do not end before this wait does.
     #[serde(default, skip_serializing_if = "is_default")]
     pub enclosing_grants: Vec<HandleHash>,
@@ -156,6 +163,7 @@ impl Waiter {
             needs_confirmation: false,
             release_on_exit: false,
             claim: None,
+            latest_only: false,
             enclosing_grants: Vec::new(),
             blocked_processes: Vec::new(),
             lease: None,
@@ -245,15 +253,23 @@ impl Record {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
     }
 
-    /// Returns the record as the store keeps it: without old endings, and without sightings of leases that are over.
+    /// Returns the record as the store keeps it: without old endings, without sightings of leases that are over, and
+    /// without the replacement by a caller that has gone.
     pub(super) fn as_stored(&self) -> Cow<'_, Record> {
         let is_current = |seen: &&Sighting| self.leases().any(|lease| *lease == seen.lease);
         let seen: Vec<Sighting> = self.sightings.iter().filter(is_current).cloned().collect();
-        if seen.len() == self.sightings.len() && self.kept_endings().count() == self.ended_grants.len() {
+        let has_trace = |Replacement { by, .. }: &&Replacement| {
+            self.has_entry(by) || self.kept_endings().any(|ending| ending.grant.proof == *by)
+        };
+        let replacement = self.replacement.as_ref().filter(has_trace);
+        if seen.len() == self.sightings.len()
+            && self.kept_endings().count() == self.ended_grants.len()
+            && replacement == self.replacement.as_ref()
+        {
             return Cow::Borrowed(self);
         }
         let ended_grants = self.kept_endings().cloned().collect();
-        Cow::Owned(Record { ended_grants, sightings: seen, ..self.clone() })
+        Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
     }
 
     /// Returns the endings that the stored record keeps.

@@ -5,6 +5,7 @@ use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, ProcessId};
 use super::record::{EndedGrant, Grant, Record, Waiter};
+use super::replacement::Successor;
 use super::sighting::Sighting;
 
 /// Request of a caller about a record. Each request has its own type of response.
@@ -112,6 +113,8 @@ pub struct Acquire {
     pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
+    /// True if the store has accepted the caller's entry into the queue.
+    pub queued: bool,
     /// True to refuse the lock if a holder is gone and did not release it.
     pub refuse_stale: bool,
     /// True to make the grant depend on the waiting process until the caller repeats the request without this flag.
@@ -131,6 +134,7 @@ impl Acquire {
             entry,
             slots: None,
             queue: false,
+            queued: false,
             refuse_stale: false,
             provisional: false,
             confirming: false,
@@ -255,6 +259,8 @@ pub enum Refusal {
     SlotCountConflict(u32),
     /// Another id has claimed the name permanently.
     Claimed(Grant),
+    /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.
+    Replaced(Option<Successor>),
     /// The caller had the lock and only confirms that, but the grant has ended.
     Lost(NotHolder),
 }

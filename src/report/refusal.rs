@@ -6,13 +6,14 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 pub use self::value::describe_value;
 use super::{RefusalReport, Reporter};
 use crate::engine::LockRef;
 use crate::environment::Environment;
 use crate::error::ErrorKind;
-use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal};
+use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor};
 use crate::name::{escape, shell_quote};
 use crate::store::Location;
 
@@ -65,6 +66,7 @@ impl<'a> RefusedLock<'a> {
             Refusal::Stale(endings) => self.stale(endings),
             Refusal::Deadlock(cycle) => self.deadlock(cycle),
             Refusal::SlotCountConflict(slots) => self.slot_count_conflict(*slots),
+            Refusal::Replaced(successor) => self.replaced(successor.as_ref()),
             Refusal::Lost(not_holder) => self.not_holder(not_holder),
         }
     }
@@ -125,6 +127,22 @@ impl<'a> RefusedLock<'a> {
         let message = format!("{self}: waiting would never end: {cycle}, the caller");
         let hint = "release what you hold and try again, or acquire all of them at once";
         self.report(ErrorKind::Deadlock, message, hint, &holders)
+    }
+
+    /// Returns the report about a place in the queue that a newer caller has.
+    fn replaced(&self, successor: Option<&Successor>) -> RefusalReport {
+        let by = match successor {
+            None => "a newer caller has taken the place in the queue".to_string(),
+            Some(Successor { owner, since, waits }) => format!(
+                "a newer caller has taken the place in the queue: {} {} since {}: {}",
+                self.reporter.party(owner),
+                if *waits { "has waited" } else { "has held the lock" },
+                self.reporter.zone.full(Duration::from_millis(*since)),
+                escape(&owner.command)
+            ),
+        };
+        let hint = format!("nothing was run; see `csalock status {}`", self.lock.shell_arg);
+        self.report(ErrorKind::Busy, format!("{self}: {by}"), hint, &[])
     }
 
     fn slot_count_conflict(&self, slots: u32) -> RefusalReport {

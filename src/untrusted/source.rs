@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::lock::{
     Begun, EndReason, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock, Lifetime, Mode, Moment,
-    Owner, Pages, PidDomain, ProcessId, Promise, Record, Runs, Sighting, Success, Value, Waiter,
+    Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting, Success, Value, Waiter,
 };
 
 /// The remaining bytes.
@@ -120,6 +120,7 @@ impl Source<'_> {
             needs_confirmation: self.one_in_two(),
             release_on_exit: self.one_in_two(),
             claim: self.option(Source::bytes),
+            latest_only: self.one_in_two(),
             enclosing_grants: self.few(Source::proof),
             blocked_processes: self.few(Source::process),
             lease: self.option(Source::lease),
@@ -179,6 +180,7 @@ impl Source<'_> {
             pages: self.option(|source| Pages { first, last: first + (source.number() & 31) }),
             holders: self.few(Source::grant),
             waiters: self.few(Source::waiter),
+            replacement: None,
             value: self.option(Source::value),
             job: self.option(Source::job),
             ended_grants: self.few(Source::ending),
@@ -189,6 +191,9 @@ impl Source<'_> {
                 record.holders.pop();
             }
         }
+        let newest = record.waiters.last().map(|waiter| waiter.proof);
+        record.replacement =
+            newest.and_then(|by| self.option(|source| Replacement { by, waiters: source.few(Source::proof) }));
         let leases: Vec<Lease> = record.leases().cloned().collect();
         for lease in leases.into_iter().filter(|lease| matches!(lease.clock, LeaseClock::FileSystem(_))) {
             record.sightings.extend(self.option(|source| source.sighting(lease)));

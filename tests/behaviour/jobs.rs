@@ -35,6 +35,16 @@ on_every_store! {
         sandbox.csalock(["run", LONG, "job", "echo", "fourth"]).run();
     }
 
+    fn a_run_without_slots_leaves_them_as_they_are(sandbox: &Sandbox) {
+        sandbox.csalock(["run", LONG, "job", "true"]).run();
+        sandbox.csalock(["run", "--overdue", "1h", "job", "echo", "runs"]).stdout("runs\n").run();
+        sandbox.csalock(["run", LONG, "job", "echo", "again"]).run();
+        let fails = || sandbox.csalock(["run", LONG, "--retries=0", "other", "false"]).capture().code;
+        assert_eq!(fails(), Some(1));
+        sandbox.csalock(["run", "--overdue", "1h", "other", "true"]).run();
+        assert_eq!(fails(), Some(0));
+    }
+
     fn each_slot_has_a_run(sandbox: &Sandbox) {
         let at = |minutes: i64, slot: &str| {
             sandbox.csalock(["run", "--once-per", slot, slot, "echo", "runs"]).env(CLOCK, noon_and(minutes)).capture().stdout
@@ -94,6 +104,34 @@ on_every_store! {
         codes.sort();
         assert_eq!(codes, [[Some(0); 5].as_slice(), &[Some(137); 3]].concat());
         assert_eq!((runs(sandbox), sandbox.read("files/tries").lines().count()), (1, 4));
+    }
+
+    fn a_storm_with_kills_runs_the_job_once_in_each_slot(sandbox: &Sandbox) {
+        // Some runs die with csalock, some alone, and some fail. A run is complete with its last line.
+        let job = "echo try >> tries; case $(($(wc -l < tries) % 5)) in
+                   1) kill -9 $PPID; exec sleep 1000;; 2) kill -9 $$;; 3) exit 1;; esac; echo $SLOT >> runs";
+        // A worker goes on to the next slot after the job has succeeded in this one.
+        let slots = sandbox.many(20).max(4);
+        let script = format!(
+            "SLOT=0; export SLOT; while [ $SLOT -lt {slots} ]; do SLOT=$((SLOT + 1)); code=1; while [ $code != 0 ]; do
+             {CLOCK}=$(({} + 600 * SLOT))s; export {CLOCK}
+             csalock run -q -w inf --once-per 10m --retries 1000 job dash -c '{job}'; code=$?
+             case $code in 0|1|137) ;; *) echo $code >> codes;; esac; done; done",
+            noon_and(0).trim_start_matches('+').trim_end_matches('s')
+        );
+        let workers: Vec<Job> = (0..8).map(|_| sandbox.script("dash", &script).spawn()).collect();
+        // Waiters of the same lock, which die while they wait or while they hold it.
+        let others = "while [ ! -e done ]; do csalock run -q -w inf job true & wait=$!; sleep 0.01; kill -9 $wait; wait; done";
+        let others: Vec<Job> = (0..2).map(|_| sandbox.script("dash", others).spawn()).collect();
+        for worker in workers {
+            let done = worker.wait();
+            assert_eq!(done.code, Some(0), "{done:?}");
+        }
+        sandbox.file("files/done", "");
+        others.into_iter().for_each(|other| assert_eq!(other.wait().code, Some(0)));
+        let expected: String = (1..=slots).map(|slot| format!("{slot}\n")).collect();
+        assert_eq!((sandbox.read("files/runs"), sandbox.read("files/codes").as_str()), (expected, ""));
+        assert!(sandbox.read("files/tries").lines().count() > slots);
     }
 
     fn a_busy_lock_is_silent_until_its_job_is_overdue(sandbox: &Sandbox) {

@@ -18,6 +18,10 @@ pub(crate) struct Actor {
     pub(crate) rung: bool,
     /// Its patience is over, or it must give way: it leaves the queue.
     pub(crate) leaves: bool,
+    /// The store has accepted its entry into the queue.
+    pub(crate) queued: bool,
+    /// A newer caller has taken its place there.
+    pub(crate) replaced: bool,
     /// A request was refused: it releases its other locks.
     pub(crate) refused: bool,
     /// The actor whose grants it is about to break.
@@ -131,6 +135,8 @@ impl Actor {
             repeated: false,
             rung: false,
             leaves: false,
+            queued: false,
+            replaced: false,
             refused: false,
             breaking: None,
             renewals: 0,

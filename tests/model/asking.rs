@@ -286,6 +286,7 @@ impl World {
             mode: share,
             lifetime,
             needs_confirmation: script.for_shell || script.lasts != Lasts::OwnerLives,
+            latest_only: script.latest_only,
             enclosing_grants: if holds_any { vec![proof(at)] } else { Vec::new() },
             lease: actor.waits_by.map(lease),
             ..Waiter::new(proof(at), party(script, at), process(at))
@@ -293,6 +294,7 @@ impl World {
         Acquire {
             slots: (share == csalock::lock::Mode::Slot).then_some(self.slots),
             queue,
+            queued: actor.queued,
             refuse_stale: script.refuses_stale,
             ..Acquire::new(entry)
         }

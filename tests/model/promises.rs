@@ -13,6 +13,7 @@ pub(crate) const RECORD_FITS: &str = "the holders in the record are compatible";
 pub(crate) const TOKENS: &str = "tokens rise in the order of granting";
 pub(crate) const FIRST_COME: &str = "the first of two live waiters is granted first";
 pub(crate) const PLACES: &str = "no live waiter loses its position";
+pub(crate) const LATEST: &str = "of the callers that give way to newer ones, one waits, and no replaced one is granted";
 pub(crate) const KEPT: &str = "no grant of a live holder ends";
 pub(crate) const SERVED: &str = "a queue is granted by every change of the record";
 pub(crate) const HANDLES: &str = "every grant has a known handle, or depends on its waiter";
@@ -29,6 +30,7 @@ pub(crate) fn all() -> Vec<Property<World>> {
         Property::always(TOKENS, |_, state: &State| state.broken != Some(TOKENS)),
         Property::always(FIRST_COME, |_, state: &State| state.broken != Some(FIRST_COME)),
         Property::always(PLACES, |_, state: &State| state.broken != Some(PLACES)),
+        Property::always(LATEST, |_, state: &State| state.broken != Some(LATEST)),
         Property::always(KEPT, |_, state: &State| state.broken != Some(KEPT)),
         Property::always(SERVED, |_, state: &State| state.broken != Some(SERVED)),
         Property::always(HANDLES, have_handles),
@@ -85,6 +87,13 @@ pub(crate) fn broken_by_swap(
         let in_time = waiter.lease.as_ref().is_none_or(|lease| !state.is_over(lease.ends));
         in_time && !state.is_dead(&waiter.process) && waiter.proof != proof(by)
     };
+    let is_late = |grant: &Grant| whose(&grant.proof).is_some_and(|whose| state.actors[whose].replaced);
+    if new.waiters.iter().filter(|waiter| waiter.latest_only).count() > 1
+        || new.holders.iter().filter(is_new).any(is_late)
+    {
+        return Some(LATEST);
+    }
+    let old = &with_newcomer_in_place(old, new, by);
     if old.waiters.iter().any(|waiter| is_there(waiter) && !holds(waiter.proof) && !waits(waiter.proof)) {
         return Some(PLACES);
     }
@@ -111,6 +120,18 @@ pub(crate) fn broken_by_swap(
         fit(&holds)
     });
     first_fits.then_some(SERVED)
+}
+
+/// Returns the record with a newcomer in the place of the waiter that it replaces, if it does.
+fn with_newcomer_in_place(old: &Record, new: &Record, by: usize) -> Record {
+    let mut old = old.clone();
+    let came = !old.has_entry(&proof(by)) && new.has_entry(&proof(by));
+    let gone = |waiter: &&mut Waiter| waiter.latest_only && !new.has_entry(&waiter.proof);
+    let gives_way = new.replacement.as_ref().is_some_and(|replacement| replacement.by == proof(by));
+    if let Some(replaced) = old.waiters.iter_mut().find(gone).filter(|_| came && gives_way) {
+        replaced.proof = proof(by);
+    }
+    old
 }
 
 /// Whether an actor may end this grant of another one.

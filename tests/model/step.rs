@@ -8,7 +8,7 @@ use super::facts::leases;
 use super::promises;
 use super::state::{Sent, State};
 use super::storage::Version;
-use super::world::{Lasts, Planted, Task, World, bit, name, owner, process};
+use super::world::{Lasts, Planted, Task, World, bit, name, owner, process, whose};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Action {
@@ -191,6 +191,7 @@ impl World {
                 }
                 let stored = state.names[swap.name].now.clone();
                 self.has_seen(state, at, swap.name, stored.number);
+                state.actors[at].queued = self.actors[at].latest_only && swap.answer.is_none();
                 match swap.answer {
                     Some(answer) => self.tell(state, at, answer, stored.number),
                     None => state.actors[at].phase = Phase::Read(stored, Vec::new()),
@@ -233,6 +234,8 @@ impl World {
             state.actors[by].holds[swap.name].said = true;
         }
         state.broken = promises::broken_by_swap(self, state, by, swap, &old, &new).or(state.broken);
+        let gone = old.waiters.iter().filter(|waiter| waiter.latest_only && !new.has_entry(&waiter.proof));
+        gone.filter_map(|waiter| whose(&waiter.proof)).for_each(|whose| state.actors[whose].replaced = true);
         true
     }
 

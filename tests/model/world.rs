@@ -49,6 +49,8 @@ pub(crate) struct Script {
     pub(crate) lasts: Lasts,
     /// Whether it may leave the queue at any time.
     pub(crate) impatient: bool,
+    /// Whether a newer caller of this kind takes its place in the queue.
+    pub(crate) latest_only: bool,
     /// Whether it refuses a stale lock.
     pub(crate) refuses_stale: bool,
     /// Whether it lives on after its last task.
@@ -128,6 +130,7 @@ impl Script {
             for_shell: false,
             lasts: Lasts::OwnerLives,
             impatient: false,
+            latest_only: false,
             refuses_stale: false,
             stays: false,
             tasks: tasks.to_vec(),
@@ -157,6 +160,11 @@ impl Script {
     /// The script that lives on after its last task.
     pub(crate) fn staying(self) -> Script {
         Script { stays: true, ..self }
+    }
+
+    /// The script whose place in the queue a newer one takes.
+    pub(crate) fn latest_only(self) -> Script {
+        Script { latest_only: true, ..self }
     }
 
     /// The script that refuses a stale lock.

@@ -258,3 +258,22 @@ fn a_waiter_is_woken_without_polling() {
         every_promise_is_kept(what, world);
     }
 }
+
+#[test]
+fn only_the_newest_of_some_callers_waits() {
+    let deploy = || takes(0).latest_only();
+    explore(
+        "latest only",
+        1,
+        &[takes(0), deploy(), deploy()],
+        Faults { crashes: 1, ..NOTHING },
+        Faults { crashes: 2, stale_reads: 1, ..NOTHING },
+    );
+    explore(
+        "latest only, three of them",
+        1,
+        &[deploy(), deploy(), deploy()],
+        NOTHING,
+        Faults { crashes: 1, stale_reads: 1, ..NOTHING },
+    );
+}

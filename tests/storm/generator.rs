@@ -13,7 +13,8 @@ pub(crate) fn what(rng: &mut Rng) -> What {
             let hold = hold(rng);
             let no_fork = hold.ttl.is_none() && rng.u8(..5) == 0;
             let max_hold = (!no_fork && rng.u8(..10) == 0).then(|| rng.u32(30..200));
-            What::Run { hold, no_fork, max_hold }
+            let latest = hold.names.len() == 1 && rng.u8(..3) == 0;
+            What::Run { hold, no_fork, max_hold, latest }
         }
         14..22 => What::Op(op(rng), rng.usize(..NAMES_OF_EACH)),
         22..30 => {
@@ -166,6 +167,7 @@ mod tests {
                 some(&|round| round.fault.as_ref().is_some_and(|fault| fault.aim == Aim::Caller && !round.kills())),
             ),
             ("clocks", some(&|round| round.clock.is_some())),
+            ("latest", some(&|round| matches!(round.what, What::Run { latest: true, .. }))),
             ("three names", some(&|round| matches!(&round.what, What::Run { hold, .. } if hold.names.len() == 3))),
             ("renewals", some(&|round| matches!(round.what, What::Script { renew: Some(_), .. }))),
             (

@@ -49,6 +49,8 @@ pub(crate) enum What {
         hold: Hold,
         no_fork: bool,
         max_hold: Option<u32>,
+        /// Whether it gives way to a newer one while it waits.
+        latest: bool,
     },
     /// A command under one lock that takes another.
     Nested {

@@ -30,10 +30,11 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
         told: String::new(),
     };
     match &round.what {
-        What::Run { hold, no_fork, max_hold } => {
+        What::Run { hold, no_fork, max_hold, latest } => {
             let mut options = taking(hold) + &wait;
             options += if *no_fork { " -F" } else { "" };
             options += &max_hold.map(|span| format!(" --max-hold {span}ms --kill-after 50ms")).unwrap_or_default();
+            options += if *latest && round.wait.timeout > 0 { " --busy latest" } else { "" };
             let also: String = hold.names[1..].iter().map(|name| format!(" --also {name}")).collect();
             let warded = if round.fault.is_none() { " warded=yes" } else { "" };
             direct(format!("csalock run -q{options} {}{also} --", hold.names[0]), told(hold, "self") + warded)

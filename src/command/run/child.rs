@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::flock_compat::FlockCompat;
 use super::recurrence::Recurring;
-use crate::cli::Run;
+use crate::cli::{Busy, Run};
 use crate::command::acquire::{Acquisition, report_taken, request};
 use crate::command::context::eprint_line;
 use crate::engine::{AcquireAllResult, AcquireRequest, OpenLockSet, WaitPolicy, acquire_all};
@@ -99,6 +99,7 @@ impl CommandChild<'_> {
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
+            latest_only: self.asked.busy == Busy::Latest,
             // With -F the keeper receives the end of the grant for the command, as long as the command lives.
             owner: Owner { supervisor: self.job.supervisor.or(is_kept.then_some(process)), ..request.owner },
             release_on_exit,

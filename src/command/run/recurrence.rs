@@ -84,7 +84,7 @@ impl<'a> Recurring<'a> {
         opened: &OpenLockSet<'_>,
         result: &AcquireAllResult,
     ) -> anyhow::Result<Exit> {
-        let (AcquireAllResult::Refused(_, refusal @ Refusal::Busy(_)), Some(most)) =
+        let (AcquireAllResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
             (result, self.asked.recurrence.overdue)
         else {
             return acquisition.end(opened, result);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::lock::{
     Begun, CommitRecord, EndReason, EndedGrant, Grant, JobState, Lease, Lifetime, Mode, Moment, Owner, Pages,
-    PidDomain, ProcessId, Promise, Runs, Sighting, Success, Value, Waiter,
+    PidDomain, ProcessId, Promise, Replacement, Runs, Sighting, Success, Value, Waiter,
 };
 
 fn full() -> Record {
@@ -44,6 +44,7 @@ fn full() -> Record {
         needs_confirmation: true,
         release_on_exit: false,
         claim: Some(b"2".to_vec()),
+        latest_only: true,
         enclosing_grants: vec![grant.proof],
         blocked_processes: vec![ProcessId { pid: 15, start: 16 }],
         lease: Some(shared.clone()),
@@ -54,6 +55,7 @@ fn full() -> Record {
         slots: Some(3),
         pages: Some(Pages { first: 5, last: 7 }),
         holders: vec![grant.clone()],
+        replacement: Some(Replacement { by: waiter.proof, waiters: vec![grant.proof] }),
         waiters: vec![waiter],
         value: Some(Value {
             version: Some(20),

@@ -43,6 +43,7 @@ fn waits(pid: i32, share: Mode) -> Waiter {
         needs_confirmation: true,
         release_on_exit: false,
         claim: None,
+        latest_only: false,
         enclosing_grants: Vec::new(),
         blocked_processes: vec![ProcessId { pid, start: 1 }],
         lease: None,

@@ -660,3 +660,43 @@ fn no_caller_evicts_an_owner_that_it_sees_alive() {
     let step = settle(&held_by(1, Lifetime::ExpiresAt(lease(0))), &wants(2, Mode::Exclusive), &[]);
     assert!(matches!(step, Transition::Write { response: AcquireStep::Granted(..), .. }));
 }
+
+/// Returns the request of a caller that gives way to a newer one.
+fn wants_latest(pid: i32) -> Acquire {
+    let mut request = wants(pid, Mode::Exclusive);
+    request.entry.latest_only = true;
+    request
+}
+
+#[test]
+fn the_newest_caller_takes_the_place_of_the_one_before() {
+    let mut record = queue(&[Mode::Exclusive; 2]);
+    apply(&mut record, 5, wants_latest(7), &[]);
+    take(&mut record, 6, 3, Mode::Exclusive);
+    let (step, wake) = apply(&mut record, 7, wants_latest(8), &[]);
+    assert_eq!((step, wake), (AcquireStep::Again, vec![proof(7), proof(3)]));
+    assert_eq!(waiters(&record), [2, 8, 3]);
+    // A caller whose entry got lost cannot know whether a newer caller ran, so it does not queue again.
+    let (refused, _) = apply(&mut record, 8, Acquire { queued: true, ..wants_latest(9) }, &[]);
+    assert_eq!(refused, AcquireStep::Refused(Refusal::Replaced(None)));
+    let successor = |record: &Record| match settle(record, &Acquire { queued: true, ..wants_latest(7) }, &[]).response()
+    {
+        AcquireStep::Refused(Refusal::Replaced(Some(by))) => (by.owner.processes[0].pid, by.waits),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(successor(&record), (8, true));
+    apply(&mut record, 9, wants_latest(10), &[]);
+    assert_eq!(successor(&record), (10, true));
+    for (version, pid) in [(10, 1), (11, 2)] {
+        apply(&mut record, version, Release(handle_of(pid)), &[]).0.unwrap();
+    }
+    assert_eq!((holders(&record), successor(&record)), (vec![10], (10, false)));
+}
+
+#[test]
+fn the_newest_caller_waits_in_the_record_even_if_the_queue_has_pages() {
+    let mut record = crowded(INLINE_WAITERS);
+    apply(&mut record, 98, wants_latest(98), &[]);
+    apply(&mut record, 99, wants_latest(99), &[]);
+    assert_eq!((waiters(&record).len(), waiters(&record).last()), (INLINE_WAITERS + 1, Some(&99)));
+}

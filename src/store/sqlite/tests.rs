@@ -374,6 +374,7 @@ fn the_views_agree_with_the_records() {
             since: 1_795_408_001_123,
             release_on_exit: false,
             claim: None,
+            latest_only: false,
         }],
         ..Record::free(b"a=\"b\\: c")
     };

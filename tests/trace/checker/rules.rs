@@ -110,6 +110,9 @@ impl Seen {
         self.ended.extend(self.standing.difference(&tokens));
         self.highest = self.highest.max(tokens.last().copied().unwrap_or_default());
         self.standing = tokens;
+        if after.waiters.iter().filter(|waiter| waiter.latest_only).count() > 1 {
+            return Err("two waiters are there of which each gives way to the other".to_string());
+        }
         if fit(after) { Ok(()) } else { Err("its holders do not fit together".to_string()) }
     }
 }

@@ -1,0 +1,96 @@
+//! Jobs on two hosts: namespaces with their own host name, machine id, boot id and processes.
+
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{Call, Sandbox, is_root, wait_until};
+
+/// Makes the host whose name and directory follow, and runs the other words there. Process 1 of a pid namespace has
+/// special rules, so the shell takes that place.
+const ENTER: &str = r#"echo "$1" > /proc/sys/kernel/hostname
+mount --bind "$2/boot_id" /proc/sys/kernel/random/boot_id
+[ ! -e /etc/machine-id ] || mount --bind "$2/machine-id" /etc/machine-id
+shift 2; "$@"; exit $?"#;
+
+const LONG: &str = "--once-per=99999d";
+
+/// A short lease, so that the other host need not wait long.
+const LEASE: &str = "3s";
+
+/// Returns a call of csalock on the host with this number.
+fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
+    let own = sandbox.path(format!("host{host}"));
+    std::fs::create_dir_all(&own).unwrap();
+    std::fs::write(own.join("boot_id"), format!("00000000-0000-4000-8000-00000000000{host}\n")).unwrap();
+    std::fs::write(own.join("machine-id"), format!("{host:032}\n")).unwrap();
+    let (name, own) = (format!("host{host}"), own.display().to_string());
+    let words = ["unshare", "-mupf", "--kill-child", "--mount-proc", "dash", "-c", ENTER, "dash", &name, &own];
+    sandbox.csalock_by(&words.map(str::to_string), arguments).env("CSALOCK_LEASE", LEASE)
+}
+
+on_every_shared_store! {
+    fn a_job_runs_once_in_a_slot_on_two_hosts(sandbox: &Sandbox) {
+        if !is_root("hosts") {
+            return;
+        }
+        let words = ["run", "-w", "inf", LONG, "job", "dash", "-c", "read name < /proc/sys/kernel/hostname; echo $name >> runs"];
+        for job in [1, 2, 1, 2].map(|host| on(sandbox, host, &words).spawn()) {
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        }
+        let ran = sandbox.read("files/runs");
+        assert!(ran == "host1\n" || ran == "host2\n", "{ran}");
+        for host in [1, 2] {
+            let done = on(sandbox, host, &["run", "-v", LONG, "job", "echo", "runs"]).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""), "{done:?}");
+            assert!(done.stderr.contains(&format!(": its job has succeeded on {} at ", ran.trim())), "{done:?}");
+        }
+        // Each host knows the success.
+        for host in [1, 2] {
+            let done = on(sandbox, host, &["run", "-n", "--overdue", "1h", "job", "true"]).capture();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        }
+    }
+
+    fn the_job_of_a_host_that_died_runs_on_another(sandbox: &Sandbox) {
+        if !is_root("hosts") {
+            return;
+        }
+        let mut first = on(sandbox, 1, &["run", LONG, "job", "dash", "-c", "echo; sleep 1000; echo late >> runs"]).spawn();
+        first.lines(1);
+        let second = on(sandbox, 2, &["run", "-q", "-w", "inf", LONG, "job", "dash", "-c", "echo second >> runs"]).spawn();
+        wait_until("the other host waits", || sandbox.record("job").is_some_and(|record| record.waiters.len() == 1));
+        first.send(Signal::SIGKILL);
+        first.wait();
+        let done = second.wait();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        assert_eq!(sandbox.read("files/runs"), "second\n");
+    }
+
+    fn the_newest_of_the_callers_on_two_hosts_waits(sandbox: &Sandbox) {
+        if !is_root("hosts") {
+            return;
+        }
+        let mut holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).spawn();
+        holder.lines(1);
+        let waits = |host: u8| {
+            let before = sandbox.record("job").and_then(|record| record.waiters.first().map(|waiter| waiter.proof));
+            let words = ["run", "-w", "inf", "--busy", "latest", "job", "dash", "-c", "echo runs"];
+            let job = on(sandbox, host, &words).spawn();
+            wait_until("it waits", || {
+                let record = sandbox.record("job").unwrap();
+                record.waiters.len() == 1 && Some(record.waiters[0].proof) != before
+            });
+            job
+        };
+        let [old, newer, newest] = [2, 1, 2].map(waits);
+        for (replaced, host) in [(old, "host1"), (newer, "host2")] {
+            let done = replaced.wait();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{done:?}");
+            assert!(done.stderr.contains(" a newer caller has taken the place in the queue: pid "), "{done:?}");
+            assert!(done.stderr.contains(&format!(" on {host} (user ")) || done.stderr.contains(" on host2 (user "), "{done:?}");
+        }
+        holder.release();
+        let done = newest.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "runs\n"), "{done:?}");
+    }
+}
