@@ -4,10 +4,12 @@
 //! for people: no decision depends on it, and a line may be lost. Writing a line needs no lock and no wait.
 
 mod audit;
+mod hold_times;
 mod limits;
 mod line;
 
 pub use audit::{Audit, Fault, FaultKind, audit};
+pub use hold_times::{ExpectedTurn, HoldTimes, Place, UsualHold};
 pub use limits::{Limits, parse_size};
 pub use line::is_damaged;
 
