@@ -9,7 +9,7 @@ use self::status_line::StatusLine;
 use super::acquire::TO_ESTIMATE;
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
-use crate::duration::{about, shown as span};
+use crate::duration::shown as span;
 use crate::engine::{AcquireRequest, Engine, Waiting};
 use crate::history::{ExpectedTurn, HoldTimes, Place};
 use crate::lock::{Grant, Mode};
@@ -127,7 +127,7 @@ impl<'a> WaitProgress<'a> {
             None => format!("{place} of {}", waiting.record.waiters.len().max(place)),
             Some(_) => format!("number {place}"),
         };
-        let soon = turn.map(|turn| format!(", your turn in about {}", about(turn.turn))).unwrap_or_default();
+        let soon = turn.map(|turn| format!(", your turn {}", turn.when())).unwrap_or_default();
         format!(
             "waited {}{left}; {place} in the queue{soon}; {}",
             whole(waited),
@@ -144,10 +144,7 @@ impl<'a> WaitProgress<'a> {
         let held = reporter.host.wall().saturating_sub(Duration::from_millis(grant.since));
         let others = if holders.len() > 1 { format!("{} others and ", holders.len() - 1) } else { String::new() };
         let who = self.holder.as_ref().map(|(_, who)| who.as_str()).unwrap_or_default();
-        let usual = turn.map(|turn| match turn.is_longer_than_usual() {
-            true => format!(", longer than usual: {},", turn.usual),
-            false => format!(", usually {},", turn.usual),
-        });
+        let usual = turn.map(|turn| format!(", usually {},", turn.usual));
         format!("held {}{} by {others}{who}", whole(held), usual.unwrap_or_default())
     }
 }

@@ -8,7 +8,7 @@ use super::lock_table::{shown_value, waiting};
 use super::table::{Column, OutputStyle, Table};
 use super::timeline::{ended, held_for, who};
 use super::{Reporter, shown_user};
-use crate::duration::{about, shown as span};
+use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
 use crate::history::{HoldTimes, Past, Who};
 use crate::lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Success, Waiter};
@@ -198,11 +198,7 @@ impl LockBlock<'_> {
         let text = match (expected, self.times.any_usual()) {
             (Some(expected), _) if expected.turn > Duration::ZERO => {
                 let longer = if expected.is_longer_than_usual() { ", now longer than usual" } else { "" };
-                format!(
-                    "held {}{longer}; the turn of a new caller comes in about {}",
-                    expected.usual,
-                    about(expected.turn)
-                )
+                format!("held {}{longer}; the next caller's turn {}", expected.usual, expected.when())
             }
             (_, Some(usual)) => format!("held {usual}"),
             (_, None) => return,

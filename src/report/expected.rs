@@ -50,6 +50,16 @@ impl fmt::Display for UsualHold {
 impl fmt::Display for ExpectedTurn {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let longer = if self.is_longer_than_usual() { ", now longer than usual" } else { "" };
-        write!(formatter, "usually held {}{longer}; your turn in about {}", self.usual, about(self.turn))
+        write!(formatter, "usually held {}{longer}; your turn {}", self.usual, self.when())
+    }
+}
+
+impl ExpectedTurn {
+    /// Returns when the turn comes. If the holder holds longer than usual, that is hardly more than a guess.
+    pub fn when(&self) -> String {
+        match self.is_longer_than_usual() {
+            true => format!("perhaps in {}", about(self.turn)),
+            false => format!("in about {}", about(self.turn)),
+        }
     }
 }
