@@ -147,6 +147,16 @@ on_every_store! {
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
     }
 
+    fn a_job_that_gives_up_is_skipped_in_silence(sandbox: &Sandbox) {
+        plant(sandbox, "x", Mode::Exclusive);
+        let _holder = sandbox.holder("x");
+        let words = ["run", "-w", "inf", "--overdue", "26h", "--give-up-if", "1h", "x", "true"];
+        sandbox.csalock(words).run();
+        assert_eq!(sandbox.waiting("x"), 0);
+        let done = sandbox.csalock(words).env(CLOCK, "+27h").capture();
+        assert!(done.code == Some(86) && done.stderr.contains("; its job has not succeeded since "), "{done:?}");
+    }
+
     fn of_several_locks_each_may_be_too_late(sandbox: &Sandbox) {
         plant(sandbox, "x", Mode::Exclusive);
         let _others = [sandbox.holder("a"), sandbox.holder("x"), sandbox.holder("y")];
