@@ -405,7 +405,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__get)
-            opts="-w -n -E -x -s -j -q -v -h --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -454,6 +454,13 @@ _csalock() {
                     return 0
                     ;;
                 -E)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --give-up-if)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -561,7 +568,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --print-handle --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --print-handle --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -610,6 +617,13 @@ _csalock() {
                     return 0
                     ;;
                 -E)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --give-up-if)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -920,7 +934,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-w -n -E -x -s -j -F -c -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --overdue --also --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -F -c -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --overdue --also --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -969,6 +983,13 @@ _csalock() {
                     return 0
                     ;;
                 -E)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --give-up-if)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -1247,7 +1268,7 @@ _csalock_offer_store() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0 is_store=0
-    local valued=" --also --at --attempts --backoff --busy --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w "
+    local valued=" --also --at --attempts --backoff --busy --color --command --conflict-exit-code --give-up-if --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))

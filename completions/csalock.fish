@@ -60,6 +60,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Paus
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
@@ -94,6 +95,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backof
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
@@ -128,6 +130,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pau
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
@@ -243,6 +246,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -l backoff -d 'Paus
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
@@ -381,7 +385,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l hel
 
 # The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --attempts --backoff --busy --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
+    set -l valued --also --at --attempts --backoff --busy --color --command --conflict-exit-code --give-up-if --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
     set -l words (commandline -opc)
     set -e words[1]
     set -l has_command 0

@@ -1,13 +1,16 @@
 //! Past grants: the holder, the times of start and end, the time of waiting, and the reason for the end.
 //!
-//! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`Limits`]. The history is only
-//! for people: no decision depends on it, and a line may be lost. Writing a line needs no lock and no wait.
+//! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`Limits`]. The history is for people
+//! and for estimates of a caller's turn: no rule of locking depends on it, and a line may be lost. Writing a line needs no
+//! lock and no wait.
 
 mod audit;
+mod hold_times;
 mod limits;
 mod line;
 
 pub use audit::{Audit, Fault, FaultKind, audit};
+pub use hold_times::{ExpectedTurn, HoldTimes, Place, UsualHold};
 pub use limits::{Limits, parse_size};
 pub use line::is_damaged;
 

@@ -5,6 +5,7 @@ mod block;
 mod columns;
 mod doctor;
 mod ending_rows;
+mod expected;
 mod history_json;
 mod holder;
 mod json;
@@ -22,7 +23,8 @@ pub use block::LockBlock;
 pub use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};
 pub use ending_rows::{ending_rows, endings_header};
-pub use history_json::{OverdueJson, PastJson};
+pub use expected::ExpectedJson;
+pub use history_json::{JobJson, OverdueJson, PastJson};
 use holder::shown_user;
 pub use holder::{Reporter, user};
 pub use json::{

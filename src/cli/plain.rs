@@ -28,7 +28,8 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         label: None,
         conflict_exit_code: None,
     };
-    let taking = Taking { waiting, exclusive: false, shared: false, slots: None, ttl: None, forever: false };
+    let taking =
+        Taking { waiting, give_up_if: None, exclusive: false, shared: false, slots: None, ttl: None, forever: false };
     let run = Run {
         common,
         taking,

@@ -2,7 +2,9 @@
 
 mod for_script;
 
+use std::cell::OnceCell;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 pub(super) use self::for_script::{ForScript, Granted};
 use super::context::{Context, LockRef};
@@ -13,11 +15,15 @@ use crate::engine::{
 };
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
+use crate::history::ExpectedTurn;
 use crate::host::{caller, command_of};
-use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Settings};
 use crate::signals::Signals;
+
+/// Maximum time for the store to answer with what an estimate needs.
+pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
 
 /// One acquisition: how long it waits, which signals interrupt it, and how it is reported.
 pub(super) struct Acquisition<'a> {
@@ -29,22 +35,80 @@ pub(super) struct Acquisition<'a> {
     pub(super) at_first_wait: &'a dyn Fn(),
     /// The settings that hints name.
     pub(super) settings: &'static Settings,
+    /// Limit of `--give-up-if`.
+    pub(super) give_up_if: Option<Duration>,
+    /// The expected turn of a refused caller.
+    pub(super) turn: OnceCell<Turn>,
 }
+
+/// The expected turn of a refused caller, and the limit of `--give-up-if` that it exceeds.
+type Turn = (ExpectedTurn, Option<Duration>);
 
 impl<'a> Acquisition<'a> {
     pub(super) fn new(common: &'a Common, waiting: &'a Waiting, signals: &'a Signals) -> Acquisition<'a> {
         let policy = waiting.wait_policy();
-        Acquisition { common, waiting, signals, policy, at_first_wait: &|| (), settings: &Settings::OPTIONS }
+        Acquisition {
+            common,
+            waiting,
+            signals,
+            policy,
+            at_first_wait: &|| (),
+            settings: &Settings::OPTIONS,
+            give_up_if: None,
+            turn: OnceCell::new(),
+        }
     }
 
     /// Acquires all of the locks or none, and reports the wait.
     pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let (mut waits, mut progress) = (false, WaitProgress::new(self.common));
+        if let Some(ended) = self.give_up_if.and_then(|limit| self.try_or_give_up(limit, opened, request)) {
+            return Ok(ended);
+        }
+        let ended = self.wait(opened, request)?;
+        if let AcquireAllResult::Refused(at, Refusal::Busy(_)) = &ended
+            && (self.common.json || !self.common.quiet)
+            && let Some(turn) = turn(opened, *at, request)
+        {
+            let _ = self.turn.set((turn, None));
+        }
+        Ok(ended)
+    }
+
+    /// Tries once, without a place in the queue. Returns a refusal if a turn is expected later than `limit`, and `None` if
+    /// the caller should wait.
+    fn try_or_give_up(
+        &self,
+        limit: Duration,
+        opened: &OpenLockSet<'_>,
+        request: &AcquireRequest,
+    ) -> Option<AcquireAllResult> {
+        if self.policy.is_none() {
+            return None;
+        }
+        let (locks, interrupt) = (opened.lock_refs(), Some(self.signals.interrupt()));
+        let holders = match acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None) {
+            Ok(AcquireAllResult::Refused(at, Refusal::Busy(holders))) => (at, holders),
+            Ok(ended @ (AcquireAllResult::Granted(..) | AcquireAllResult::Interrupted)) => return Some(ended),
+            // A wait outlasts some errors, and knows deadlocks for sure.
+            Ok(AcquireAllResult::Refused(..)) | Err(_) => return None,
+        };
+        let late = |at: usize| turn(opened, at, request).filter(|turn| turn.turn > limit).map(|turn| (at, turn));
+        let (at, turn) = (0..locks.len()).find_map(late)?;
+        let _ = self.turn.set((turn, Some(limit)));
+        let holders = match holders {
+            (tried, holders) if tried == at => holders,
+            _ => opened.engine(at).record(&opened.target(at).name).map(|record| record.holders).unwrap_or_default(),
+        };
+        Some(AcquireAllResult::Refused(at, Refusal::Busy(holders)))
+    }
+
+    fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
+        let (mut waits, mut progress) = (false, WaitProgress::new(self.common, request));
         acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.signals.interrupt()), &mut |at, waiting| {
             if !std::mem::replace(&mut waits, true) {
                 (self.at_first_wait)();
             }
-            progress.update(opened.target(at), &opened.reporter(at), waiting)
+            progress.update((opened.target(at), opened.engine(at)), &opened.reporter(at), waiting)
         })
     }
 
@@ -56,9 +120,9 @@ impl<'a> Acquisition<'a> {
         value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
-        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common));
+        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, request));
         engine.write(&target.name, value, request, &self.policy, Some(self.signals.interrupt()), &mut |waiting| {
-            progress.update(target, &reporter, waiting)
+            progress.update((target, engine), &reporter, waiting)
         })
     }
 
@@ -71,7 +135,13 @@ impl<'a> Acquisition<'a> {
                 let reporter = opened.reporter(*at);
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
                 lock.settings = self.settings;
-                self.refuse(&lock.refusal(refusal), &reporter)
+                let mut report = lock.refusal(refusal);
+                report.expected = self.turn.get().cloned();
+                if let Some((_, Some(_))) = report.expected {
+                    let typed = &opened.target(*at).shell_arg;
+                    report.hint = format!("wait all the same without --give-up-if, or see `csalock status {typed}`");
+                }
+                self.refuse(&report, &reporter)
             }
         }
     }
@@ -81,6 +151,16 @@ impl<'a> Acquisition<'a> {
         let exit = if refusal.kind == ErrorKind::Busy { self.waiting.busy_exit() } else { refusal.kind.into() };
         self.common.refuse(refusal, exit, Some(reporter))
     }
+}
+
+/// Returns the expected turn of a caller that comes now, if the lock is not free and its history has enough grants.
+fn turn(opened: &OpenLockSet<'_>, at: usize, request: &AcquireRequest) -> Option<ExpectedTurn> {
+    let (engine, target) = (opened.engine(at), opened.target(at));
+    // A store that does not answer must not delay a refusal.
+    engine.store().set_deadline(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
+    let turn = engine.expected_turn(&target.name, request.mode, request.slots);
+    engine.store().set_deadline(None);
+    turn
 }
 
 /// Returns the request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.

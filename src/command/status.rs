@@ -153,7 +153,12 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         if self.asked.common.json {
-            let document = SightJson::new(name, status, reporter).in_store(store);
+            // The history costs time, so that only a caller who names the lock gets its turn.
+            let in_use = named.filter(|_| !status.record.is_free());
+            let turn = in_use.and_then(|(lock, engine)| {
+                status.expected_turn(&engine.hold_times(&lock.name), None, self.context.host.wall())
+            });
+            let document = SightJson::new(name, status, reporter).with_turn(turn.as_ref()).in_store(store);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }

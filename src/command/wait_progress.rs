@@ -6,13 +6,16 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use self::status_line::StatusLine;
+use super::acquire::TO_ESTIMATE;
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::duration::shown as span;
-use crate::engine::Waiting;
-use crate::lock::Grant;
+use crate::engine::{AcquireRequest, Engine, Waiting};
+use crate::history::{ExpectedTurn, HoldTimes, Place};
+use crate::lock::{Grant, Mode};
 use crate::name::escape;
 use crate::report::Reporter;
+use crate::store::Scope;
 use crate::terminal;
 
 /// Interval between drawings of the line.
@@ -29,17 +32,30 @@ pub(super) struct WaitProgress<'a> {
     line: Option<Option<StatusLine>>,
     /// The holder as text, which may need a slow user database.
     holder: Option<(Grant, String)>,
+    /// The mode and the number of slots that the caller wants.
+    wanted: (Mode, Option<u32>),
+    /// The hold times of the lock with this name for display, read once.
+    times: Option<(Vec<u8>, HoldTimes)>,
 }
 
 impl<'a> WaitProgress<'a> {
-    pub(super) fn new(common: &'a Common) -> WaitProgress<'a> {
-        WaitProgress { common, told: false, told_outage: false, since: None, line: None, holder: None }
+    pub(super) fn new(common: &'a Common, request: &AcquireRequest) -> WaitProgress<'a> {
+        WaitProgress {
+            common,
+            told: false,
+            told_outage: false,
+            since: None,
+            line: None,
+            holder: None,
+            wanted: (request.mode, request.slots),
+            times: None,
+        }
     }
 
     /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::Onlooker`].
     pub(super) fn update(
         &mut self,
-        target: &LockRef,
+        (target, engine): (&LockRef, &Engine),
         reporter: &Reporter<'_>,
         waiting: &Waiting<'_>,
     ) -> Option<Duration> {
@@ -65,14 +81,41 @@ impl<'a> WaitProgress<'a> {
         let waited = now.saturating_sub(*self.since.get_or_insert(now));
         // A short wait should end without a flicker.
         if waited >= TICK {
-            let text = self.progress(reporter, waiting, waited);
-            self.line.get_or_insert_with(StatusLine::new).as_mut()?.show(&text);
+            self.line.get_or_insert_with(StatusLine::new).as_ref()?;
+            let turn = self.turn((target, engine), waiting);
+            let text = self.progress(reporter, waiting, waited, turn.as_ref());
+            if let Some(Some(line)) = &mut self.line {
+                line.show(&text);
+            }
         }
         Some(TICK)
     }
 
+    /// Returns the expected time of the caller's turn, if the history has enough grants.
+    fn turn(&mut self, (target, engine): (&LockRef, &Engine), waiting: &Waiting<'_>) -> Option<ExpectedTurn> {
+        if waiting.outage.is_some() {
+            return None;
+        }
+        if self.times.as_ref().is_none_or(|(name, _)| *name != target.display_name) {
+            if engine.store().scope() == Scope::Shared {
+                // The wait itself limits its next calls in the same way.
+                let soon = engine.host().boottime().saturating_add(TO_ESTIMATE);
+                engine.store().set_deadline(Some(soon));
+            }
+            self.times = Some((target.display_name.clone(), engine.hold_times(&target.name)));
+        }
+        let (_, times) = self.times.as_ref()?;
+        times.expected(&Place::behind(waiting.record, waiting.ahead, self.wanted, engine.host().wall())?)
+    }
+
     /// Returns the progress as text. The part that changes most comes first, because the end may be cut off.
-    fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Waiting<'_>, waited: Duration) -> String {
+    fn progress(
+        &mut self,
+        reporter: &Reporter<'_>,
+        waiting: &Waiting<'_>,
+        waited: Duration,
+        turn: Option<&ExpectedTurn>,
+    ) -> String {
         let left =
             waiting.left.map(|left| format!(", {} left", whole(left + Duration::from_millis(999)))).unwrap_or_default();
         if let Some(error) = waiting.outage {
@@ -84,14 +127,15 @@ impl<'a> WaitProgress<'a> {
             None => format!("{place} of {}", waiting.record.waiters.len().max(place)),
             Some(_) => format!("number {place}"),
         };
+        let soon = turn.map(|turn| format!(", your turn {}", turn.when())).unwrap_or_default();
         format!(
-            "waited {}{left}; {place} in the queue; {}",
+            "waited {}{left}; {place} in the queue{soon}; {}",
             whole(waited),
-            self.holder(reporter, &waiting.record.holders)
+            self.holder(reporter, &waiting.record.holders, turn)
         )
     }
 
-    fn holder(&mut self, reporter: &Reporter<'_>, holders: &[Grant]) -> String {
+    fn holder(&mut self, reporter: &Reporter<'_>, holders: &[Grant], turn: Option<&ExpectedTurn>) -> String {
         let Some(grant) = holders.first() else { return "no process holds it now".to_string() };
         if self.holder.as_ref().is_none_or(|(known, _)| known != grant) {
             let (owner, command) = (reporter.party(&grant.owner), escape(&grant.owner.command));
@@ -100,7 +144,8 @@ impl<'a> WaitProgress<'a> {
         let held = reporter.host.wall().saturating_sub(Duration::from_millis(grant.since));
         let others = if holders.len() > 1 { format!("{} others and ", holders.len() - 1) } else { String::new() };
         let who = self.holder.as_ref().map(|(_, who)| who.as_str()).unwrap_or_default();
-        format!("held {} by {others}{who}", whole(held))
+        let usual = turn.map(|turn| format!(", usually {},", turn.usual));
+        format!("held {}{} by {others}{who}", whole(held), usual.unwrap_or_default())
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{Limits, Past, Who, is_damaged};
-use crate::lock::{EndReason, EndedGrant, Grant, Owner, Record};
+use crate::history::{ExpectedTurn, HoldTimes, Limits, Past, Who, is_damaged};
+use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner, Record};
 use crate::store::HistoryCursor;
 
 impl Engine {
@@ -40,6 +40,28 @@ impl Engine {
                 visit(past);
             }
         })
+    }
+
+    /// Returns the hold times of a lock. Without a readable history there are none.
+    pub fn hold_times(&self, name: &[u8]) -> HoldTimes {
+        let mut times = HoldTimes::default();
+        if !self.remembers.are_off() {
+            // An estimate is worth no error.
+            let _ = self.each_past(&self.remembers, &mut |past| {
+                if past.name == name {
+                    times.add(&past);
+                }
+            });
+        }
+        times
+    }
+
+    /// Returns the turn of a caller that comes now and wants this mode, if the lock is not free and its history has enough
+    /// grants.
+    pub fn expected_turn(&self, name: &[u8], mode: Mode, slots: Option<u32>) -> Option<ExpectedTurn> {
+        let times = self.hold_times(name);
+        times.any_usual()?;
+        self.inspect(name).ok()?.expected_turn(&times, Some((mode, slots)), self.host.wall())
     }
 
     /// Visits every line of the history, however old: the ended grant, and `None` for a line or a part that cannot be

@@ -10,8 +10,8 @@ use super::timeline::{ended, held_for, who};
 use super::{Reporter, shown_user};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
-use crate::history::{Past, Who};
-use crate::lock::{EndReason, Grant, Lifetime, Liveness, Mode, Waiter};
+use crate::history::{HoldTimes, Past, Who};
+use crate::lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Success, Waiter};
 use crate::name::{escape, shell_quote};
 
 /// Width of the names of the facts, with the blanks that follow.
@@ -30,6 +30,8 @@ pub struct LockBlock<'a> {
     pub reporter: &'a Reporter<'a>,
     /// Grants of this lock that have ended, the last one last.
     pub past: &'a [Past],
+    /// How long earlier grants of this lock were held.
+    pub times: &'a HoldTimes,
     /// Properties of the terminal.
     pub style: OutputStyle,
 }
@@ -49,7 +51,11 @@ impl LockBlock<'_> {
         if let Some(value) = &self.status.record.value {
             self.add(&mut lines, "value", &shown_value(value));
         }
+        if let Some(job) = &self.status.record.job {
+            self.add(&mut lines, "job", &self.job(job));
+        }
         self.add_queue(&mut lines);
+        self.add_usual(&mut lines);
         self.add_past(&mut lines);
         // The holders often are alike; each piece of advice is given once.
         let mut advice: Vec<String> =
@@ -183,6 +189,36 @@ impl LockBlock<'_> {
             _ => mode(waiter.mode),
         };
         format!("({how}) ")
+    }
+
+    /// Adds how long the lock is usually held, and the turn of a caller that comes now.
+    fn add_usual(&self, lines: &mut Vec<String>) {
+        let now = self.reporter.host.wall();
+        let expected = self.status.expected_turn(self.times, None, now);
+        let text = match (expected, self.times.any_usual()) {
+            (Some(expected), _) if expected.turn > Duration::ZERO => {
+                let longer = if expected.is_longer_than_usual() { ", now longer than usual" } else { "" };
+                format!("held {}{longer}; the next caller's turn {}", expected.usual, expected.when())
+            }
+            (_, Some(usual)) => format!("held {usual}"),
+            (_, None) => return,
+        };
+        self.add(lines, "usually", &text);
+    }
+
+    fn job(&self, job: &JobState) -> String {
+        let time = |millis| self.style.zone.full(Duration::from_millis(millis));
+        let now = self.reporter.host.wall();
+        let last = match &job.success {
+            Some(Success { at, host, .. }) => {
+                let age = span(now.saturating_sub(Duration::from_millis(*at)));
+                format!("last succeeded at {} ({age} ago) on {}", time(*at), escape(host.as_bytes()))
+            }
+            None => "has not succeeded yet".to_string(),
+        };
+        let Some((promise, due)) = job.promise.zip(job.due()) else { return last };
+        let word = if Duration::from_millis(due) <= now { "overdue since" } else { "next by" };
+        format!("{last}; must succeed once in {}, {word} {}", span(Duration::from_millis(promise.span)), time(due))
     }
 
     fn add_past(&self, lines: &mut Vec<String>) {

@@ -40,6 +40,13 @@ struct WhoJson {
 #[derive(Debug, Serialize)]
 pub struct OverdueJson {
     name: String,
+    #[serde(flatten)]
+    job: JobJson,
+}
+
+/// The last success of a job, and how often it must succeed.
+#[derive(Debug, Serialize)]
+pub struct JobJson {
     last_success: Option<String>,
     /// Host of that success.
     host: Option<String>,
@@ -51,9 +58,15 @@ pub struct OverdueJson {
 impl OverdueJson {
     /// Returns the document for the job under the lock of this name.
     pub fn new(name: &[u8], job: &JobState) -> OverdueJson {
+        OverdueJson { name: text(name), job: JobJson::new(job) }
+    }
+}
+
+impl JobJson {
+    /// Returns the document for a job.
+    pub fn new(job: &JobState) -> JobJson {
         let time = |millis| rfc3339_millis(Duration::from_millis(millis));
-        OverdueJson {
-            name: text(name),
+        JobJson {
             last_success: job.success.as_ref().map(|success| time(success.at)),
             host: job.success.as_ref().map(|success| success.host.clone()),
             within: job.promise.map(|promise| promise.span as f64 / 1000.0),

@@ -8,9 +8,10 @@ use serde::Serialize;
 pub use answers::{ClaimJson, Entry, Evicted, LockJson, LookupJson, NoValueJson, TakenJson, UnlockJson, ValueJson};
 pub use files::{FenceJson, NewestJson};
 
-use super::{Reporter, user};
+use super::{ExpectedJson, JobJson, Reporter, user};
 use crate::duration::rfc3339_millis;
 use crate::engine::LockStatus;
+use crate::history::ExpectedTurn;
 use crate::lock::{EndReason, Grant, Lease, Lifetime, Liveness, Mode, Owner, Value};
 use crate::name::is_invisible;
 use crate::store::Location;
@@ -30,6 +31,12 @@ pub struct SightJson {
     /// The value that the lock guards, if there is a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<GuardedJson>,
+    /// The job that runs under the lock, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<JobJson>,
+    /// The turn of a caller that comes now, if the lock is not free and its history has enough grants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expected: Option<ExpectedJson>,
     /// The store, if the locks of several stores are shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     store: Option<String>,
@@ -119,8 +126,16 @@ impl SightJson {
             holders: holders.collect(),
             waiters: waiters.collect(),
             value: record.value.as_ref().map(GuardedJson::new),
+            job: record.job.as_ref().map(JobJson::new),
+            expected: None,
             store: None,
         }
+    }
+
+    /// Returns the document with the turn of a caller that comes now.
+    #[must_use]
+    pub fn with_turn(self, expected: Option<&ExpectedTurn>) -> SightJson {
+        SightJson { expected: expected.map(|expected| ExpectedJson::new(expected, None)), ..self }
     }
 
     /// Returns the document with its store, if that is not the only one.

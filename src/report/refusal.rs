@@ -216,7 +216,7 @@ impl<'a> RefusedLock<'a> {
 
     fn report(&self, kind: ErrorKind, message: String, hint: impl Into<String>, holders: &[Grant]) -> RefusalReport {
         let lock = Some(self.lock.display_name.clone());
-        RefusalReport { kind, lock, message, hint: hint.into(), holders: holders.to_vec() }
+        RefusalReport { lock, holders: holders.to_vec(), ..RefusalReport::new(kind, message, hint) }
     }
 
     fn shown(&self) -> String {

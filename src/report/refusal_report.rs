@@ -1,13 +1,16 @@
 //! A refusal or an error in words, for people and as a JSON document.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Reporter;
 use super::json::{HolderJson, text};
+use super::{ExpectedJson, Reporter};
+use crate::duration::shown;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
+use crate::history::ExpectedTurn;
 use crate::lock::Grant;
 
 /// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
@@ -23,6 +26,8 @@ pub struct RefusalReport {
     pub hint: String,
     /// The grants of other holders, or those that ended.
     pub holders: Vec<Grant>,
+    /// The expected time of the caller's turn, and the limit of `--give-up-if` that it exceeds.
+    pub expected: Option<(ExpectedTurn, Option<Duration>)>,
 }
 
 /// The document of a refusal or an error.
@@ -33,6 +38,9 @@ pub struct RefusalJson {
     reason: &'static str,
     message: String,
     holders: Vec<HolderJson>,
+    /// The expected time of the caller's turn, if the history of the lock has enough grants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expected: Option<ExpectedJson>,
     hint: Option<String>,
     exit_code: u8,
 }
@@ -40,7 +48,8 @@ pub struct RefusalJson {
 impl RefusalReport {
     /// Creates a report that is not about one lock.
     pub fn new(kind: ErrorKind, message: impl Into<String>, hint: impl Into<String>) -> RefusalReport {
-        RefusalReport { kind, lock: None, message: message.into(), hint: hint.into(), holders: Vec::new() }
+        let (message, hint) = (message.into(), hint.into());
+        RefusalReport { kind, lock: None, message, hint, holders: Vec::new(), expected: None }
     }
 
     /// Returns the report about the lock with this name for display.
@@ -59,6 +68,7 @@ impl RefusalReport {
             reason: reason(self.kind),
             message: self.message.clone(),
             holders: self.holders.iter().filter_map(holder).collect(),
+            expected: self.expected.as_ref().map(|(expected, limit)| ExpectedJson::new(expected, *limit)),
             hint: Some(self.hint.clone()).filter(|hint| !hint.is_empty()),
             exit_code: exit.code(),
         }
@@ -71,11 +81,18 @@ impl From<&Error> for RefusalReport {
     }
 }
 
-/// Writes the problem and the next step.
+/// Writes the problem, the expected time of the turn, and the next step.
 impl fmt::Display for RefusalReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)?;
+        if let Some((expected, limit)) = &self.expected {
+            write!(formatter, "; {expected}")?;
+            if let Some(limit) = limit {
+                write!(formatter, ", later than --give-up-if {}", shown(*limit))?;
+            }
+        }
         let separator = if self.hint.is_empty() { "" } else { "; " };
-        write!(formatter, "{}{separator}{}", self.message, self.hint)
+        write!(formatter, "{separator}{}", self.hint)
     }
 }
 

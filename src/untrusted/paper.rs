@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::engine::{LockRef, LockStatus};
+use crate::history::HoldTimes;
 use crate::host::{Fake, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
 use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, SightJson, Zone, json};
@@ -42,7 +43,14 @@ pub(super) fn show(record: Record) {
         table.add(&record.name, &status, &reporter);
         let (header, row) = table.lines();
         let lock = LockRef::in_store(&Location::beside(Path::new("/")), record.name.clone());
-        let block = LockBlock { lock: &lock, status: &status, reporter: &reporter, past: &[], style };
+        let block = LockBlock {
+            lock: &lock,
+            status: &status,
+            reporter: &reporter,
+            past: &[],
+            times: &HoldTimes::default(),
+            style,
+        };
         let mut lines = block.lines();
         lines.extend([header, row(0)]);
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");

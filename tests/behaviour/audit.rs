@@ -48,7 +48,7 @@ fn plant(sandbox: &Sandbox, lines: &[String]) {
     assert!(matches!(store.commit(&WriteSet::of(b"planted", version.as_ref(), None)), Ok(CommitResult::Done(_))));
 }
 
-fn plant_grants(sandbox: &Sandbox, grants: &[Past]) {
+pub(crate) fn plant_grants(sandbox: &Sandbox, grants: &[Past]) {
     plant(sandbox, &grants.iter().map(Past::line).collect::<Vec<_>>());
 }
 

@@ -70,6 +70,7 @@ mod doctor;
 mod etcd_storm;
 mod exchanges;
 mod exit_codes;
+mod expected_time;
 mod fence;
 mod follow;
 mod gc;

@@ -61,8 +61,11 @@ impl ForScript<'_> {
         let provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
         let request = AcquireRequest { provisional, ..request };
         let signals = ManuallyDrop::new(Signals::listen_also(self.context.inherited, &[])?);
-        let acquisition =
-            Acquisition { settings: self.settings, ..Acquisition::new(self.common, &self.taking.waiting, &signals) };
+        let acquisition = Acquisition {
+            settings: self.settings,
+            give_up_if: self.taking.give_up_if,
+            ..Acquisition::new(self.common, &self.taking.waiting, &signals)
+        };
         let until = acquisition.policy.end(self.context.host.boottime());
         let AcquireRequest { handle, owner, .. } = &request;
         let (grants, evicted) = match acquisition.acquire(&opened, &request) {

@@ -48,6 +48,7 @@ impl CommandChild<'_> {
             // The store may have been locked during the first attempt, which took time.
             policy: policy.rest(end, self.job.context.host.boottime()),
             at_first_wait: &depend,
+            give_up_if: self.asked.taking.give_up_if,
             ..Acquisition::new(&self.asked.common, waiting, self.job.signals)
         };
         let (mut grants, evicted) = match acquisition.acquire(opened, &request)? {

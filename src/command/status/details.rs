@@ -2,7 +2,7 @@
 
 use crate::command::context::{Context, LockRef};
 use crate::engine::{Engine, LockStatus};
-use crate::history::Past;
+use crate::history::{HoldTimes, Past};
 use crate::lock::HandleHash;
 use crate::report::{LockBlock, OutputStyle, Reporter};
 
@@ -13,6 +13,7 @@ const KEPT: usize = 3;
 #[derive(Default)]
 pub(super) struct Details {
     past: Vec<Past>,
+    times: HoldTimes,
     /// The grants that the record showed when the history was read.
     grants: Option<Vec<HandleHash>>,
 }
@@ -30,21 +31,22 @@ impl Details {
         let ended = status.record.ended_grants.iter().map(|ending| &ending.grant);
         let grants = Some(status.record.holders.iter().chain(ended).map(|grant| grant.proof).collect());
         if self.grants != grants {
-            (self.grants, self.past) = (grants, past_of(context, lock, engine));
+            self.grants = grants;
+            self.read_past(context, lock, engine);
         }
-        LockBlock { lock, status, reporter, past: &self.past, style }.lines()
+        LockBlock { lock, status, reporter, past: &self.past, times: &self.times, style }.lines()
     }
-}
 
-/// Returns the last grants of a lock. Without a readable history there are none: the status is more important.
-fn past_of(context: &Context, lock: &LockRef, engine: &Engine) -> Vec<Past> {
-    let mut past = Vec::new();
-    let limits = context.environment.history().unwrap_or_default();
-    let _ = engine.each_past(&limits, &mut |ended| {
-        if ended.name == lock.name {
-            past.push(ended);
-            past.drain(..past.len().saturating_sub(KEPT));
-        }
-    });
-    past
+    /// Reads the last grants of a lock. Without a readable history there are none: the status is more important.
+    fn read_past(&mut self, context: &Context, lock: &LockRef, engine: &Engine) {
+        (self.past, self.times) = Default::default();
+        let limits = context.environment.history().unwrap_or_default();
+        let _ = engine.each_past(&limits, &mut |ended| {
+            if ended.name == lock.name {
+                self.times.add(&ended);
+                self.past.push(ended);
+                self.past.drain(..self.past.len().saturating_sub(KEPT));
+            }
+        });
+    }
 }
