@@ -38,4 +38,4 @@ pub use refusal_report::{RefusalJson, RefusalReport};
 pub use run::notice;
 pub use table::OutputStyle;
 pub use timeline::timeline;
-pub use times::{Moment, Zone};
+pub use times::{Moment, Zone, millis_of, timestamp};

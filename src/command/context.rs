@@ -92,8 +92,9 @@ impl Context {
         let beside = file.parent().filter(|_| name::is_path(&target.display_name)).map(Location::beside);
         let chosen = || self.store(&Common::default()).ok();
         let known = [chosen(), self.environment.default_store().ok(), Some(Environment::store_of_root())];
-        let users = Environment::store_of_sudo_user().into_iter().chain(Environment::stores_of_users());
-        let known = known.into_iter().flatten().chain(users);
+        // The homes of all users are looked at last, and only if no other store has the lock.
+        let users = std::iter::once_with(Environment::stores_of_users).flatten();
+        let known = known.into_iter().chain([Environment::store_of_sudo_user()]).flatten().chain(users);
         let bare = known.map(|location| (location, target.display_name.as_slice()));
         let in_directory = file.file_name().unwrap_or_default().as_bytes();
         let all = beside.into_iter().map(|location| (location, in_directory)).chain(bare);

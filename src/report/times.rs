@@ -65,7 +65,7 @@ impl Zone {
 }
 
 /// Returns the time, or the last possible one: untrusted input may contain any.
-fn timestamp(since_1970: Duration) -> Timestamp {
+pub fn timestamp(since_1970: Duration) -> Timestamp {
     let seconds = i64::try_from(since_1970.as_secs()).ok();
     seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(Timestamp::MAX)
 }
@@ -185,13 +185,16 @@ fn civil_moment(text: &str) -> Option<Moment> {
     (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
 }
 
+/// Returns a time of this zone in milliseconds since 1970. A time that the change to summer time skips means the time
+/// after the change.
+pub fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
+    let time = zone.to_timestamp(at).unwrap_or(Timestamp::MAX);
+    u64::try_from(time.as_millisecond()).unwrap_or(0)
+}
+
 /// Returns the first and the last millisecond of a day, minute or second.
 fn span_of(date: Date, clock: Option<Clock>, zone: Zone) -> (u64, u64) {
-    // A time that the change to summer time skips means the time after the change.
-    let millis = |at: DateTime| {
-        let time = zone.rules().to_timestamp(at).unwrap_or(Timestamp::MAX);
-        u64::try_from(time.as_millisecond()).unwrap_or(0)
-    };
+    let millis = |at: DateTime| millis_of(at, zone.rules());
     let Some(Clock(time, has_seconds)) = clock else {
         let start = date.to_datetime(Time::midnight());
         return (millis(start), millis(start.saturating_add(1.day())).saturating_sub(1));

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use jiff::civil::{DateTime, Time, Weekday};
+use jiff::ToSpan;
+use jiff::civil::{Date, Time, Weekday};
 use jiff::tz::TimeZone;
-use jiff::{Timestamp, ToSpan};
 
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::Acquisition;
@@ -16,7 +16,7 @@ use crate::environment::local_zone;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{BeginRun, Complain, Complaint, HandleHash, JobState, Refusal, RunStart, Success};
-use crate::report::{RefusalReport, RefusedLock, Zone};
+use crate::report::{RefusalReport, RefusedLock, Zone, millis_of, timestamp};
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
 const RETRIES: u32 = 3;
@@ -135,30 +135,28 @@ fn millis(span: Duration) -> u64 {
 
 /// Returns the begin of the slot that contains `now`, in milliseconds since 1970.
 fn begin_of(period: Period, now: Duration, zone: &TimeZone) -> u64 {
-    let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    let time = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
-    let local: DateTime = zone.to_datetime(time);
-    let midnight = |date: jiff::civil::Date| {
-        let begin = zone.to_timestamp(date.to_datetime(Time::midnight())).unwrap_or(Timestamp::MIN);
-        u64::try_from(begin.as_millisecond()).unwrap_or(0)
-    };
+    let time = timestamp(now);
+    let today = zone.to_datetime(time).date();
+    let midnight = |date: Date| millis_of(date.to_datetime(Time::midnight()), zone);
     match period {
         Period::Span(span) => now.as_millis() as u64 / millis(span) * millis(span),
         // In zones that are half an hour off, hours begin at the full hour of the clock on the wall.
         Period::Hour => {
             let offset = i64::from(zone.to_offset(time).seconds());
-            u64::try_from((seconds + offset).div_euclid(3600) * 3600 - offset).unwrap_or(0) * 1000
+            u64::try_from((time.as_second() + offset).div_euclid(3600) * 3600 - offset).unwrap_or(0) * 1000
         }
-        Period::Day => midnight(local.date()),
+        Period::Day => midnight(today),
         Period::Week => {
-            let days = local.date().weekday().since(Weekday::Monday);
-            midnight(local.date().saturating_sub(i32::from(days).days()))
+            let days = today.weekday().since(Weekday::Monday);
+            midnight(today.saturating_sub(i32::from(days).days()))
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+
     use super::*;
 
     /// Returns the begin of the slot that contains this time, as local time.
