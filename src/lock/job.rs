@@ -65,6 +65,9 @@ pub struct Promise {
     /// Time of the last complaint that the promise is broken.
     #[serde(default, skip_serializing_if = "is_default")]
     pub complained: Option<u64>,
+    /// Number of calls since the last success that did not get the lock. A call whose reply is lost may count twice.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub refused: u64,
 }
 
 impl JobState {
@@ -77,7 +80,7 @@ impl JobState {
 
     /// Returns the promise of this span at `now`. Its time is that of an earlier promise, if there is one.
     fn promised(&self, span: u64, now: u64) -> Promise {
-        Promise { span, ..self.promise.unwrap_or(Promise { span, since: now, complained: None }) }
+        Promise { span, ..self.promise.unwrap_or(Promise { span, since: now, complained: None, refused: 0 }) }
     }
 }
 
@@ -161,12 +164,13 @@ impl Request for ReportSuccess {
             slot = slot.max(self.success.slot).max(job.runs.take().map(|runs| runs.slot));
         }
         job.success = Some(Success { slot, ..self.success.clone() });
-        job.promise = job.promise.map(|promise| Promise { complained: None, ..promise });
+        job.promise = job.promise.map(|promise| Promise { complained: None, refused: 0, ..promise });
         Ok(changed(record, job, Ok(())))
     }
 }
 
-/// Asks whether to complain that the job has not succeeded within this span, and records the promise. Any caller may ask.
+/// Counts a call that did not get the lock, records its promise, and asks whether to complain that the job has not
+/// succeeded within this span. Any caller may ask.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Complain {
@@ -192,7 +196,8 @@ impl Request for Complain {
 
     fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<Complaint>, Query> {
         let mut job = record.job.clone().unwrap_or_default();
-        let promise = job.promised(self.span, self.now);
+        let mut promise = job.promised(self.span, self.now);
+        promise.refused = promise.refused.saturating_add(1);
         job.promise = Some(promise);
         if job.due().is_some_and(|due| self.now < due) {
             return Ok(changed(record, job, Complaint::Kept));

@@ -53,6 +53,8 @@ pub struct JobJson {
     /// Time in which the job must succeed once, in seconds.
     within: Option<f64>,
     due: Option<String>,
+    /// Number of calls since that success that did not get the lock.
+    refused: Option<u64>,
 }
 
 impl OverdueJson {
@@ -71,6 +73,7 @@ impl JobJson {
             host: job.success.as_ref().map(|success| success.host.clone()),
             within: job.promise.map(|promise| promise.span as f64 / 1000.0),
             due: job.due().map(time),
+            refused: job.promise.map(|promise| promise.refused),
         }
     }
 }

@@ -43,6 +43,8 @@ struct LockMetrics {
     /// Time of the last success of its job since 1970, and the time by which the next run must succeed.
     last_success: Option<Duration>,
     due: Option<Duration>,
+    /// Number of calls since the last success that did not get the lock, for jobs with a promise.
+    refused: Option<u64>,
     /// Number of endings of each kind, and the time of the last one since 1970.
     endings: [(usize, Duration); KINDS.len()],
 }
@@ -84,6 +86,7 @@ impl Metrics {
         let job = status.record.job.as_ref();
         lock.last_success = job.and_then(|job| job.success.as_ref()).map(|success| Duration::from_millis(success.at));
         lock.due = job.and_then(JobState::due).map(Duration::from_millis);
+        lock.refused = job.and_then(|job| job.promise).map(|promise| promise.refused);
     }
 
     /// Adds a grant that ended.
@@ -136,9 +139,13 @@ impl Metrics {
         let help = "Time since the oldest waiter came; 0 without one.";
         self.add_each(&mut text, "csalock_oldest_wait_seconds", help, |lock| seconds(lock.oldest_wait));
         let help = "Time at which the job of the lock last succeeded.";
-        self.add_known(&mut text, "csalock_last_success_timestamp_seconds", help, |lock| lock.last_success);
+        self.add_known(&mut text, "csalock_last_success_timestamp_seconds", help, |lock| {
+            lock.last_success.map(seconds)
+        });
         let help = "Time by which the job of the lock must succeed again.";
-        self.add_known(&mut text, "csalock_due_timestamp_seconds", help, |lock| lock.due);
+        self.add_known(&mut text, "csalock_due_timestamp_seconds", help, |lock| lock.due.map(seconds));
+        let help = "Calls of run --overdue since the last success that did not get the lock.";
+        self.add_known(&mut text, "csalock_refused_calls", help, |lock| lock.refused);
         let help = "Grants in the history that ended in this way; old ones leave the history.";
         self.add_kinds(&mut text, "csalock_history_endings", help, |ending| Some(ending.0.to_string()));
         let help = "Time of the last grant in the history that ended in this way.";
@@ -158,12 +165,18 @@ impl Metrics {
         }
     }
 
-    /// Adds a family with a sample for each lock that has this time.
-    fn add_known(&self, text: &mut String, name: &str, help: &str, time: impl Fn(&LockMetrics) -> Option<Duration>) {
+    /// Adds a family with a sample for each lock that has this value.
+    fn add_known<V: Display>(
+        &self,
+        text: &mut String,
+        name: &str,
+        help: &str,
+        value: impl Fn(&LockMetrics) -> Option<V>,
+    ) {
         let mut samples = String::new();
         for (lock_name, lock) in &self.locks {
-            if let Some(time) = time(lock) {
-                self.add_sample(&mut samples, name, &format!(",name=\"{lock_name}\""), seconds(time));
+            if let Some(value) = value(lock) {
+                self.add_sample(&mut samples, name, &format!(",name=\"{lock_name}\""), value);
             }
         }
         if !samples.is_empty() {

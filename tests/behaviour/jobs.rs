@@ -167,6 +167,7 @@ on_every_store! {
         let (code, said) = overdue(184, &["--json"]);
         let document: Value = serde_json::from_str(&sandbox.csalock(["overdue", "--json"]).env(CLOCK, noon_and(184)).capture().stdout).unwrap();
         assert_eq!((code, document.as_array().unwrap().len(), &document[0]["name"], &document[0]["within"]), (86, 1, &json!("job"), &json!(3600.0)), "{said}");
+        assert_eq!(document[0]["refused"], json!(0));
         let mut holder = sandbox.holder("job");
         let (code, said) = call(184);
         assert!(code == 86 && said.contains("; its job last succeeded at TIME (AGE ago), and must once in 1h; "), "{said}");

@@ -96,6 +96,21 @@ on_every_store! {
         assert_eq!(lines(), [""; 0]);
         sandbox.csalock(["run", "--overdue", "1h", "job", "true"]).run();
         let times: Vec<f64> = lines().iter().map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+        let mut holder = sandbox.holder("job");
+        let refused = || {
+            let text = sandbox.csalock(["metrics"]).capture().stdout;
+            text.lines().find(|line| line.starts_with("csalock_refused_calls{")).unwrap().rsplit(' ').next().unwrap().to_string()
+        };
+        assert_eq!(refused(), "0");
+        for _ in 0..3 {
+            sandbox.csalock(["run", "-n", "--overdue", "1h", "job", "true"]).run();
+        }
+        assert_eq!(refused(), "3");
+        promtool_accepts(sandbox, &sandbox.csalock(["metrics"]).capture().stdout);
+        holder.release();
+        holder.wait();
+        sandbox.csalock(["run", "--overdue", "1h", "job", "true"]).run();
+        assert_eq!(refused(), "0");
         assert!(times.len() == 2 && (times[1] - times[0] - 3600.0).abs() < 0.002, "{times:?}");
     }
 
