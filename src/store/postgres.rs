@@ -1,6 +1,37 @@
-//! PostgreSQL store, for hosts that share a database.
+//! PostgreSQL store, for hosts that share a database. The schema has these tables (`schema.sql`):
 //!
-//! placeholder
+//! ```text
+//! records   name, version number and body of each record
+//! removed   256 buckets of names: the highest number of a removed record in each
+//! leases    id, span and end of each lease, and the server whose clock counts
+//! history   a line of history in each row
+//! ```
+//!
+//! **Commit.** One call of the function `commit`, in a transaction of its own. It locks the buckets of names that it
+//! creates or removes, then their records, both in one order; so commits do not deadlock. Under READ COMMITTED each
+//! statement of a function sees all that was committed before it, and a locked row as it is after the wait. After the
+//! locks, no other transaction can change these records, and the function compares their numbers and the leases.
+//! Under a stricter isolation PostgreSQL ends the transaction instead, and the client repeats it.
+//!
+//! **Numbers.** A new number is above those of the expected records and of their buckets. A removal stores its number
+//! in the bucket under the same lock, so the number of a name never falls. A sequence would not do: its order is not
+//! the order of commits.
+//!
+//! **Lost answers.** The client repeats a commit whose answer is missing, since it may have been made. A copy that
+//! comes late finds another number and conflicts. An absent record has no number, so a creation also requires that
+//! its bucket has the number that the last read found there: if the record was created and removed since, the bucket
+//! has a higher number.
+//!
+//! **Leases.** The transaction that ends a grant compares that its lease is over. Only a promotion of another server
+//! makes a lease longer, so the answer cannot become wrong before the commit ([`leases`]).
+//!
+//! **Sessions.** There is no state in a session, so each request may reach another server process of a pooler. Only
+//! wake-ups need a session ([`wake`]), and correctness does not depend on them.
+//!
+//! **Refusals.** A standby may be behind, so even reads are refused there: they ask for the timeline of the write-ahead
+//! log, which is an error on a standby. A server with `synchronous_commit = off` could lose a commit in a crash.
+//!
+//! **Trust.** A role that may write these tables can acquire any lock.
 
 mod auth;
 mod client;
@@ -96,8 +127,9 @@ impl Postgres {
         let version = Version { number: number.unsigned_abs(), mark: 0 };
         match row.get_mut(1).and_then(Option::take) {
             Some(body) => Ok(Some(Versioned { version, body, may_be_torn: false })),
-            None => Err(Error::corrupt(format!("{} has no body of 4 MiB at most", self.describe(name)))
-                .in_version(version)),
+            None => {
+                Err(Error::corrupt(format!("{} has no body of 4 MiB at most", self.describe(name))).in_version(version))
+            }
         }
     }
 
@@ -120,7 +152,9 @@ impl Postgres {
         for change in &changes {
             self.check_mode(change)?;
             let (expect, guard) = match change.expect {
-                Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => (Some(number as i64), 0),
+                Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => {
+                    (Some(number as i64), 0)
+                }
                 Some(_) => return Ok(None),
                 None => match self.absent_at(change.name)? {
                     Some(guard) => (None, guard),

@@ -191,7 +191,8 @@ mod json {
                                 "see it with `csalock get v`", 83);
             let done = sandbox.csalock(["put", "--json", "--if-absent", "v", "2"]).capture();
             let version = sandbox.sight("v")["value"]["version"].to_string();
-            let plain = sandbox.plain(&done.stdout.replace(&version, "TOKEN"));
+            let plain = done.stdout.replace(&format!("version {version} "), "version TOKEN ");
+            let plain = sandbox.plain(&plain);
             assert_eq!((done.code, plain, done.stderr.as_str()), (Some(83), said, ""));
             // A refused reader of a missing value holds the lock, and gets its handle.
             let hint = "the lock is held now, so write one or give it back";

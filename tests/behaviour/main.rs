@@ -107,6 +107,7 @@ mod names;
 mod old_flock;
 mod outages;
 mod owner;
+mod postgres_outages;
 mod power;
 mod queue;
 mod records;

@@ -68,7 +68,7 @@ pub(crate) fn shared_bouncer() -> Option<&'static Bouncer> {
 /// A schema of its own.
 pub(crate) fn new_schema() -> String {
     static SCHEMAS: AtomicU32 = AtomicU32::new(0);
-    format!("test_{}", SCHEMAS.fetch_add(1, Ordering::Relaxed))
+    format!("t{}", SCHEMAS.fetch_add(1, Ordering::Relaxed))
 }
 
 pub(crate) fn free_port() -> u16 {
@@ -111,11 +111,31 @@ fn spawn(mut command: Command) -> Child {
 impl Server {
     /// Starts one with these settings, and waits until it answers. `None`: PostgreSQL is not installed.
     pub(crate) fn start(settings: &[&str]) -> Option<Server> {
+        Server::start_with(settings, "")
+    }
+
+    /// Starts one with TLS that uses these lines of pg_hba.conf for all users except `test`; none: it trusts all.
+    pub(crate) fn start_with(settings: &[&str], hba: &str) -> Option<Server> {
         let (bin, place) = (programs()?, place());
         let mut initdb = program(&bin.join("initdb"), place.path(), "KILL");
         initdb.args(["-A", "trust", "-U", "test", "-N", "-D"]).arg(place.path().join("data"));
         assert!(initdb.status().unwrap().success());
-        Some(Server::run(place, settings))
+        if hba.is_empty() {
+            return Some(Server::run(place, settings));
+        }
+        crate::etcd::make_certificates(place.path());
+        let (key, certificate) = (place.path().join("server.key"), place.path().join("server.pem"));
+        if nix::unistd::geteuid().is_root() {
+            chown(&key, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        let all = format!("host all test all trust\n{hba}");
+        fs::write(place.path().join("data/pg_hba.conf"), all).unwrap();
+        let tls = [
+            "ssl=on".into(),
+            format!("ssl_key_file={}", key.display()),
+            format!("ssl_cert_file={}", certificate.display()),
+        ];
+        Some(Server::run(place, &settings.iter().copied().chain(tls.iter().map(String::as_str)).collect::<Vec<_>>()))
     }
 
     /// Starts a standby of this server, which follows it by this name.

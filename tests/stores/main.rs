@@ -11,6 +11,7 @@ mod etcd_alone;
 mod kept;
 #[path = "../postgres/mod.rs"]
 mod postgres;
+mod postgres_alone;
 mod promises;
 mod rig;
 mod storms;

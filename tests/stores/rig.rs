@@ -9,8 +9,8 @@ use csalock::history::Limits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
-    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Postgres, Sqlite, Store, Version, Write, WriteOptions,
-    WriteSet,
+    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Postgres, Sqlite, Store, Version, Write,
+    WriteOptions, WriteSet,
 };
 use tempfile::TempDir;
 

@@ -21,6 +21,8 @@ mod extent;
 #[allow(unused_imports, reason = "likewise")]
 #[path = "../behaviour/sandbox/mod.rs"]
 mod sandbox;
+#[path = "../postgres/mod.rs"]
+mod postgres;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 

@@ -34,9 +34,9 @@ impl Trouble {
         matches!(self.code(), "42P06" | "42P07" | "42710" | "42723" | "23505" | "XX000")
     }
 
-    /// Returns true if the server undid the transaction because of another one.
+    /// Returns true if another transaction created the same record first, which a strict isolation hides.
     pub(super) fn is_conflict(&self) -> bool {
-        matches!(self.code(), "40001" | "40P01" | "23505")
+        self.code() == "23505"
     }
 
     /// Returns true for an answer that ends the call.
@@ -49,12 +49,14 @@ impl Trouble {
         matches!(self, Trouble::Line(line) if line.retry_policy() == RetryPolicy::Elsewhere)
     }
 
-    /// Returns true if waiting may help: the server or the pooler starts, stops, has no connection left, or is silent.
+    /// Returns true if a retry may help: the server or the pooler starts, stops, is silent or has no connection left, or
+    /// undid the transaction because of another one.
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Trouble::Line(line) => line.may_pass(),
             Trouble::Said(code, _) => {
-                code.starts_with("08") || matches!(&code[..], "53300" | "55P03" | "57014" | "57P01" | "57P02" | "57P03")
+                let passes = ["40001", "40P01", "53300", "55P03", "57014", "57P01", "57P02", "57P03"];
+                code.starts_with("08") || passes.contains(&&code[..])
             }
         }
     }

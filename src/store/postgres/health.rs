@@ -24,7 +24,8 @@ impl Postgres {
             let cure = "name the primary server in the store's URL";
             findings.push(Finding::bad("role", "a standby, which refuses locks", cure));
         }
-        findings.push(Finding::good("reading", format!("the first answer takes {:.1} ms", took.as_secs_f64() * 1000.0)));
+        findings
+            .push(Finding::good("reading", format!("the first answer takes {:.1} ms", took.as_secs_f64() * 1000.0)));
         findings.push(match (&text(2)[..], &text(1)[..], &text(5)[..]) {
             ("off", ..) => Finding::bad(
                 "commits",

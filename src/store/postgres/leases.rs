@@ -70,7 +70,8 @@ impl Postgres {
         if rows.iter().any(|row| number(row, 1).is_none()) {
             let _ = self.call(RESTART, &parameter());
         }
-        let ttl = |row| (number(row, 0).unwrap_or_default() as u64, number(row, 1).or(number(row, 2)).unwrap_or_default());
+        let ttl =
+            |row| (number(row, 0).unwrap_or_default() as u64, number(row, 1).or(number(row, 2)).unwrap_or_default());
         let lasting = rows.iter().map(ttl).filter(|(_, left)| *left > 0);
         Ok(lasting.map(|(id, left)| (id, Duration::from_millis(left as u64))).collect())
     }

@@ -77,3 +77,22 @@ BEGIN
   body := NULL;
   RETURN NEXT;
 END $$;
+-- Views for people. A body that is not a record has no rows.
+CREATE FUNCTION "csalock".json(body bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+  RETURN convert_from(body, 'UTF8')::jsonb;
+EXCEPTION WHEN OTHERS THEN
+  RETURN NULL;
+END $$;
+CREATE VIEW "csalock".entries AS
+SELECT list, coalesce(j.record ->> 'name', encode(name, 'escape')) AS name, split_part(e #>> '{owner,processes,0}', ':', 1)::int AS pid,
+ e #>> '{owner,host}' AS host, (e #>> '{owner,uid}')::int AS uid, e #>> '{owner,command}' AS command,
+ e #>> '{owner,label}' AS label, to_timestamp((e ->> 'since')::bigint / 1000.0) AS since,
+ to_timestamp((e #>> '{lifetime,expires_at,wall}')::bigint / 1000.0) AS expires, e ->> 'mode' AS mode,
+ coalesce((e ->> 'token')::bigint, number) AS token
+FROM "csalock".records, LATERAL (SELECT "csalock".json(body) AS record) j, unnest(ARRAY['holders', 'waiters']) list,
+ jsonb_array_elements(CASE jsonb_typeof(j.record -> list) WHEN 'array' THEN j.record -> list END) e;
+CREATE VIEW "csalock".holders AS
+SELECT name, pid, host, uid, command, label, since, expires, mode, token FROM "csalock".entries WHERE list = 'holders';
+CREATE VIEW "csalock".waiters AS
+SELECT name, pid, host, uid, command, label, since, mode FROM "csalock".entries WHERE list = 'waiters';

@@ -16,7 +16,8 @@ use crate::store::etcd::tls;
 /// Fails if the certificates of the authorities are needed and cannot be read.
 pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
     // As in libpq, a given authority counts even if the mode demands no check.
-    let is_checked = settings.mode >= SslMode::VerifyCa || (settings.mode == SslMode::Require && settings.root.is_some());
+    let is_checked =
+        settings.mode >= SslMode::VerifyCa || (settings.mode == SslMode::Require && settings.root.is_some());
     let roots = is_checked.then(|| tls::roots(settings.root.as_deref(), "PGSSLROOTCERT")).transpose()?.map(Arc::new);
     if settings.mode == SslMode::Disable {
         return Ok(None);

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::{etcd, postgres};
 use crate::etcd::fair::is_within;
 use crate::extent::{Extent, extent};
+use crate::{etcd, postgres};
 
 use csalock::engine::Engine;
 use csalock::host::Unix;
