@@ -244,6 +244,34 @@ mod tests {
     }
 
     #[test]
+    fn databases_and_their_way_back() {
+        for (typed, meant) in [
+            ("postgres://u@h:1/d?schema=s", "postgres://u@h:1/d?schema=s"),
+            ("postgresql://h", "postgres://h/"),
+            ("postgres://%2Frun%2Fp:5/d", "postgres://%2Frun%2Fp:5/d"),
+            ("postgres:///?service=x&sslmode=require", "postgres:///?service=x&sslmode=require"),
+        ] {
+            assert_eq!(parse(typed).map(|location| location.url()), Ok(meant.into()), "{typed}");
+            assert_eq!(parse(meant).map(|location| location.url()), Ok(meant.into()), "{meant}");
+        }
+        for url in [
+            "postgres:h/d",
+            "postgres://u:p@h/d",
+            "postgres://h:0/d",
+            "postgres://h:x/d",
+            "postgres://a,b/d",
+            "postgres://h/d?color=red",
+            "postgres://h/d?schema=A",
+            "postgres://h/d?schema=1",
+            "postgres://h/d?schema=",
+            "postgres://h/%zz",
+            "postgres://%0/d",
+        ] {
+            assert_eq!(parse(url).map_err(|error| error.kind()), Err(ErrorKind::InvalidInput), "{url:?}");
+        }
+    }
+
+    #[test]
     fn an_inherited_store_keeps_its_meaning_and_is_recognized() {
         for (chosen, given) in [
             ("dir:/a b", "dir:/./a b"),
@@ -252,6 +280,8 @@ mod tests {
             ("sqlite:/db", "sqlite:/./db"),
             ("etcd://h:1/p", "etcd://h:1/./p"),
             ("etcds://a:1,[::1]:3/x/y", "etcds://a:1,[::1]:3/./x/y"),
+            ("postgres://u@h:1/d?schema=s", "postgres://u@h:1/./d?schema=s"),
+            ("postgres:///", "postgres:///./"),
         ] {
             let location = parse(chosen).unwrap();
             assert_eq!((location.inherited_url(), parse(given)), (given.into(), Ok(location)));

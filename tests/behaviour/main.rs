@@ -20,9 +20,7 @@ mod postgres;
 mod supervised;
 
 /// Modules in which stores differ most. A quick run tries only these on PostgreSQL, which is most like etcd.
-const ON_POSTGRES: [&str; 12] = [
-    "claims", "deadlock", "history", "lease", "lock", "lost", "queue", "records", "run", "several", "unlock", "values",
-];
+const ON_POSTGRES: [&str; 8] = ["claims", "deadlock", "lease", "lost", "queue", "records", "several", "values"];
 
 /// Returns true if this run tries the tests of this module on this kind of store.
 fn is_tried_on(kind: sandbox::Kind, module: &str) -> bool {

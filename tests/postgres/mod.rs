@@ -41,8 +41,14 @@ pub(crate) struct Bouncer {
     _place: TempDir,
 }
 
+/// The directory of the programs of another version of PostgreSQL, to try it by hand.
+const PROGRAMS: &str = "CSALOCK_TEST_POSTGRES";
+
 /// Returns the directory of the server's programs, if they are installed.
 fn programs() -> Option<PathBuf> {
+    if let Some(chosen) = std::env::var_os(PROGRAMS) {
+        return Some(chosen.into());
+    }
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let found = versions.map(|version| version.path().join("bin")).find(|bin| bin.join("initdb").exists());
     if found.is_none() || !Path::new("/usr/sbin/pgbouncer").exists() {

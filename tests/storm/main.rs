@@ -17,12 +17,12 @@ mod checker;
 mod etcd;
 #[path = "../extent/mod.rs"]
 mod extent;
+#[path = "../postgres/mod.rs"]
+mod postgres;
 #[allow(dead_code, reason = "the tests of behaviour use the rest")]
 #[allow(unused_imports, reason = "likewise")]
 #[path = "../behaviour/sandbox/mod.rs"]
 mod sandbox;
-#[path = "../postgres/mod.rs"]
-mod postgres;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 

@@ -218,3 +218,27 @@ fn row(body: &[u8]) -> Done<Row> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_has_its_elements_and_its_nulls() {
+        assert_eq!(array([None::<&[u8]>; 0], true), [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 17]);
+        let two = [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 17, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 1, b'a', 255, 255, 255, 255];
+        assert_eq!(array([Some(b"a"), None], true), two);
+    }
+
+    #[test]
+    fn a_message_of_any_program_is_an_error_or_a_row() {
+        assert_eq!(row(b"\0\x02\0\0\0\x01a\xff\xff\xff\xff"), Ok(vec![Some(b"a".to_vec()), None]));
+        for wrong in [&b""[..], b"\0", b"\0\x01", b"\0\x01\0\0\0\x02a", b"\0\x01\x80\0\0\0a", b"\xff\xff"] {
+            assert!(row(wrong).is_err(), "{wrong:?}");
+        }
+        let refused = said(b"VERROR\0C42501\0Mno\0\0").unwrap();
+        assert_eq!(refused, (Trouble::Said("42501".to_string(), "no".to_string()), false));
+        let long = [b"M", &[b'x'; 1000][..], b"\0"].concat();
+        assert_eq!(said(&long).unwrap(), (Trouble::Said(String::new(), "x".repeat(300)), true));
+    }
+}

@@ -24,8 +24,8 @@ pub(super) enum SslMode {
     VerifyFull,
 }
 
-/// Everything that a connection needs.
-#[derive(Debug, Clone)]
+/// Everything that a connection needs. It has a password, so it cannot be printed.
+#[derive(Clone)]
 pub(super) struct Settings {
     /// Name or address, or the absolute path of a socket's directory.
     pub(super) host: String,
@@ -121,4 +121,49 @@ fn password_of(file: &Path, wanted: &[&str; 4]) -> Option<String> {
         let matches = fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
         fields.pop().filter(|_| fields.len() == 4 && matches)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn settings(url: &str, variables: &[(&'static str, &str)]) -> Result<Settings> {
+        let database = Database::parse(url.strip_prefix("postgres:").unwrap().as_bytes()).unwrap();
+        let postgres = variables.iter().map(|(name, value)| (*name, value.to_string())).collect();
+        Settings::new(&database, &Access { postgres, ..Access::default() }, 0)
+    }
+
+    #[test]
+    fn what_the_url_omits_comes_from_the_environment() {
+        let all = [("PGHOST", "other"), ("PGPORT", "6"), ("PGUSER", "u"), ("PGDATABASE", "d"), ("HOME", "/nowhere")];
+        let seen = |url: &str, variables: &[(&'static str, &str)]| {
+            let Settings { host, port, user, database, mode, .. } = settings(url, variables).unwrap();
+            (format!("{user}@{host}:{port}/{database}"), mode)
+        };
+        assert_eq!(seen("postgres://", &all), ("u@other:6/d".to_string(), SslMode::Prefer));
+        assert_eq!(seen("postgres://a%40b@[::1]:7/e", &all).0, "a@b@::1:7/e");
+        assert_eq!(seen("postgres://h/e?sslmode=verify-full", &all), ("u@h:6/e".to_string(), SslMode::VerifyFull));
+        assert_eq!(seen("postgres://%2Frun%2Fp", &all), ("u@/run/p:6/d".to_string(), SslMode::Disable));
+        assert_eq!(seen("postgres:///", &[("HOME", "/nowhere"), ("PGUSER", "u")]).0, "u@/var/run/postgresql:5432/u");
+        for wrong in [[("PGPORT", "x")], [("PGSSLMODE", "never")], [("PGSERVICE", "none")]] {
+            let error = settings("postgres://h", &wrong).err();
+            assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::InvalidInput), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_line_that_matches_has_the_password() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("pgpass");
+        std::fs::write(&file, "# h:*:*:*:no\nh:1:d:u:o\\:n\\\\e\n*:*:*:u:a:b\nshort\n*:*:*:*:any\n").unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+        let of = |wanted: [&str; 4]| password_of(&file, &wanted);
+        assert_eq!(of(["h", "1", "d", "u"]).as_deref(), Some("o:n\\e"));
+        assert_eq!(of(["h", "2", "d", "u"]).as_deref(), Some("a:b"));
+        assert_eq!(of(["h", "2", "d", "v"]).as_deref(), Some("any"));
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
+        assert_eq!(of(["h", "1", "d", "u"]), None);
+    }
 }

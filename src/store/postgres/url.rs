@@ -26,7 +26,8 @@ impl Database {
         let (address, name) = rest.split_once('/').unwrap_or((rest, ""));
         let name = name.strip_prefix("./").unwrap_or(name);
         let database = Database { address: address.into(), name: name.into(), options: options.into() };
-        let (user, host, port) = database.parts().ok_or("a percent sign starts two hexadecimal digits")?;
+        let parts = database.parts().filter(|_| [name, options].into_iter().all(|part| decoded(part).is_some()));
+        let (user, host, port) = parts.ok_or("a percent sign starts two hexadecimal digits")?;
         if user.is_some_and(|user| user.contains(':')) {
             return Err("a password does not belong there, where every user sees it; use ~/.pgpass");
         }
