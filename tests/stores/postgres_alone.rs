@@ -317,6 +317,11 @@ fn logins_by_password_certificate_authorities_and_sockets() {
         assert_eq!(named_otherwise.is_ok(), mode != "verify-full", "{mode}");
         assert_eq!(read(&url("tls", &options), &with("PGHOST", "")).is_ok(), mode == "require", "{mode}");
     }
+    // A pooler has one code for everything.
+    if let Some(bouncer) = postgres::shared_bouncer() {
+        let foreign = bouncer.url("s").replace("test@", "stranger@");
+        assert_refused(&refusal(&foreign, &[]), ErrorKind::Denied, &["pg_hba.conf"]);
+    }
     let plain = refusal(&url("tls", "&sslmode=disable"), password);
     assert_refused(&plain, ErrorKind::Denied, &["no encryption"]);
 }

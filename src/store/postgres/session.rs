@@ -190,7 +190,14 @@ fn said(body: &[u8]) -> Done<(Trouble, bool)> {
         text.chars().take(300).collect::<String>()
     };
     let is_fatal = !matches!(&field(b'V')[..], "ERROR");
-    Ok((Trouble::Said(field(b'C'), field(b'M')), is_fatal))
+    let (code, message) = (field(b'C'), field(b'M'));
+    // pgbouncer has one code for everything.
+    let code = match &code[..] {
+        "08P01" if message.contains("authentication failed") || message.contains("no such user") => "28P01".to_string(),
+        "08P01" if message.contains("no such database") => "3D000".to_string(),
+        _ => code,
+    };
+    Ok((Trouble::Said(code, message), is_fatal))
 }
 
 /// Reader of the fields of a message.
