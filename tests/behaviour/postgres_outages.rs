@@ -110,3 +110,26 @@ fn a_storm_with_a_server_that_crashes_has_one_holder_at_a_time() {
     assert_eq!(progress(), 150);
     assert!(sandbox.is_tidy());
 }
+
+#[test]
+fn a_waiter_on_another_host_is_woken_by_the_server() {
+    if !is_root("another network namespace") {
+        return;
+    }
+    let Some(server) = Server::start(&[]) else { return };
+    // The socket is a file, so it is there in every network namespace.
+    let socket = server.path("").display().to_string().replace('/', "%2F");
+    let url = format!("postgres://test@{socket}:{}/postgres?schema=woken_", server.port());
+    let sandbox = Sandbox::in_database(&url);
+    let mut holder = sandbox.holder("x");
+    let elsewhere = ["unshare", "-n"].map(str::to_string);
+    // It polls so rarely that it would not end in time.
+    let words = ["run", "-w", "inf", "--backoff", "10m..10m", "x", "true"];
+    let mut waiter = sandbox.csalock_by(&elsewhere, &words).env(LEASE.0, "1h").spawn();
+    let listens = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'";
+    wait_until("it listens", || server.sql(listens) == "1");
+    wait_until("it waits", || sandbox.waiters("x").len() == 1);
+    holder.release();
+    wait_until("it has its turn", || waiter.has_ended());
+    assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+}
