@@ -248,4 +248,18 @@ mod tests {
         let long = [b"M", &[b'x'; 1000][..], b"\0"].concat();
         assert_eq!(said(&long).unwrap(), (Trouble::Said(String::new(), "x".repeat(300)), true));
     }
+
+    #[test]
+    fn no_message_makes_the_reader_panic_or_reaches_a_terminal_unescaped() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..100_000 {
+            // Small numbers are lengths that fit.
+            let small = |random: &mut fastrand::Rng| if random.bool() { random.u8(..4) } else { random.u8(..) };
+            let bytes: Vec<u8> = (0..random.usize(..40)).map(|_| small(&mut random)).collect();
+            let columns = row(&bytes).map(|row| row.into_iter().flatten().map(|column| column.len()).sum::<usize>());
+            assert!(columns.unwrap_or_default() <= bytes.len());
+            let shown = said(&bytes).unwrap().0.error("place", "schema").to_string();
+            assert!(!shown.contains(char::is_control), "{shown:?}");
+        }
+    }
 }
