@@ -357,7 +357,8 @@ fn nothing_waits_for_a_silent_or_absent_server_beyond_its_time() {
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     server.kill();
     store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
-    assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["refused", "right host and port"]);
+    // On a busy machine its time may be over before the refusal comes.
+    assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["PostgreSQL", "cannot be reached"]);
     server.restart();
     store.set_deadline(None);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
