@@ -44,6 +44,21 @@ const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_OUTER",
 ];
 
+/// Variables of libpq that csalock knows, and the home directory with its files.
+const OF_POSTGRES: [&str; 11] = [
+    "PGHOST",
+    "PGPORT",
+    "PGDATABASE",
+    "PGUSER",
+    "PGPASSWORD",
+    "PGPASSFILE",
+    "PGSERVICE",
+    "PGSERVICEFILE",
+    "PGSSLMODE",
+    "PGSSLROOTCERT",
+    "HOME",
+];
+
 /// The variables, the current directory and the user at the start of the process.
 #[derive(Debug, Clone)]
 pub struct Environment {
@@ -110,7 +125,7 @@ impl Environment {
         if is_own { self.store.as_ref() } else { self.store_for_files() }
     }
 
-    /// Returns the credentials and certificates for an etcd cluster.
+    /// Returns the credentials and certificates for the servers of a store.
     pub fn etcd() -> Access {
         let path = |name| set(name).map(PathBuf::from);
         let text = |name| set(name).map(|value| value.to_string_lossy().into_owned());
@@ -121,6 +136,7 @@ impl Environment {
             user: text("CSALOCK_ETCD_USER"),
             password: text("CSALOCK_ETCD_PASSWORD"),
             password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
+            postgres: OF_POSTGRES.into_iter().filter_map(|name| Some((name, text(name)?))).collect(),
             runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
         }
     }

@@ -100,7 +100,7 @@ impl LockRequest {
 
 impl Locks {
     /// Opens the store at `url`, in the syntax of `--store`: `dir:PATH`, `sqlite:PATH` or
-    /// `etcd://HOST:PORT/PREFIX`.
+    /// `etcd://HOST:PORT/PREFIX`, `postgres://HOST:PORT/DATABASE`.
     ///
     /// # Errors
     ///

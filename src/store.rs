@@ -19,11 +19,13 @@ mod identity;
 mod memory;
 mod mount;
 mod path_checks;
+mod postgres;
 mod scratch;
 mod sqlite;
 mod url;
 mod write_set;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -35,6 +37,7 @@ pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
 pub use path_checks::path_findings;
+pub use postgres::{Database, Postgres};
 pub use scratch::Scratch;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
@@ -86,8 +89,10 @@ pub enum Topic<'a> {
 pub struct HistoryCursor {
     /// Position in the files, for stores that keep the history in files.
     files: history_file::Generations,
-    /// Revision of the last read, for etcd.
+    /// Revision of the last read, for etcd; transaction that no later line precedes, for PostgreSQL.
     revision: u64,
+    /// Rows that were read although their transactions do not precede `revision`, for PostgreSQL.
+    seen: BTreeSet<u64>,
 }
 
 /// Result of a sweep or of its dry run.
@@ -232,5 +237,6 @@ pub fn open(location: &Location, access: impl FnOnce() -> Access, host: Arc<dyn 
         Location::Directory { path, layout, shared } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
         Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &access(), host)?),
+        Location::Postgres(database) => Box::new(Postgres::open(database, &access(), host)?),
     })
 }

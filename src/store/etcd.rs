@@ -44,21 +44,22 @@
 
 mod api;
 mod auth;
-mod births;
+pub(super) mod births;
 mod client;
-mod connection;
-mod dial;
-mod errors;
+pub(super) mod connection;
+pub(super) mod dial;
+pub(super) mod errors;
 mod health;
 mod history;
 mod http;
 mod leases;
-mod tls;
+pub(super) mod tls;
 mod transaction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,7 +89,7 @@ const LARGEST_PAGE: usize = 256;
 /// Page size in bytes above which a scan halves the next page. Single large records may exceed it.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Access settings of an etcd cluster, in addition to its URL.
+/// Access settings of the servers of a store, in addition to its URL.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// `CSALOCK_ETCD_CACERT`: PEM file of the accepted certificate authorities; default: the system's authorities.
@@ -103,6 +104,8 @@ pub struct Access {
     pub password: Option<String>,
     /// `CSALOCK_ETCD_PASSWORD_FILE`: file whose first line is the password.
     pub password_file: Option<PathBuf>,
+    /// Variables of libpq that are set, and `HOME`, for PostgreSQL.
+    pub postgres: BTreeMap<&'static str, String>,
     /// Directory for login tokens, owned by this user and removed at a reboot.
     pub runtime: Option<PathBuf>,
 }

@@ -20,14 +20,14 @@ struct Identity {
 enum Order {
     /// Inode number of the existing path or of its nearest existing ancestor, and the rest of the path.
     Files { is_database: bool, inode: u64, below: PathBuf },
-    /// A call has at most one etcd store, whose servers may be named in any way.
+    /// A call has at most one store on servers, which may be named in any way.
     Etcd,
 }
 
 impl Identity {
     fn of(location: &Location) -> Identity {
         let (path, is_database) = match location {
-            Location::Etcd(_) => return Identity { order: Order::Etcd, device: 0 },
+            Location::Etcd(_) | Location::Postgres(_) => return Identity { order: Order::Etcd, device: 0 },
             Location::Sqlite { path } => (path.as_path(), true),
             Location::Directory { path, .. } => (path.as_path(), false),
         };

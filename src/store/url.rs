@@ -1,9 +1,10 @@
-//! Store URLs: `dir:PATH`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT/PREFIX`.
+//! Store URLs: `dir:PATH`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT/PREFIX`, `postgres://HOST:PORT/DATABASE`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use super::postgres::Database;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{absolute, escape};
 
@@ -41,6 +42,8 @@ pub enum Location {
     },
     /// An etcd cluster.
     Etcd(Cluster),
+    /// A PostgreSQL database.
+    Postgres(Database),
 }
 
 /// An etcd cluster and the key prefix of the store.
@@ -86,7 +89,7 @@ impl Location {
             Error::new(
                 ErrorKind::InvalidInput,
                 format!("store {url}: {what}"),
-                "use dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or etcds://HOST:PORT/PREFIX",
+                "use dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, etcds://HOST:PORT/PREFIX or postgres://HOST:PORT/DATABASE",
             )
         };
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
@@ -103,6 +106,9 @@ impl Location {
         }
         if path.contains(&0) {
             return Err(wrong("a path cannot contain NUL"));
+        }
+        if matches!(scheme, b"postgres" | b"postgresql") {
+            return Database::parse(path).map(Location::Postgres).map_err(wrong);
         }
         let is_url = bytes.starts_with(&[scheme, b":"].concat());
         if is_url && (path.contains(&b'?') || (scheme.starts_with(b"etcd") && path.contains(&b'#'))) {
@@ -146,6 +152,7 @@ impl Location {
             Location::Directory { path, shared, .. } => ("dir:", path, *shared),
             Location::Sqlite { path } => ("sqlite:", path, false),
             Location::Etcd(cluster) => return cluster.url().into(),
+            Location::Postgres(database) => return database.url().into(),
         };
         let shared = if shared { SHARED } else { b"" };
         OsString::from_vec([scheme.as_bytes(), path.as_os_str().as_bytes(), shared].concat())
@@ -181,7 +188,7 @@ fn path_at(url: &[u8]) -> usize {
 
 /// Returns the index of the server list in a URL, if it has one.
 fn servers_at(url: &[u8]) -> Option<usize> {
-    [&b"etcd://"[..], b"etcds://"].into_iter().find(|scheme| url.starts_with(scheme)).map(<[u8]>::len)
+    [&b"etcd://"[..], b"etcds://", b"postgres://"].into_iter().find(|scheme| url.starts_with(scheme)).map(<[u8]>::len)
 }
 
 /// Returns the server with its port, by default etcd's own port.
@@ -237,6 +244,34 @@ mod tests {
     }
 
     #[test]
+    fn databases_and_their_way_back() {
+        for (typed, meant) in [
+            ("postgres://u@h:1/d?schema=s", "postgres://u@h:1/d?schema=s"),
+            ("postgresql://h", "postgres://h/"),
+            ("postgres://%2Frun%2Fp:5/d", "postgres://%2Frun%2Fp:5/d"),
+            ("postgres:///?service=x&sslmode=require", "postgres:///?service=x&sslmode=require"),
+        ] {
+            assert_eq!(parse(typed).map(|location| location.url()), Ok(meant.into()), "{typed}");
+            assert_eq!(parse(meant).map(|location| location.url()), Ok(meant.into()), "{meant}");
+        }
+        for url in [
+            "postgres:h/d",
+            "postgres://u:p@h/d",
+            "postgres://h:0/d",
+            "postgres://h:x/d",
+            "postgres://a,b/d",
+            "postgres://h/d?color=red",
+            "postgres://h/d?schema=A",
+            "postgres://h/d?schema=1",
+            "postgres://h/d?schema=",
+            "postgres://h/%zz",
+            "postgres://%0/d",
+        ] {
+            assert_eq!(parse(url).map_err(|error| error.kind()), Err(ErrorKind::InvalidInput), "{url:?}");
+        }
+    }
+
+    #[test]
     fn an_inherited_store_keeps_its_meaning_and_is_recognized() {
         for (chosen, given) in [
             ("dir:/a b", "dir:/./a b"),
@@ -245,6 +280,8 @@ mod tests {
             ("sqlite:/db", "sqlite:/./db"),
             ("etcd://h:1/p", "etcd://h:1/./p"),
             ("etcds://a:1,[::1]:3/x/y", "etcds://a:1,[::1]:3/./x/y"),
+            ("postgres://u@h:1/d?schema=s", "postgres://u@h:1/./d?schema=s"),
+            ("postgres:///", "postgres:///./"),
         ] {
             let location = parse(chosen).unwrap();
             assert_eq!((location.inherited_url(), parse(given)), (given.into(), Ok(location)));

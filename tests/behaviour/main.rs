@@ -14,12 +14,23 @@ mod checker;
 mod etcd;
 #[path = "../extent/mod.rs"]
 mod extent;
+#[path = "../postgres/mod.rs"]
+mod postgres;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 
-/// One test for each function and kind of store: `directory::NAME`, `sqlite::NAME`, `etcd::NAME`.
+/// Modules in which stores differ most. A quick run tries only these on PostgreSQL, which is most like etcd.
+const ON_POSTGRES: [&str; 8] = ["claims", "deadlock", "lease", "lost", "queue", "records", "several", "values"];
+
+/// Returns true if this run tries the tests of this module on this kind of store.
+fn is_tried_on(kind: sandbox::Kind, module: &str) -> bool {
+    let is_chosen = module.split("::").nth(1).is_some_and(|module| ON_POSTGRES.contains(&module));
+    kind != sandbox::Kind::Postgres || is_chosen || extent::extent() > extent::Extent::Quick
+}
+
+/// One test for each function and kind of store: `directory::NAME`, `sqlite::NAME`, `etcd::NAME`, `postgres::NAME`.
 macro_rules! on_every_store {
-    ($($tests:tt)*) => { tests_on! { [directory Directory] [sqlite Sqlite] [etcd Etcd] $($tests)* } };
+    ($($tests:tt)*) => { tests_on! { [directory Directory] [sqlite Sqlite] [etcd Etcd] [postgres Postgres] $($tests)* } };
 }
 
 /// Tests for stores that are files on this host.
@@ -29,13 +40,15 @@ macro_rules! on_every_store_of_files {
 
 /// Tests for stores that other hosts may share.
 macro_rules! on_every_shared_store {
-    ($($tests:tt)*) => { tests_on! { [shared Shared] [etcd Etcd] $($tests)* } };
+    ($($tests:tt)*) => { tests_on! { [shared Shared] [etcd Etcd] [postgres Postgres] $($tests)* } };
 }
 
 /// Tests for stores of every kind, with shared and local directories.
 macro_rules! on_every_kind_of_store {
     ($($tests:tt)*) => {
-        tests_on! { [directory Directory] [sqlite Sqlite] [shared Shared] [etcd Etcd] $($tests)* }
+        tests_on! {
+            [directory Directory] [sqlite Sqlite] [shared Shared] [etcd Etcd] [postgres Postgres] $($tests)*
+        }
     };
 }
 
@@ -48,7 +61,9 @@ macro_rules! tests_on {
     (@@ $module:ident $kind:ident { $([$(#[$meta:meta])* $name:ident])* }) => {
         mod $module {
             $($(#[$meta])* #[test] fn $name() {
-                crate::sandbox::Sandbox::with(crate::sandbox::Kind::$kind, super::$name);
+                if crate::is_tried_on(crate::sandbox::Kind::$kind, module_path!()) {
+                    crate::sandbox::Sandbox::with(crate::sandbox::Kind::$kind, super::$name);
+                }
             })*
         }
     };
@@ -93,6 +108,7 @@ mod names;
 mod old_flock;
 mod outages;
 mod owner;
+mod postgres_outages;
 mod power;
 mod queue;
 mod records;

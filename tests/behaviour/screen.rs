@@ -164,7 +164,7 @@ on_every_store! {
     }
 
     fn watching_shows_changes_of_holders_and_waiters(sandbox: &Sandbox) {
-        let Some(screen) = Screen::new(sandbox, 120, 12) else { return };
+        let Some(screen) = Screen::new(sandbox, 140, 12) else { return };
         screen.line("csalock status --watch --interval 50ms");
         let header = "NAME  STATE  WAITERS  PID  USER  SINCE  UNTIL  COMMAND";
         screen.becomes("an empty table", |text| {

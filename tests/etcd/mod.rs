@@ -359,7 +359,7 @@ impl Drop for Cluster {
 }
 
 /// An authority, its certificates for `server` (this host) and `client` (an arbitrary user), and an unknown authority.
-fn make_certificates(place: &Path) {
+pub(crate) fn make_certificates(place: &Path) {
     let script = r#"
         set -e
         key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"; }

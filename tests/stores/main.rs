@@ -9,6 +9,9 @@ mod breaking;
 mod etcd;
 mod etcd_alone;
 mod kept;
+#[path = "../postgres/mod.rs"]
+mod postgres;
+mod postgres_alone;
 mod promises;
 mod rig;
 mod storms;
@@ -34,7 +37,7 @@ macro_rules! keep {
 }
 
 mod every_store {
-    keep! { promises on memory, directory, beside, sqlite, etcd: {
+    keep! { promises on memory, directory, beside, sqlite, etcd, postgres, pooled: {
         a_record_that_was_never_written_is_absent
         a_written_record_is_read_back
         the_first_swap_expects_none
@@ -69,7 +72,7 @@ mod stores_whose_leases_end_by_clocks_that_a_test_can_set {
 }
 
 mod stores_that_processes_share {
-    keep! { storms on directory, beside, sqlite, etcd: {
+    keep! { storms on directory, beside, sqlite, etcd, postgres, pooled: {
         steps_of_many_processes_on_one_record_are_all_kept
         tokens_are_never_issued_twice_even_with_removals
         processes_killed_in_mid_storm_leave_a_store_that_works
@@ -77,7 +80,7 @@ mod stores_that_processes_share {
 }
 
 mod stores_that_others_change_meanwhile {
-    keep! { breaking on memory, directory, beside, sqlite, etcd: {
+    keep! { breaking on memory, directory, beside, sqlite, etcd, postgres, pooled: {
         force_removes_no_lock_that_replaced_an_unreadable_record
         force_removes_an_unreadable_record_during_other_commands
         a_sweep_removes_no_page_that_replaced_an_orphaned_page
@@ -95,7 +98,7 @@ mod stores_that_others_change_meanwhile {
 }
 
 mod durable_stores {
-    keep! { kept on memory, directory, beside, sqlite, etcd: {
+    keep! { kept on memory, directory, beside, sqlite, etcd, postgres, pooled: {
         swaps_of_every_durability_do_the_same
     } }
     mod modes {

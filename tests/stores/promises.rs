@@ -420,7 +420,7 @@ pub(crate) fn a_commit_announces_that_it_stands_once_and_before_the_history(rig:
         (done, seen.into_inner())
     };
     let (born, seen) = announced(None, b"one");
-    let kept = usize::from(rig.kind == Kind::Etcd);
+    let kept = usize::from(rig.is_on_servers());
     assert_eq!(seen, [(Some(b"one".to_vec()), kept)]);
     let (_, seen) = announced(Some(&stored(born)), b"two");
     assert_eq!(seen, [(Some(b"two".to_vec()), if rig.kind == Kind::Beside { 0 } else { 1 + kept })]);
@@ -454,5 +454,5 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
         assert_eq!((new(), new()), (vec![b"another\n".to_vec()], Vec::new()));
     }
     rig.remove(b"x", &version);
-    assert!(matches!(rig.kind, Kind::Memory | Kind::Etcd) || rig.path().exists() == (rig.kind != Kind::Beside));
+    assert!(rig.kind == Kind::Memory || rig.is_on_servers() || rig.path().exists() == (rig.kind != Kind::Beside));
 }

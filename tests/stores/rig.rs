@@ -9,12 +9,12 @@ use csalock::history::Limits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
-    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Version, Write, WriteOptions,
-    WriteSet,
+    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Postgres, Sqlite, Store, Version, Write,
+    WriteOptions, WriteSet,
 };
 use tempfile::TempDir;
 
-use crate::etcd;
+use crate::{etcd, postgres};
 
 /// The parameters of a process that uses a store: its kind and its place.
 pub(crate) const KIND: &str = "CSALOCK_TEST_KIND";
@@ -28,10 +28,12 @@ pub(crate) enum Kind {
     Beside,
     Sqlite,
     Etcd,
+    Postgres,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 5] = [Kind::Memory, Kind::Directory, Kind::Beside, Kind::Sqlite, Kind::Etcd];
+    pub(crate) const ALL: [Kind; 6] =
+        [Kind::Memory, Kind::Directory, Kind::Beside, Kind::Sqlite, Kind::Etcd, Kind::Postgres];
 
     pub(crate) fn open(self, path: &Path, host: Arc<dyn Host>) -> Arc<dyn Store> {
         match self {
@@ -42,6 +44,10 @@ impl Kind {
             Kind::Etcd => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
                 Location::Etcd(cluster) => Arc::new(Etcd::open(&cluster, &Access::default(), host).unwrap()),
                 other => panic!("{other:?} is in no etcd"),
+            },
+            Kind::Postgres => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
+                Location::Postgres(place) => Arc::new(Postgres::open(&place, &Access::default(), host).unwrap()),
+                other => panic!("{other:?} is in no database"),
             },
         }
     }
@@ -78,6 +84,16 @@ impl Rig {
         Some(Rig::new(Kind::Etcd, Some(url.into())))
     }
 
+    /// Returns `None` without PostgreSQL.
+    pub(crate) fn postgres() -> Option<Rig> {
+        Some(Rig::new(Kind::Postgres, Some(postgres::shared()?.url(&postgres::new_schema()).into())))
+    }
+
+    /// The same behind pgbouncer.
+    pub(crate) fn pooled() -> Option<Rig> {
+        Some(Rig::new(Kind::Postgres, Some(postgres::shared_bouncer()?.url(&postgres::new_schema()).into())))
+    }
+
     fn new(kind: Kind, url: Option<PathBuf>) -> Rig {
         let place = crate::supervised::in_memory();
         let path = url.unwrap_or_else(|| place.path().join("store"));
@@ -92,19 +108,24 @@ impl Rig {
 
     /// The name in the place of each of its records.
     pub(crate) fn is_in(&self) -> &Path {
-        if self.kind == Kind::Etcd { &self.path } else { self.around() }
+        if self.is_on_servers() { &self.path } else { self.around() }
     }
 
     /// Waits for what the dead had asked for and a server has not done yet.
     pub(crate) fn await_last_words(&self) {
-        if self.kind == Kind::Etcd {
+        if self.is_on_servers() {
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
+    /// Whether servers keep it.
+    pub(crate) fn is_on_servers(&self) -> bool {
+        matches!(self.kind, Kind::Etcd | Kind::Postgres)
+    }
+
     /// Number of acquisitions after which leftovers would show.
     pub(crate) fn many(&self) -> u32 {
-        if self.kind == Kind::Etcd { 1000 } else { 10_000 }
+        if self.is_on_servers() { 1000 } else { 10_000 }
     }
 
     /// The directory that is for this test alone, with the store in it.
@@ -132,6 +153,9 @@ impl Rig {
             let prefix = self.path.to_str().unwrap().rsplit('/').next().unwrap();
             let ours = etcd::shared().unwrap().ctl(&["get", "--prefix", &format!("{prefix}/"), "--hex"]);
             return (ours.lines().filter(|line| !line.is_empty()).count() as u64, ours.len() as u64);
+        }
+        if self.kind == Kind::Postgres {
+            return postgres_footprint(self.path.to_str().unwrap().rsplit('=').next().unwrap());
         }
         footprint(self.place.path())
     }
@@ -168,6 +192,20 @@ pub(crate) fn stored(swap: CommitResult) -> Version {
     match swap {
         CommitResult::Done(version) => version,
         CommitResult::Conflict => panic!("an undisturbed commit met a conflict"),
+    }
+}
+
+/// How many tables and rows there are, and how many bytes of records.
+fn postgres_footprint(schema: &str) -> (u64, u64) {
+    let number = |sql: &str| postgres::shared().unwrap().sql(&sql.replace('$', schema)).parse::<u64>().unwrap();
+    let tables = number("SELECT count(*) FROM pg_class WHERE relnamespace::regnamespace::text = '$'");
+    let rows = |table: &str| number(&format!("SELECT count(*) FROM $.{table}"));
+    match tables {
+        0 => (0, 0),
+        _ => (
+            tables + ["records", "removed", "leases", "history"].into_iter().map(rows).sum::<u64>(),
+            number("SELECT coalesce(sum(octet_length(body)), 0) FROM $.records"),
+        ),
     }
 }
 

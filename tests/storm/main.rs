@@ -17,6 +17,8 @@ mod checker;
 mod etcd;
 #[path = "../extent/mod.rs"]
 mod extent;
+#[path = "../postgres/mod.rs"]
+mod postgres;
 #[allow(dead_code, reason = "the tests of behaviour use the rest")]
 #[allow(unused_imports, reason = "likewise")]
 #[path = "../behaviour/sandbox/mod.rs"]

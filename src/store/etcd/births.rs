@@ -12,11 +12,11 @@ const MOST_NAMES: usize = 64;
 
 /// Names that were absent at the last read.
 #[derive(Debug, Default)]
-pub(super) struct Absences(Mutex<Vec<(Vec<u8>, u64)>>);
+pub(in crate::store) struct Absences(Mutex<Vec<(Vec<u8>, u64)>>);
 
 impl Absences {
     /// Records the result of a read: the revision at which the name had no record, or `None` if it has one.
-    pub(super) fn note(&self, name: &[u8], absent_at: Option<u64>) {
+    pub(in crate::store) fn note(&self, name: &[u8], absent_at: Option<u64>) {
         let mut all = guarded(&self.0);
         all.retain(|(other, _)| other != name);
         if let Some(revision) = absent_at {
@@ -27,7 +27,7 @@ impl Absences {
     }
 
     /// Returns the revision at which the last read found no record. The next commit needs another read.
-    pub(super) fn take(&self, name: &[u8]) -> Option<u64> {
+    pub(in crate::store) fn take(&self, name: &[u8]) -> Option<u64> {
         let mut all = guarded(&self.0);
         let at = all.iter().position(|(other, _)| other == name)?;
         Some(all.swap_remove(at).1)

@@ -16,35 +16,36 @@ use super::http::{Answer, Incoming, Request};
 use crate::host::Host;
 
 /// Deadline of the present call.
-pub(super) struct CallDeadline {
+pub(in crate::store) struct CallDeadline {
     host: Arc<dyn Host>,
     /// Deadline on CLOCK_BOOTTIME, in nanoseconds.
     deadline: AtomicU64,
 }
 
 impl CallDeadline {
-    pub(super) fn new(host: Arc<dyn Host>) -> CallDeadline {
+    pub(in crate::store) fn new(host: Arc<dyn Host>) -> CallDeadline {
         CallDeadline { host, deadline: AtomicU64::new(0) }
     }
 
-    pub(super) fn set(&self, deadline: Duration) {
+    pub(in crate::store) fn set(&self, deadline: Duration) {
         self.deadline.store(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    pub(super) fn left(&self) -> Duration {
+    pub(in crate::store) fn left(&self) -> Duration {
         Duration::from_nanos(self.deadline.load(Ordering::Relaxed)).saturating_sub(self.host.boottime())
     }
 }
 
 /// Socket whose reads and writes end with the deadline of the present call.
-pub(super) struct Socket {
+pub(in crate::store) struct Socket {
     stream: TcpStream,
     call_deadline: Arc<CallDeadline>,
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, call_deadline: Arc<CallDeadline>) -> io::Result<Socket> {
-        stream.set_nodelay(true)?;
+    pub(in crate::store) fn new(stream: TcpStream, call_deadline: Arc<CallDeadline>) -> io::Result<Socket> {
+        // A socket of this host has no such option.
+        let _ = stream.set_nodelay(true);
         stream.set_nonblocking(true)?;
         Ok(Socket { stream, call_deadline })
     }
@@ -94,19 +95,36 @@ impl Write for Socket {
     }
 }
 
-enum Wire {
+/// Connection, with or without TLS.
+pub(in crate::store) enum Wire {
     Plain(Socket),
     Tls(Box<StreamOwned<ClientConnection, Socket>>),
 }
 
 impl Wire {
-    fn socket(&self) -> &Socket {
+    /// Starts TLS.
+    pub(in crate::store) fn encrypted(mut socket: Socket, mut tls: ClientConnection) -> io::Result<Wire> {
+        tls.complete_io(&mut socket)?;
+        Ok(Wire::Tls(Box::new(StreamOwned::new(tls, socket))))
+    }
+
+    pub(in crate::store) fn socket(&self) -> &TcpStream {
         match self {
-            Wire::Plain(socket) => socket,
-            Wire::Tls(stream) => &stream.sock,
+            Wire::Plain(socket) => &socket.stream,
+            Wire::Tls(stream) => &stream.sock.stream,
         }
     }
 
+    /// Sends all these bytes.
+    pub(in crate::store) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Wire::Plain(socket) => socket.write_all(bytes),
+            Wire::Tls(stream) => stream.write_all(bytes).and_then(|()| stream.flush()),
+        }
+    }
+}
+
+impl Read for Wire {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Wire::Plain(socket) => socket.read(buffer),
@@ -116,29 +134,19 @@ impl Wire {
 }
 
 /// Connection to one server.
-pub(super) struct Connection {
+pub(in crate::store) struct Connection {
     wire: Wire,
     incoming: Incoming,
 }
 
 impl Connection {
-    /// Returns a connection over this socket, with TLS if that is given.
-    pub(super) fn new(mut socket: Socket, tls: Option<ClientConnection>) -> io::Result<Connection> {
-        let wire = match tls {
-            None => Wire::Plain(socket),
-            Some(mut tls) => {
-                tls.complete_io(&mut socket)?;
-                Wire::Tls(Box::new(StreamOwned::new(tls, socket)))
-            }
-        };
-        Ok(Connection { wire, incoming: Incoming::default() })
+    /// Returns a connection over this wire.
+    pub(super) fn new(wire: Wire) -> Connection {
+        Connection { wire, incoming: Incoming::default() }
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match &mut self.wire {
-            Wire::Plain(socket) => socket.write_all(bytes),
-            Wire::Tls(stream) => stream.write_all(bytes).and_then(|()| stream.flush()),
-        }
+        self.wire.send(bytes)
     }
 
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -147,12 +155,12 @@ impl Connection {
 
     /// Returns a duplicate of the descriptor, which becomes readable with the connection and keeps it open.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.wire.socket().stream.as_fd().try_clone_to_owned()
+        self.wire.socket().as_fd().try_clone_to_owned()
     }
 
     /// Shuts the connection down, which makes it readable.
     pub(super) fn shut(&self) {
-        let _ = self.wire.socket().stream.shutdown(Shutdown::Both);
+        let _ = self.wire.socket().shutdown(Shutdown::Both);
     }
 
     /// Sends requests, and returns their answers: at least one, and the last one that precedes the end of the connection.
@@ -178,11 +186,11 @@ impl Connection {
 
     /// Returns true if the connection can be used again. Unexpected data mean that it has ended.
     pub(super) fn is_idle(&self) -> bool {
-        self.incoming.is_empty() && !is_readable(self.wire.socket().stream.as_fd())
+        self.incoming.is_empty() && !is_readable(self.wire.socket().as_fd())
     }
 }
 
 /// Returns true if there is something to read.
-pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
+pub(in crate::store) fn is_readable(what: BorrowedFd<'_>) -> bool {
     poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
 }

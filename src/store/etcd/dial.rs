@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 
-use super::connection::{CallDeadline, Connection, Socket};
+use super::connection::{CallDeadline, Connection, Socket, Wire};
 use super::errors::CallError;
 use crate::host::{Host, addresses_of};
 use crate::store::guarded;
@@ -34,17 +34,23 @@ static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
 
 /// Connector for calls and for watches.
 #[derive(Clone)]
-pub(super) struct Connector {
-    pub(super) host: Arc<dyn Host>,
-    pub(super) call_deadline: Arc<CallDeadline>,
-    pub(super) tls: Option<Arc<ClientConfig>>,
+pub(in crate::store) struct Connector {
+    pub(in crate::store) host: Arc<dyn Host>,
+    pub(in crate::store) call_deadline: Arc<CallDeadline>,
+    pub(in crate::store) tls: Option<Arc<ClientConfig>>,
     /// True if the cluster has only one server.
-    pub(super) lonely: bool,
+    pub(in crate::store) lonely: bool,
 }
 
 impl Connector {
-    /// Connects to `HOST:PORT`.
-    pub(super) fn dial(&self, server: &str) -> io::Result<Connection> {
+    /// Connects to `HOST:PORT`, with TLS if that is configured.
+    pub(in crate::store) fn dial(&self, server: &str) -> io::Result<Connection> {
+        let socket = Socket::new(self.connect(server)?, self.call_deadline.clone())?;
+        Ok(Connection::new(if self.tls.is_some() { self.encrypt(server, socket)? } else { Wire::Plain(socket) }))
+    }
+
+    /// Connects to `HOST:PORT`, without TLS.
+    pub(in crate::store) fn connect(&self, server: &str) -> io::Result<TcpStream> {
         let mut most = self.call_deadline.left();
         if !self.lonely {
             most = most.min(MOST_FOR_CONNECTING);
@@ -57,7 +63,7 @@ impl Connector {
         let mut last = CallError::Unresolved;
         for address in addresses {
             match TcpStream::connect_timeout(&address, share.max(Duration::from_millis(1))) {
-                Ok(stream) => return self.talk(server, stream),
+                Ok(stream) => return Ok(stream),
                 Err(error) => last = CallError::from(error),
             }
         }
@@ -65,7 +71,7 @@ impl Connector {
     }
 
     /// Looks up all these names now, so that a slow name service does not use up the time of a call.
-    pub(super) fn look_up_names(&self, servers: &[String]) {
+    pub(in crate::store) fn look_up_names(&self, servers: &[String]) {
         let until = self.host.boottime() + TO_LOOK_UP;
         for server in servers {
             let left = until.saturating_sub(self.host.boottime());
@@ -73,12 +79,12 @@ impl Connector {
         }
     }
 
-    fn talk(&self, server: &str, stream: TcpStream) -> io::Result<Connection> {
-        let socket = Socket::new(stream, self.call_deadline.clone())?;
-        let Some(config) = &self.tls else { return Connection::new(socket, None) };
+    /// Starts TLS on a connection to this server.
+    pub(in crate::store) fn encrypt(&self, server: &str, socket: Socket) -> io::Result<Wire> {
+        let Some(config) = &self.tls else { return Err(CallError::Tls("it is not configured".to_string()).into()) };
         let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| CallError::Unresolved)?;
         let tls = ClientConnection::new(config.clone(), name).map_err(|error| CallError::Tls(error.to_string()))?;
-        Connection::new(socket, Some(tls)).map_err(|error| match CallError::from(error) {
+        Wire::encrypted(socket, tls).map_err(|error| match CallError::from(error) {
             CallError::Closed => CallError::Tls("it closed the connection".to_string()).into(),
             other => other.into(),
         })

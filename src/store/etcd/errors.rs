@@ -9,7 +9,7 @@ use crate::store::Cluster;
 
 /// Failure of a request to one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum CallError {
+pub(in crate::store) enum CallError {
     /// The server's name has no address.
     Unresolved,
     /// The name service did not answer in time.
@@ -46,7 +46,7 @@ pub(super) struct Failed {
 
 /// Retry that may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RetryPolicy {
+pub(in crate::store) enum RetryPolicy {
     /// The client may retry at this server or another one.
     Again,
     /// The client may retry at another server; at this one only if it has answered before.
@@ -75,7 +75,7 @@ impl Failed {
 }
 
 impl CallError {
-    pub(super) fn retry_policy(&self) -> RetryPolicy {
+    pub(in crate::store) fn retry_policy(&self) -> RetryPolicy {
         match self {
             CallError::Silent | CallError::Closed => RetryPolicy::Again,
             CallError::Said(code, message) => match (code, &message[..]) {
@@ -94,7 +94,7 @@ impl CallError {
 
     /// Returns true if waiting may help: a server that is down or starting is silent or refuses connections. A wrong
     /// name, another protocol on the port, and failed TLS are permanent.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(in crate::store) fn may_pass(&self) -> bool {
         matches!(self, CallError::Refused(_) | CallError::NamesSilent) || self.retry_policy() == RetryPolicy::Again
     }
 

@@ -15,22 +15,7 @@ use crate::name::escape_path;
 /// Returns the TLS configuration.
 /// Fails if a file cannot be read or has invalid content.
 pub(super) fn config(access: &Access) -> Result<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    match &access.cacert {
-        Some(path) => {
-            for certificate in certificates("CSALOCK_ETCD_CACERT", path)? {
-                roots.add(certificate).map_err(|error| useless("CSALOCK_ETCD_CACERT", path, &error.to_string()))?;
-            }
-        }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    if roots.is_empty() {
-        let what = "this system knows no certificate authorities";
-        let cure = "set CSALOCK_ETCD_CACERT to the one that signed etcd's certificate, or install ca-certificates";
-        return Err(Error::new(ErrorKind::Unavailable, what, cure));
-    }
+    let roots = roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), ""))?;
@@ -50,6 +35,29 @@ pub(super) fn config(access: &Access) -> Result<ClientConfig> {
             Err(Error::new(ErrorKind::InvalidInput, what, "set both, or none"))
         }
     }
+}
+
+/// Returns the authorities in the file that this variable names, or those of this system.
+/// Fails if there are none.
+pub(in crate::store) fn roots(file: Option<&Path>, variable: &str) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    match file {
+        Some(path) => {
+            for certificate in certificates(variable, path)? {
+                roots.add(certificate).map_err(|error| useless(variable, path, &error.to_string()))?;
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    if roots.is_empty() {
+        let what = "this system knows no certificate authorities";
+        let cure =
+            format!("set {variable} to the one that signed the server's certificate, or install ca-certificates");
+        return Err(Error::new(ErrorKind::Unavailable, what, cure));
+    }
+    Ok(roots)
 }
 
 fn certificates(variable: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::etcd;
 use crate::etcd::fair::is_within;
 use crate::extent::{Extent, extent};
+use crate::{etcd, postgres};
 
 use csalock::engine::Engine;
 use csalock::host::Unix;
@@ -71,6 +71,7 @@ pub(crate) enum Kind {
     /// A directory that other hosts are said to share.
     Shared,
     Etcd,
+    Postgres,
 }
 
 pub(crate) struct Sandbox {
@@ -84,7 +85,12 @@ pub(crate) struct Sandbox {
 impl Sandbox {
     /// Runs a test in a sandbox, if its kind of store is available.
     pub(crate) fn with(kind: Kind, test: impl FnOnce(&Sandbox)) {
-        if kind != Kind::Etcd || etcd::shared().is_some() {
+        let is_there = match kind {
+            Kind::Etcd => etcd::shared().is_some(),
+            Kind::Postgres => postgres::shared().is_some(),
+            Kind::Directory | Kind::Sqlite | Kind::Shared => true,
+        };
+        if is_there {
             test(&Sandbox::new(kind));
         }
     }
@@ -95,8 +101,14 @@ impl Sandbox {
             Kind::Directory => (format!("dir:{place}/"), ""),
             Kind::Shared => (format!("dir:{place}/"), "?shared=1"),
             Kind::Sqlite => (format!("sqlite:{place}/"), ""),
+            Kind::Postgres => (postgres::shared().unwrap().url(&format!("{}_", postgres::new_schema())), ""),
             Kind::Etcd => (etcd::shared().unwrap().url(&format!("{}/", etcd::new_prefix().replace(' ', "-"))), ""),
         })
+    }
+
+    /// With a store at this URL, which ends in the beginning of a schema.
+    pub(crate) fn in_database(url: &str) -> Sandbox {
+        Sandbox::with_store(Kind::Postgres, |_| (url.to_string(), ""))
     }
 
     /// With a store in this cluster, which is the test's own.
@@ -129,6 +141,11 @@ impl Sandbox {
     /// A store of this sandbox's kind at another place.
     pub(crate) fn store_at(&self, place: impl AsRef<Path>) -> String {
         let (before, after) = &self.around;
+        if self.kind == Kind::Postgres {
+            let is_plain = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit();
+            let schema = place.as_ref().display().to_string().replace(|char| !is_plain(char), "_");
+            return format!("{before}{schema}");
+        }
         format!("{before}{}{after}", place.as_ref().display())
     }
 
@@ -138,7 +155,7 @@ impl Sandbox {
 
     /// Returns the path of the store, if it is a file.
     pub(crate) fn store_path(&self) -> PathBuf {
-        assert!(self.is_of_files(), "etcd has no path");
+        assert!(self.is_of_files(), "servers have no path");
         self.path("store")
     }
 
@@ -156,6 +173,14 @@ impl Sandbox {
                 let keys = etcd::shared().unwrap().ctl(&["get", "--prefix", "--keys-only", prefix]);
                 // That something came to be there, and went, is all that these tell.
                 keys.lines().any(|key| !key.is_empty() && !key.contains("/births/"))
+            }
+            Kind::Postgres => {
+                let store = self.store();
+                let schema = store.rsplit('=').next().unwrap();
+                let count = |table: &str| format!("(SELECT count(*) FROM {schema}.{table})");
+                let rows = format!("SELECT {} + {} + {}", count("records"), count("leases"), count("history"));
+                let output = postgres::shared().unwrap().try_sql(&rows);
+                !matches!(&output.stdout[..], b"" | b"0\n")
             }
             _ => self.store_path().exists(),
         }
@@ -176,12 +201,12 @@ impl Sandbox {
     }
 
     pub(crate) fn is_of_files(&self) -> bool {
-        self.kind != Kind::Etcd
+        !matches!(self.kind, Kind::Etcd | Kind::Postgres)
     }
 
     /// Whether other hosts may share the store, as far as it knows.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.kind, Kind::Shared | Kind::Etcd)
+        matches!(self.kind, Kind::Shared | Kind::Etcd | Kind::Postgres)
     }
 
     /// A lease, as an option's argument, that is over as soon as can be waited for. etcd counts in seconds.

@@ -1,0 +1,216 @@
+//! PostgreSQL store, for hosts that share a database. The schema has these tables (`schema.sql`):
+//!
+//! ```text
+//! records   name, version number and body of each record
+//! removed   256 buckets of names: the highest number of a removed record in each
+//! leases    id, span and end of each lease, and the server whose clock counts
+//! history   a line of history in each row
+//! ```
+//!
+//! **Commit.** One call of the function `commit`, in a transaction of its own. It locks the buckets of names that it
+//! creates or removes, then their records, both in one order; so commits do not deadlock. Under READ COMMITTED each
+//! statement of a function sees all that was committed before it, and a locked row as it is after the wait. After the
+//! locks, no other transaction can change these records, and the function compares their numbers and the leases.
+//! Under a stricter isolation PostgreSQL ends the transaction instead, and the client repeats it.
+//!
+//! **Numbers.** A new number is above those of the expected records and of their buckets. A removal stores its number
+//! in the bucket under the same lock, so the number of a name never falls. A sequence would not do: its order is not
+//! the order of commits.
+//!
+//! **Lost answers.** The client repeats a commit whose answer is missing, since it may have been made. A copy that
+//! comes late finds another number and conflicts. An absent record has no number, so a creation also requires that
+//! its bucket has the number that the last read found there: if the record was created and removed since, the bucket
+//! has a higher number.
+//!
+//! **Leases.** The transaction that ends a grant compares that its lease is over. Only a promotion of another server
+//! makes a lease longer, so the answer cannot become wrong before the commit ([`leases`]).
+//!
+//! **Sessions.** There is no state in a session, so each request may reach another server process of a pooler. Only
+//! wake-ups need a session ([`wake`]), and correctness does not depend on them.
+//!
+//! **Refusals.** A standby may be behind, so even reads are refused there: they ask for the timeline of the write-ahead
+//! log, which is an error on a standby. A server with `synchronous_commit = off` could lose a commit in a crash.
+//!
+//! **Trust.** A role that may write these tables can acquire any lock.
+
+mod auth;
+mod client;
+mod commit;
+mod errors;
+mod health;
+mod history;
+mod leases;
+mod session;
+mod settings;
+mod tls;
+mod url;
+mod wake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::client::{Client, State};
+use self::leases::KnownLeases;
+use self::session::Row;
+use self::settings::Settings;
+pub use self::url::Database;
+use super::etcd::births::Absences;
+use super::etcd::connection::CallDeadline;
+use super::etcd::dial::Connector;
+use super::{
+    Abilities, Access, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Version,
+    Versioned, Visit, WriteSet,
+};
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::name::escape;
+
+/// Maximum number of changes in one transaction.
+const MOST_AT_ONCE: usize = 32;
+
+const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.server() \
+                    FROM $.removed b LEFT JOIN $.records r ON r.name = $1 WHERE b.bucket = get_byte(sha256($1), 0)";
+const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM \
+                    (SELECT *, sum(octet_length(body)) OVER (ORDER BY name) - octet_length(body) AS before FROM \
+                    (SELECT * FROM $.records WHERE name > $1 ORDER BY name LIMIT 256) page) page \
+                    WHERE before < 1048576 AND (SELECT $.server()) IS NOT NULL ORDER BY name";
+
+/// Store in a schema of a PostgreSQL database.
+pub struct Postgres {
+    client: Client,
+    schema: String,
+    /// URL of the store, for messages.
+    place: String,
+    leases: KnownLeases,
+    /// Numbers of the buckets in which the last reads found no record.
+    absences: Absences,
+}
+
+impl Postgres {
+    /// Returns a store in this database, without contacting it.
+    /// Fails if a setting is invalid or the certificates cannot be read.
+    pub fn open(database: &Database, access: &Access, host: Arc<dyn Host>) -> Result<Postgres> {
+        let settings = Settings::new(database, access, host.uid())?;
+        let call_deadline = Arc::new(CallDeadline::new(host.clone()));
+        let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely: true };
+        if !settings.host.starts_with('/') {
+            connector.look_up_names(&[settings.server()]);
+        }
+        Ok(Postgres {
+            client: Client { host, connector, settings, state: State::default().into() },
+            schema: database.schema(),
+            place: escape(database.url().as_bytes()),
+            leases: KnownLeases::default(),
+            absences: Absences::default(),
+        })
+    }
+
+    /// Returns the record of a row whose first columns are its number and body.
+    fn stored(&self, row: &mut Row, name: &[u8]) -> Result<Option<Versioned>> {
+        let Some(number) = number(row, 0) else { return Ok(None) };
+        let version = Version { number: number.unsigned_abs(), mark: 0 };
+        match row.get_mut(1).and_then(Option::take) {
+            Some(body) => Ok(Some(Versioned { version, body, may_be_torn: false })),
+            None => {
+                Err(Error::corrupt(format!("{} has no body of 4 MiB at most", self.describe(name))).in_version(version))
+            }
+        }
+    }
+
+    /// Returns the error for an answer that does not fit its request.
+    fn nonsense(&self) -> Error {
+        errors::Trouble::strange("an answer that does not fit").error(&self.place, &self.schema)
+    }
+}
+
+/// Returns the number in this column; `None` for NULL.
+fn number(row: &Row, column: usize) -> Option<i64> {
+    let bytes = row.get(column)?.as_deref()?;
+    Some(i64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+impl Store for Postgres {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+        let Some(mut rows) = self.query(READ, &[name.to_vec()])? else {
+            self.absences.note(name, Some(0));
+            return Ok(None);
+        };
+        let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
+        let bucket = number(row, 2).map(i64::unsigned_abs);
+        let found = self.stored(row, name);
+        self.absences.note(name, bucket.filter(|_| found == Ok(None)));
+        found
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        let mut after = Vec::new();
+        loop {
+            let rows = self.query(PAGE, &[after.clone()])?.unwrap_or_default();
+            if rows.is_empty() {
+                return Ok(());
+            }
+            for mut row in rows {
+                let name = row.get_mut(2).and_then(Option::take).ok_or_else(|| self.nonsense())?;
+                let found = self.stored(&mut row, &name).and_then(|found| found.ok_or_else(|| self.nonsense()));
+                visit(&self.describe(&name), found)?;
+                // A list that does not rise could be endless.
+                if name <= after {
+                    return Err(self.nonsense());
+                }
+                after = name;
+            }
+        }
+    }
+
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        if set.changes.is_empty() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
+            return Ok(CommitResult::Done(Version::default()));
+        }
+        // Only new bytes can refer to a pending lease.
+        let has_bytes = set.changes.iter().any(|change| change.body.is_some());
+        let ended = leases::ids(&set.ended);
+        let mut granted = self.leases.pending(self.client.host.boottime());
+        granted.retain(|lease| has_bytes && !ended.contains(&lease.id));
+        let Some(parameters) = self.parameters(set, &granted)? else { return Ok(CommitResult::Conflict) };
+        let done = self.transact(set, &parameters)?;
+        if done != CommitResult::Conflict {
+            self.leases.settle(&granted, &ended);
+            set.changes_stand();
+            self.prune_history(set);
+        }
+        Ok(done)
+    }
+
+    fn set_deadline(&self, until: Option<Duration>) {
+        super::guarded(&self.client.state).until = until;
+    }
+
+    fn leases(&self) -> &dyn Leases {
+        self
+    }
+
+    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        let Topic::Channel(channel, _) = topic else { return None };
+        self.listen(channel)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { changes: MOST_AT_ONCE, notifies: false, returns_conflicts: true }
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Shared
+    }
+
+    fn describe(&self, name: &[u8]) -> String {
+        format!("{} (row \"{}\")", self.place, escape(name))
+    }
+
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.new_history(cursor, visit).map(|()| true)
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        self.findings()
+    }
+}

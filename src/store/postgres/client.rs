@@ -1,0 +1,145 @@
+//! Sends requests to the server until it answers or the time is over.
+//!
+//! An answer of the server, even a refusal, ends the call. The call ends at once too if no server has answered this
+//! process yet and none can be reached. After silence, a closed connection and while the server starts or stops, the
+//! client repeats the request. A request may thus reach the server more than once, and every request of this store
+//! tolerates that.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::Postgres;
+use super::errors::Trouble;
+use super::session::{Done, Row, Session, script, statement};
+use super::settings::Settings;
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::store::answers::answered;
+use crate::store::etcd::dial::Connector;
+use crate::store::guarded;
+
+/// Maximum time of a call, and its default; the default after an unanswered call.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Maximum time that a call may exceed its deadline, and the minimum time of a call.
+const OVERTIME: Duration = Duration::from_millis(700);
+const LEAST: Duration = Duration::from_millis(100);
+
+/// Maximum time of one attempt. A connection may be dead without a sign.
+const SHARE: Duration = Duration::from_secs(4);
+
+/// First pause between attempts, doubled up to the longest.
+const PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// Connection of a store, and what this process knows about its server.
+#[derive(Default)]
+pub(super) struct State {
+    idle: Option<Session>,
+    answered: bool,
+    silent: bool,
+    pub(super) until: Option<Duration>,
+}
+
+impl State {
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.idle.as_ref().is_some_and(|session| session.is_encrypted)
+    }
+}
+
+/// Failure of a call.
+pub(super) struct Failed {
+    pub(super) trouble: Trouble,
+    pub(super) error: Error,
+}
+
+pub(super) struct Client {
+    pub(super) host: Arc<dyn Host>,
+    pub(super) connector: Connector,
+    pub(super) settings: Settings,
+    pub(super) state: Mutex<State>,
+}
+
+impl Postgres {
+    /// Runs a statement on the store's schema, which `$.` stands for. Returns its rows, and true if it was sent more
+    /// than once.
+    pub(super) fn call(&self, sql: &str, parameters: &[Vec<u8>]) -> std::result::Result<(Vec<Row>, bool), Failed> {
+        self.send(&statement(&self.named(sql), parameters))
+    }
+
+    /// Returns the rows of a query; `None` without a schema.
+    pub(super) fn query(&self, sql: &str, parameters: &[Vec<u8>]) -> Result<Option<Vec<Row>>> {
+        match self.call(sql, parameters) {
+            Ok((rows, _)) => Ok(Some(rows)),
+            Err(failed) if failed.trouble.is_missing() => Ok(None),
+            Err(failed) => Err(failed.error),
+        }
+    }
+
+    /// Creates the schema of the store. Another process may be faster, so the result counts only if it stays missing.
+    pub(super) fn create(&self) -> Result<()> {
+        let schema = include_str!("schema.sql").replace("\"csalock\"", &format!("\"{}\"", self.schema));
+        match self.send(&script(&schema)) {
+            Err(failed) if failed.trouble.is_taken() => Ok(()),
+            done => done.map(drop).map_err(|failed| failed.error),
+        }
+    }
+
+    fn named(&self, sql: &str) -> String {
+        sql.replace("$.", &format!("\"{}\".", self.schema))
+    }
+
+    fn send(&self, request: &[u8]) -> std::result::Result<(Vec<Row>, bool), Failed> {
+        let client = &self.client;
+        let mut state = guarded(&client.state);
+        let (now, patience) = (client.host.boottime(), if state.silent { LITTLE_PATIENCE } else { PATIENCE });
+        let at_most = state.until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
+        let deadline = now + at_most.clamp(LEAST, PATIENCE);
+        let (mut sent, mut pause) = (0, PAUSE);
+        let trouble = loop {
+            let now = client.host.boottime();
+            client.connector.call_deadline.set(deadline.min(now + SHARE));
+            let trouble = match client.try_once(&mut state, request, &mut sent) {
+                Ok(rows) => {
+                    (state.answered, state.silent) = (true, false);
+                    return Ok((answered(rows), sent > 1));
+                }
+                Err(trouble) if trouble.ends_call() => {
+                    (state.answered, state.silent) = (true, false);
+                    return Err(self.failed(trouble, true));
+                }
+                Err(trouble) => trouble,
+            };
+            let is_hopeless = !state.answered && trouble.is_hopeless();
+            if is_hopeless || client.host.boottime() + pause >= deadline {
+                break trouble;
+            }
+            client.host.sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        };
+        state.silent = true;
+        Err(self.failed(trouble, state.answered))
+    }
+
+    fn failed(&self, trouble: Trouble, answered: bool) -> Failed {
+        let error = trouble.error(&self.place, &self.schema);
+        let error = if !answered && trouble.may_pass() { error.unreached() } else { error };
+        Failed { trouble, error }
+    }
+}
+
+impl Client {
+    fn try_once(&self, state: &mut State, request: &[u8], sent: &mut u32) -> Done<Vec<Row>> {
+        let mut session = match state.idle.take().filter(Session::is_idle) {
+            Some(session) => session,
+            None => Session::open(&self.connector, &self.settings)?,
+        };
+        *sent += 1;
+        let done = session.exchange(request);
+        if done.as_ref().err().is_none_or(Trouble::ends_call) {
+            state.idle = Some(session);
+        }
+        done
+    }
+}

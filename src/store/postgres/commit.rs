@@ -1,0 +1,102 @@
+//! Commit: one call of the function `commit` of the schema.
+
+use super::leases::{self, Pending};
+use super::session::array;
+use super::{Postgres, number};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{CommitResult, Store, Version, Write, WriteSet};
+
+const COMMIT: &str = "SELECT * FROM $.commit($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+
+impl Postgres {
+    /// Returns a number of the name's bucket at which the name had no record: that of the last read of this process, or
+    /// of a new one. `None` if it has a record now.
+    fn absent_at(&self, name: &[u8]) -> Result<Option<i64>> {
+        let mut known = self.absences.take(name);
+        if known.is_none() && self.read(name)?.is_none() {
+            known = self.absences.take(name);
+        }
+        Ok(known.map(|number| number as i64))
+    }
+
+    /// Returns the parameters of a commit; `None` if its records cannot have the expected versions.
+    pub(super) fn parameters(&self, set: &WriteSet<'_>, granted: &[Pending]) -> Result<Option<Vec<Vec<u8>>>> {
+        // One order for all commits, so that they do not block each other.
+        let mut changes: Vec<&Write<'_>> = set.changes.iter().collect();
+        changes.sort_by_key(|change| change.name);
+        let (mut expects, mut guards) = (Vec::new(), Vec::new());
+        for change in &changes {
+            self.check_mode(change)?;
+            let (expect, guard) = match change.expect {
+                Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => {
+                    (Some(number as i64), 0)
+                }
+                Some(_) => return Ok(None),
+                None => match self.absent_at(change.name)? {
+                    Some(guard) => (None, guard),
+                    None => return Ok(None),
+                },
+            };
+            expects.push(expect.map(i64::to_be_bytes));
+            guards.push(Some(guard.to_be_bytes()));
+        }
+        let numbers = |numbers: Vec<u64>| array(numbers.iter().map(|number| Some(number.to_be_bytes())), false);
+        Ok(Some(vec![
+            array(changes.iter().map(|change| Some(change.name)), true),
+            array(expects, false),
+            array(guards, false),
+            array(changes.iter().map(|change| change.body), true),
+            numbers(leases::ids(&set.expired)),
+            numbers(granted.iter().map(|lease| lease.id).collect()),
+            numbers(granted.iter().map(|lease| lease.span).collect()),
+            numbers(leases::ids(&set.ended)),
+            array(set.wake.iter().map(|(channel, _)| Some(self.channel(channel))), true),
+            array(set.history.iter().map(Some), true),
+        ]))
+    }
+
+    /// Runs the transaction of a commit, and creates the schema if a record needs it.
+    pub(super) fn transact(&self, set: &WriteSet<'_>, parameters: &[Vec<u8>]) -> Result<CommitResult> {
+        let mut done = self.call(COMMIT, parameters);
+        if done.as_ref().is_err_and(|failed| failed.trouble.is_missing()) {
+            let creates = |change: &Write<'_>| change.expect.is_none() && change.body.is_some();
+            match set.changes.is_empty() {
+                false if !set.changes.iter().any(creates) => return Ok(CommitResult::Conflict),
+                true if set.history.is_empty() => return Ok(CommitResult::Done(Version::default())),
+                _ => {}
+            }
+            self.create()?;
+            done = self.call(COMMIT, parameters);
+        }
+        let (mut rows, was_resent) = match done {
+            Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict),
+            done => done.map_err(|failed| failed.error)?,
+        };
+        let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
+        if let Some(number) = number(row, 0) {
+            return Ok(CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }));
+        }
+        // The first copy of a repeated transaction may have been committed.
+        if let (Some(place), [change], false) = (set.conflicting, &set.changes[..], was_resent) {
+            row.remove(0);
+            place.replace(self.stored(row, change.name).ok());
+        }
+        Ok(CommitResult::Conflict)
+    }
+
+    /// Refuses a mode that lets fewer users read the record than may read the store.
+    fn check_mode(&self, change: &Write<'_>) -> Result<()> {
+        // A removal makes no bytes readable, so it needs no mode.
+        match change.options.mode.filter(|mode| change.body.is_some() && mode & 0o044 != 0o044) {
+            None => Ok(()),
+            Some(mode) => Err(Error::new(
+                ErrorKind::Denied,
+                format!(
+                    "a table has no modes, so every user who may read {} could read bytes that need mode {mode:04o}",
+                    self.place
+                ),
+                "leave the mode out, and grant SELECT on that schema only to roles that may read them",
+            )),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Errors between csalock and PostgreSQL: exit code and hint, and whether a retry may help.
+
+use std::io;
+
+use super::super::etcd::errors::{CallError, RetryPolicy};
+use crate::error::{Error, ErrorKind};
+use crate::name::escape;
+
+/// Failure of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// The server cannot be reached, or its answer is invalid.
+    Line(CallError),
+    /// SQLSTATE and message of the server.
+    Said(String, String),
+}
+
+impl Trouble {
+    pub(super) fn strange(what: &str) -> Trouble {
+        Trouble::Line(CallError::Strange(what.to_string()))
+    }
+
+    fn code(&self) -> &str {
+        if let Trouble::Said(code, _) = self { code } else { "" }
+    }
+
+    /// Returns true if the schema, or an object in it, does not exist.
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self.code(), "3F000" | "42P01" | "42883")
+    }
+
+    /// Returns true if another process was faster to create the schema.
+    pub(super) fn is_taken(&self) -> bool {
+        matches!(self.code(), "42P06" | "42P07" | "42710" | "42723" | "23505" | "XX000")
+    }
+
+    /// Returns true if another transaction created the same record first, which a strict isolation hides.
+    pub(super) fn is_conflict(&self) -> bool {
+        self.code() == "23505"
+    }
+
+    /// Returns true for an answer that ends the call.
+    pub(super) fn ends_call(&self) -> bool {
+        matches!(self, Trouble::Said(..)) && !self.may_pass()
+    }
+
+    /// Returns true if a retry of a server that has not answered yet is useless now.
+    pub(super) fn is_hopeless(&self) -> bool {
+        matches!(self, Trouble::Line(line) if line.retry_policy() == RetryPolicy::Elsewhere)
+    }
+
+    /// Returns true if a retry may help: the server or the pooler starts, stops, is silent or has no connection left, or
+    /// undid the transaction because of another one.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Trouble::Line(line) => line.may_pass(),
+            Trouble::Said(code, _) => {
+                let passes = ["40001", "40P01", "53300", "55P03", "57014", "57P01", "57P02", "57P03"];
+                code.starts_with("08") || passes.contains(&&code[..])
+            }
+        }
+    }
+
+    /// Returns the error for the user. `place` is the URL of the store.
+    pub(super) fn error(&self, place: &str, schema: &str) -> Error {
+        let (code, message) = match self {
+            Trouble::Line(line) => {
+                let what = format!("PostgreSQL cannot be reached: {place}: {line}");
+                return Error::new(ErrorKind::Unavailable, what, unreachable_hint(line));
+            }
+            Trouble::Said(code, message) => (&code[..], escape(message.as_bytes())),
+        };
+        let (kind, hint) = match code {
+            "28P01" | "28000" => (ErrorKind::Denied, "check the user, ~/.pgpass or PGPASSWORD, and pg_hba.conf"),
+            "3D000" => (ErrorKind::Unavailable, "create it with createdb(1), or name another one in the store's URL"),
+            "42501" => (ErrorKind::Denied, "grant the privileges in docs/postgres.md to this user"),
+            "53100" => (ErrorKind::InputOutput, "free some space on the server, then try again"),
+            "53300" => (ErrorKind::Unavailable, "raise max_connections, or put pgbouncer before the server"),
+            "25006" | "55000" => {
+                (ErrorKind::Unavailable, "it is a standby or read-only; name the primary server in the store's URL")
+            }
+            "CSA01" => (ErrorKind::Corrupt, "use the csalock that made it, or name another schema: ?schema=NAME"),
+            "CSA02" => (
+                ErrorKind::Unavailable,
+                "a crash of the server could lose a lock; ALTER ROLE or ALTER DATABASE ... SET synchronous_commit = on",
+            ),
+            _ if self.may_pass() => (ErrorKind::Unavailable, "check whether the server is up, then try again"),
+            _ => (ErrorKind::System, "check the server's log, and whether it is PostgreSQL 13 or later"),
+        };
+        let what = if code == "CSA01" { format!("schema {schema} {message}") } else { message };
+        Error::new(kind, format!("PostgreSQL at {place}: {what}"), hint)
+    }
+}
+
+fn unreachable_hint(line: &CallError) -> &'static str {
+    match line {
+        CallError::Unresolved => "check the spelling of the store's URL, and the name service",
+        CallError::NamesSilent | CallError::NamesFailed(_) => "check the name service, or name the host by its address",
+        CallError::Tls(why) if why.contains("UnknownIssuer") => {
+            "set PGSSLROOTCERT to the certificate of the authority that signed the server's certificate"
+        }
+        CallError::Tls(_) => "check the server's certificate, ssl in postgresql.conf, and sslmode",
+        _ => "check whether PostgreSQL runs there and whether the store's URL has the right host and port",
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        Trouble::Line(CallError::from(error))
+    }
+}

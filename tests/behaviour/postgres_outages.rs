@@ -1,0 +1,135 @@
+//! PostgreSQL servers that are killed, stopped and restarted under commands that hold and wait, and behind a pooler.
+
+use std::time::Duration;
+
+use crate::postgres::{Bouncer, Server};
+use crate::sandbox::{Sandbox, is_root, wait_until};
+
+/// Short, but long enough for a machine that has other things to do.
+const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
+
+/// The words before a command line that hide all other processes, as on another host.
+const ALONE: [&str; 8] = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
+
+/// The server goes away in one way, for longer than a lease, and comes back.
+fn a_server_goes(go: impl Fn(&Server), come_back: impl Fn(&Server)) {
+    let Some(server) = Server::start(&[]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    let notes = "trap '' TERM; while :; do read up rest < /proc/uptime; echo $up > new; mv new alive; sleep 0.02; done";
+    let mut holder = sandbox.csalock(["run", "x", "dash", "-c", notes]).env(LEASE.0, LEASE.1).spawn();
+    wait_until("the holder holds", || !sandbox.read("files/alive").is_empty());
+    let note = "read up rest < /proc/uptime; echo $up > next";
+    let mut waiter = sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", note]).env(LEASE.0, LEASE.1).spawn();
+    wait_until("the waiter waits", || sandbox.waiters("x").len() == 1);
+    go(&server);
+    wait_until("the command is ended before its lease is over", || holder.has_ended());
+    let done = holder.wait();
+    assert_eq!(done.code, Some(85), "{done:?}");
+    assert!(done.stderr.contains("could not be renewed"), "{done:?}");
+    // A caller that does not wait is told.
+    let done = sandbox.csalock(["run", "-n", "y", "true"]).capture();
+    assert!(done.code == Some(69) && done.stderr.contains("PostgreSQL"), "{done:?}");
+    come_back(&server);
+    wait_until("the waiter has its turn", || waiter.has_ended());
+    assert_eq!(waiter.wait().code, Some(0));
+    let time = |file: &str| sandbox.read(file).trim().parse::<f64>().unwrap();
+    assert!(time("files/next") >= time("files/alive"));
+}
+
+#[test]
+fn a_command_is_ended_before_its_lease_when_the_server_is_killed() {
+    a_server_goes(Server::kill, Server::restart);
+}
+
+#[test]
+fn a_command_is_ended_before_its_lease_when_the_server_stands_still() {
+    a_server_goes(|server| server.stop(true), |server| server.stop(false));
+}
+
+#[test]
+fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
+    let Some(server) = Server::start(&[]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    let mut holder = sandbox.holder("x");
+    let waiter = sandbox.waiter("x", "exit 7");
+    server.kill();
+    let late = sandbox.csalock(["run", "-w", "inf", "y", "true"]).spawn();
+    server.restart();
+    assert_eq!(late.wait().code, Some(0));
+    assert_eq!(sandbox.holders("x"), [sandbox.sight("x")["holders"][0]["pid"].as_i64().unwrap() as i32]);
+    holder.release();
+    assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(7)));
+}
+
+#[test]
+fn waiters_behind_a_pooler_and_beyond_hosts_take_turns() {
+    if !is_root("another pid namespace") {
+        return;
+    }
+    let Some(server) = Server::start(&[]) else { return };
+    let bouncer = Bouncer::start(&server);
+    for (is_pooled, url) in [(false, server.url("direct_")), (true, bouncer.url("pooled_"))] {
+        let sandbox = Sandbox::in_database(&url);
+        let count = "read n < count; sleep 0.01; echo $((n + 1)) > count";
+        sandbox.file("files/count", "0\n");
+        let words = ["run", "-w", "inf", "x", "dash", "-c", count];
+        let alone = ALONE.map(str::to_string);
+        let callers: Vec<_> = (0..8)
+            .map(|number| match number % 2 {
+                0 => sandbox.csalock(words).spawn(),
+                _ => sandbox.csalock_by(&alone, &words).spawn(),
+            })
+            .collect();
+        for caller in callers {
+            assert_eq!(caller.wait().code, Some(0), "pooled: {is_pooled}");
+        }
+        assert_eq!(sandbox.read("files/count"), "8\n");
+    }
+}
+
+#[test]
+fn a_storm_with_a_server_that_crashes_has_one_holder_at_a_time() {
+    let Some(server) = Server::start(&[]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    sandbox.file("files/count", "0\n");
+    // An unprotected read and write, and tokens that only grow.
+    let critical = "mkdir inside || echo two >> faults; read n < count; echo $((n + 1)) > count
+                    read t < token 2> /dev/null || t=0; [ $CSALOCK_TOKEN -gt $t ] || echo token >> faults
+                    echo $CSALOCK_TOKEN > token; rmdir inside";
+    let script = format!("for i in $(seq 25); do csalock run -w inf x dash -c '{critical}' || echo $? >> codes; done");
+    let callers: Vec<_> = (0..6).map(|_| sandbox.script("dash", &script).spawn()).collect();
+    let progress = || sandbox.read("files/count").trim().parse::<u32>().unwrap_or(0);
+    for step in 1..=4 {
+        wait_until("they get on", || progress() > step * 20);
+        server.kill();
+        std::thread::sleep(Duration::from_millis(100));
+        server.restart();
+    }
+    callers.into_iter().for_each(|caller| drop(caller.wait()));
+    assert_eq!((sandbox.read("files/faults"), sandbox.read("files/codes")), (String::new(), String::new()));
+    assert_eq!(progress(), 150);
+    assert!(sandbox.is_tidy());
+}
+
+#[test]
+fn a_waiter_on_another_host_is_woken_by_the_server() {
+    if !is_root("another network namespace") {
+        return;
+    }
+    let Some(server) = Server::start(&[]) else { return };
+    // The socket is a file, so it is there in every network namespace.
+    let socket = server.path("").display().to_string().replace('/', "%2F");
+    let url = format!("postgres://test@{socket}:{}/postgres?schema=woken_", server.port());
+    let sandbox = Sandbox::in_database(&url);
+    let mut holder = sandbox.holder("x");
+    let elsewhere = ["unshare", "-n"].map(str::to_string);
+    // It polls so rarely that it would not end in time.
+    let words = ["run", "-w", "inf", "--backoff", "10m..10m", "x", "true"];
+    let mut waiter = sandbox.csalock_by(&elsewhere, &words).env(LEASE.0, "1h").spawn();
+    let listens = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'";
+    wait_until("it listens", || server.sql(listens) == "1");
+    wait_until("it waits", || sandbox.waiters("x").len() == 1);
+    holder.release();
+    wait_until("it has its turn", || waiter.has_ended());
+    assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+}

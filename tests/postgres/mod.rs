@@ -1,0 +1,289 @@
+//! PostgreSQL as tests need it: real servers on free ports of the loopback, alone or behind pgbouncer in transaction
+//! mode, killed, stopped and promoted. Their data are removed, however the tests end.
+//!
+//! Where PostgreSQL is not installed the tests that need it say so and pass; with `CI=true` they fail.
+
+#![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::etcd::fair::is_within;
+use crate::supervised::in_memory;
+
+/// The user of the servers if root runs the tests: they refuse root.
+const NOBODY: u32 = 65534;
+
+/// Time after which a server that does not answer never will.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A running server.
+pub(crate) struct Server {
+    port: u16,
+    arguments: Vec<String>,
+    child: Mutex<Option<Child>>,
+    place: TempDir,
+}
+
+/// A pooler before a server.
+pub(crate) struct Bouncer {
+    port: u16,
+    child: Mutex<Child>,
+    _place: TempDir,
+}
+
+/// The directory of the programs of another version of PostgreSQL, to try it by hand.
+const PROGRAMS: &str = "CSALOCK_TEST_POSTGRES";
+
+/// Returns the directory of the server's programs, if they are installed.
+fn programs() -> Option<PathBuf> {
+    if let Some(chosen) = std::env::var_os(PROGRAMS) {
+        return Some(chosen.into());
+    }
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let found = versions.map(|version| version.path().join("bin")).find(|bin| bin.join("initdb").exists());
+    if found.is_none() || !Path::new("/usr/sbin/pgbouncer").exists() {
+        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "postgresql and pgbouncer must be installed");
+        eprintln!("SKIPPED: PostgreSQL or pgbouncer is not installed (Debian: postgresql, pgbouncer)");
+        return None;
+    }
+    found
+}
+
+/// One server for all tests of this process.
+pub(crate) fn shared() -> Option<&'static Server> {
+    static SHARED: OnceLock<Option<Server>> = OnceLock::new();
+    SHARED.get_or_init(|| Server::start(&[])).as_ref()
+}
+
+/// The pooler of the shared server.
+pub(crate) fn shared_bouncer() -> Option<&'static Bouncer> {
+    static SHARED: OnceLock<Option<Bouncer>> = OnceLock::new();
+    SHARED.get_or_init(|| Some(Bouncer::start(shared()?))).as_ref()
+}
+
+/// A schema of its own.
+pub(crate) fn new_schema() -> String {
+    static SCHEMAS: AtomicU32 = AtomicU32::new(0);
+    format!("t{}", SCHEMAS.fetch_add(1, Ordering::Relaxed))
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Returns a directory that the servers' user owns.
+fn place() -> TempDir {
+    let place = in_memory();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    if nix::unistd::geteuid().is_root() {
+        chown(place.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    place
+}
+
+/// Returns a program that runs as the servers' user, and ends with the thread that starts it.
+fn program(path: &Path, place: &Path, pdeathsig: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    if nix::unistd::geteuid().is_root() {
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    }
+    command.args(["--pdeathsig", pdeathsig]).arg(path).env_clear().env("LC_ALL", "C").current_dir(place);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+/// Starts a program from a thread that lasts as long as this process.
+fn spawn(mut command: Command) -> Child {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        tell.send(command.spawn()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    });
+    told.recv().unwrap().unwrap()
+}
+
+impl Server {
+    /// Starts one with these settings, and waits until it answers. `None`: PostgreSQL is not installed.
+    pub(crate) fn start(settings: &[&str]) -> Option<Server> {
+        Server::start_with(settings, "")
+    }
+
+    /// Starts one with TLS that uses these lines of pg_hba.conf for all users except `test`; none: it trusts all.
+    pub(crate) fn start_with(settings: &[&str], hba: &str) -> Option<Server> {
+        let (bin, place) = (programs()?, place());
+        let mut initdb = program(&bin.join("initdb"), place.path(), "KILL");
+        initdb.args(["-A", "trust", "-U", "test", "-N", "-D"]).arg(place.path().join("data"));
+        assert!(initdb.status().unwrap().success());
+        if hba.is_empty() {
+            return Some(Server::run(place, settings));
+        }
+        crate::etcd::make_certificates(place.path());
+        let (key, certificate) = (place.path().join("server.key"), place.path().join("server.pem"));
+        if nix::unistd::geteuid().is_root() {
+            chown(&key, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        let all = format!("host all test all trust\n{hba}");
+        fs::write(place.path().join("data/pg_hba.conf"), all).unwrap();
+        let tls = [
+            "ssl=on".into(),
+            format!("ssl_key_file={}", key.display()),
+            format!("ssl_cert_file={}", certificate.display()),
+        ];
+        Some(Server::run(place, &settings.iter().copied().chain(tls.iter().map(String::as_str)).collect::<Vec<_>>()))
+    }
+
+    /// Starts a standby of this server, which follows it by this name.
+    pub(crate) fn standby(&self, name: &str) -> Server {
+        let place = place();
+        let mut backup = program(&programs().unwrap().join("pg_basebackup"), place.path(), "KILL");
+        let primary = format!("host=127.0.0.1 port={} user=test application_name={name}", self.port);
+        backup.args(["-d", &primary, "-R", "-X", "stream", "-c", "fast", "-D"]).arg(place.path().join("data"));
+        assert!(backup.status().unwrap().success());
+        Server::run(place, &[])
+    }
+
+    fn run(place: TempDir, settings: &[&str]) -> Server {
+        let port = free_port();
+        let mut arguments = vec![format!("port={port}"), "listen_addresses=127.0.0.1".into(), "fsync=off".into()];
+        arguments.push(format!("unix_socket_directories={}", place.path().display()));
+        arguments.extend(["max_connections=300".into(), "autovacuum=off".into()]);
+        arguments.extend(settings.iter().map(|setting| setting.to_string()));
+        let server = Server { port, arguments, child: Mutex::default(), place };
+        server.restart();
+        server
+    }
+
+    /// Starts it again after it was killed.
+    pub(crate) fn restart(&self) {
+        let mut command = program(&programs().unwrap().join("postgres"), self.place.path(), "INT");
+        command.arg("-D").arg(self.place.path().join("data"));
+        command.args(self.arguments.iter().flat_map(|argument| ["-c", argument]));
+        let log = fs::File::options().create(true).append(true).open(self.place.path().join("log")).unwrap();
+        *self.child.lock().unwrap() = Some(spawn({
+            command.stderr(log);
+            command
+        }));
+        let begun = Instant::now();
+        while !self.try_sql("SELECT 1").status.success() {
+            assert!(is_within(begun, PATIENCE), "PostgreSQL does not come up: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.place.path().join("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The directory of the server.
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
+        self.place.path().join(below)
+    }
+
+    /// The URL of a store in it.
+    pub(crate) fn url(&self, schema: &str) -> String {
+        url(self.port, schema)
+    }
+
+    pub(crate) fn try_sql(&self, sql: &str) -> std::process::Output {
+        let mut psql = Command::new("psql");
+        psql.args(["-X", "-q", "-A", "-t", "-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "test"]);
+        psql.args(["-v", "ON_ERROR_STOP=1", "-d", "postgres", "-c", sql]).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Returns the output of psql.
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        let output = self.try_sql(sql);
+        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim_end().to_string()
+    }
+
+    /// Sends a signal to the server's main process.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.lock().unwrap().as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    /// Ends it at once, as a crash would.
+    pub(crate) fn kill(&self) {
+        if let Some(mut child) = self.child.lock().unwrap().take() {
+            let _ = Command::new("kill").args(["-QUIT", &child.id().to_string()]).status();
+            let _ = child.wait();
+        }
+    }
+
+    /// Lets all of its processes stand still, or go on.
+    pub(crate) fn stop(&self, stands: bool) {
+        let signal = if stands { "-STOP" } else { "-CONT" };
+        let pid = self.child.lock().unwrap().as_ref().unwrap().id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        // The main process first, so that it starts no further ones.
+        for pid in [pid.to_string()].iter().map(String::as_str).chain(children.split_whitespace()) {
+            let _ = Command::new("kill").args([signal, pid]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn url(port: u16, schema: &str) -> String {
+    format!("postgres://test@127.0.0.1:{port}/postgres?schema={schema}")
+}
+
+impl Bouncer {
+    /// Starts one in transaction mode, with few connections to the server.
+    pub(crate) fn start(server: &Server) -> Bouncer {
+        let (place, port) = (place(), free_port());
+        let users = place.path().join("users");
+        fs::write(&users, "\"test\" \"\"\n").unwrap();
+        let config = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
+             unix_socket_dir =\nauth_type = trust\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 3\n\
+             max_client_conn = 500\nlog_connections = 0\nlog_disconnections = 0\n",
+            server.port,
+            users.display(),
+        );
+        let file = place.path().join("pgbouncer.ini");
+        fs::write(&file, config).unwrap();
+        let mut command = program(Path::new("/usr/sbin/pgbouncer"), place.path(), "KILL");
+        command.arg("-q").arg(&file).stderr(Stdio::null());
+        let bouncer = Bouncer { port, child: spawn(command).into(), _place: place };
+        let begun = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(is_within(begun, PATIENCE), "pgbouncer does not come up");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        bouncer
+    }
+
+    /// The URL of a store behind it.
+    pub(crate) fn url(&self, schema: &str) -> String {
+        url(self.port, schema)
+    }
+}
+
+impl Drop for Bouncer {
+    fn drop(&mut self) {
+        let _ = self.child.lock().unwrap().kill();
+        let _ = self.child.lock().unwrap().wait();
+    }
+}
