@@ -934,26 +934,12 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-w -n -E -x -s -j -F -c -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --overdue --also --store --json --quiet --verbose --color --help"
+            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --overdue --also --store --json --quiet --verbose --color --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --timeout)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                -w)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
                 --backoff)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
@@ -1087,6 +1073,20 @@ _csalock() {
                     ;;
                 --color)
                     COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -w)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 *)

@@ -55,7 +55,6 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove left
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "doctor" -d 'Check a store, and say how to repair what is wrong'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "man" -d 'Show a page of the manual'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "completions" -d 'Print the completions for a shell'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Show this reason in `csalock status`' -r -f
@@ -65,7 +64,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'A
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
-latest\t'Wait until a newer caller with this option takes the place; then exit 75'"
+latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -79,6 +78,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep t
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
@@ -90,7 +90,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print t
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Show this reason in `csalock status`' -r -f
@@ -100,7 +99,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l s
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
-latest\t'Wait until a newer caller with this option takes the place; then exit 75'"
+latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -114,6 +113,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store 
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s x -l exclusive -d 'Acquire an exclusive lock; the default'

@@ -72,7 +72,8 @@ pub struct Unlock {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
-    mut_args(|argument| hide(argument, &["json"]))
+    mut_args(|argument| hide(argument, &["json"])),
+    mut_arg("timeout", |timeout| timeout.default_value_if("busy", "latest", "inf"))
 )]
 pub struct Run {
     /// Options of the acquisition.
@@ -132,7 +133,7 @@ pub enum Busy {
     Wait,
     /// Do not run the command, and exit 0: the same as -n -E 0
     Skip,
-    /// Wait until a newer caller with this option takes the place; then exit 75
+    /// Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75
     Latest,
 }
 

@@ -19,7 +19,7 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
         return forget(context, asked);
     }
     let (now, zone) = (context.host.wall(), if asked.utc { Zone::Utc } else { Zone::Local });
-    let (mut jobs, unreadable) = jobs(context, asked)?;
+    let (mut jobs, unreadable, unknown) = jobs(context, asked)?;
     jobs.retain(|(_, job)| job.due().is_some_and(|due| Duration::from_millis(due) <= now));
     jobs.sort_by(|(left, _), (right, _)| left.cmp(right));
     if asked.common.json {
@@ -31,18 +31,29 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
     match unreadable.last() {
         Some(error) => Ok(error.kind().into()),
-        None if jobs.is_empty() => Ok(Exit::Done),
+        None if jobs.is_empty() => Ok(unknown),
         None => Ok(ErrorKind::Overdue.into()),
     }
 }
 
-/// Returns the named jobs, or all jobs of the store, and the errors of unreadable records, which it reports to people.
-fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Error>)> {
-    let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
+/// Returns the named jobs, or all jobs of the store, the errors of unreadable records, and the exit for unknown names. It
+/// reports the errors and these names to people.
+fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Error>, Exit)> {
+    let (mut jobs, mut unreadable, mut unknown) = (Vec::new(), Vec::new(), Exit::Done);
     for name in &asked.names {
         let target = context.target(&asked.common, name)?;
         let record = context.engine(&target.location)?.record(&target.name)?;
-        jobs.extend(record.job.map(|job| (target.display_name, job)));
+        match record.job.filter(|job| job.promise.is_some()) {
+            Some(job) => jobs.push((target.display_name, job)),
+            // A misspelt name in a check must not look like a job in good order.
+            None => {
+                unknown = ErrorKind::NotHeld.into();
+                let lock = name_and_store(&target);
+                asked.common.note_unless_json(&format!(
+                    "lock {lock} has no job that must succeed in time; give the name that `csalock run --overdue` has"
+                ));
+            }
+        }
     }
     if asked.names.is_empty() {
         context.engine(&context.store(&asked.common)?)?.for_each_lock(&mut |status| {
@@ -56,7 +67,7 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Err
             Ok(())
         })?;
     }
-    Ok((jobs, unreadable))
+    Ok((jobs, unreadable, unknown))
 }
 
 fn forget(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {

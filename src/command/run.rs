@@ -34,9 +34,11 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
     let (names, command_line) = command_line(asked).map_err(|problem| usage::after_name(&problem, asked, arguments))?;
-    if asked.busy == Busy::Latest && names.len() > 1 {
-        let what = "--busy latest is for one lock, and here are several";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --also or --busy out").into());
+    if names.len() > 1
+        && let Some(option) = only_for_one_lock(asked)
+    {
+        let what = format!("{option} is for one lock, and here are several");
+        return Err(Error::new(ErrorKind::InvalidInput, what, format!("leave --also or {option} out")).into());
     }
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
@@ -76,6 +78,16 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         true => child.acquire_and_exec(&opened?, None),
         false => run_supervised(&child, opened),
     }
+}
+
+/// Returns an option that is not for several locks. Names may follow `--also` where clap does not see it.
+fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
+    let options = [
+        (asked.busy == Busy::Latest, "--busy latest"),
+        (asked.recurrence.once_per.is_some(), "--once-per"),
+        (asked.recurrence.overdue.is_some(), "--overdue"),
+    ];
+    options.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
 }
 
 /// Runs the command in a child process, and stays as its supervisor.

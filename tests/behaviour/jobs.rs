@@ -153,12 +153,16 @@ on_every_store! {
         assert_eq!([call(0), call(59), overdue(59, &[])], [silent.clone(), silent.clone(), silent.clone()]);
         let (code, said) = call(61);
         assert!(code == 86 && said.starts_with("csalock: lock job in store STORE is busy: held by pid PID on HOST (user USER) since "), "{said}");
-        assert!(said.contains("; its job has not succeeded since TIME (AGE ago), and must once in 1h; wait longer with -w, or see "), "{said}");
+        assert!(said.contains("; its job has not succeeded since TIME (AGE ago), and must succeed once in 1h; wait longer with -w, or see "), "{said}");
         assert_eq!([call(62), call(120)], [silent.clone(), silent.clone()]);
-        let listed = (86, "job: its job has not succeeded since TIME (AGE ago), and must once in 1h\n".to_string());
+        let listed = (86, "job: its job has not succeeded since TIME (AGE ago), and must succeed once in 1h\n".to_string());
         assert_eq!([overdue(62, &[]), overdue(62, &["job"])], [listed.clone(), listed]);
         assert_eq!(overdue(62, &["-q"]), (86, String::new()));
-        assert_eq!(overdue(62, &["other"]), silent);
+        let said = "csalock: lock other in store STORE has no job that must succeed in time; give the name that `csalock run --overdue` has\n";
+        let done = sandbox.csalock(["overdue", "other"]).capture();
+        assert_eq!((done.code, done.stdout.as_str(), sandbox.plain(&done.stderr).as_str()), (Some(81), "", said));
+        sandbox.csalock(["overdue", "-q", "other"]).status(81).run();
+        sandbox.csalock(["overdue", "--json", "other"]).status(81).stdout("[]\n").run();
         assert_eq!(call(122).0, 86);
         holder.release();
         holder.wait();
@@ -170,7 +174,7 @@ on_every_store! {
         assert_eq!(document[0]["refused"], json!(0));
         let mut holder = sandbox.holder("job");
         let (code, said) = call(184);
-        assert!(code == 86 && said.contains("; its job last succeeded at TIME (AGE ago), and must once in 1h; "), "{said}");
+        assert!(code == 86 && said.contains("; its job last succeeded at TIME (AGE ago), and must succeed once in 1h; "), "{said}");
         holder.release();
         holder.wait();
         // A run that fails keeps no promise.
@@ -189,6 +193,8 @@ on_every_store! {
             (&["run", "--once-per", "month", "job", "true"][..],
              "--once-per: month is not a slot; use hour, day, week or a duration such as 10m"),
             (&["run", "--retries", "1", "job", "true"], "run: --once-per SLOT is missing; add --once-per SLOT"),
+            (&["run", LONG, "job", "--also", "other", "true"], "--once-per is for one lock, and here are several; leave --also or --once-per out"),
+            (&["run", "--overdue", "1d", "job", "--also=other", "--", "true"], "--overdue is for one lock, and here are several; leave --also or --overdue out"),
             (&["overdue", "--forget"], "overdue: NAME is missing; use: csalock overdue [OPTION]... [NAME]..."),
         ] {
             sandbox.csalock(words).status(64).stderr(format!("csalock: {said}\n")).run();

@@ -177,7 +177,7 @@ on_every_store! {
 #[test]
 fn busy_that_makes_no_sense_is_refused() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
-    let said = "csalock: --busy latest is for one lock, and here are several; leave --also or --busy out\n";
+    let said = "csalock: --busy latest is for one lock, and here are several; leave --also or --busy latest out\n";
     sandbox.csalock(["run", "--busy", "latest", "--also", "y", "x", "touch", "ran"]).status(64).stderr(said).run();
     sandbox
         .csalock(["run", "--busy", "latest", "x", "--also", "y", "--", "touch", "ran"])

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use crate::etcd::free_port;
-use crate::sandbox::{CLOCK, Sandbox, has, wait_until};
+use crate::sandbox::{CLOCK, Kind, Sandbox, has, wait_until};
 
 /// Replaces the store, and each time that is not zero.
 fn plain(sandbox: &Sandbox, text: &str) -> String {
@@ -281,4 +281,17 @@ fn node_exporter_serves_the_file() {
     let series = |labels: &str| format!("csalock_history_endings{{{labels},store=\"{store}\"}} 1\n");
     assert!(answer.contains(&series("ending=\"released\",name=\"a \\\"name\\\"\\\\n\"")), "{answer}");
     assert!(answer.contains(&format!("csalock_up{{store=\"{store}\"}} 1\n")), "{answer}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let said = "csalock: cannot write absent/m.prom: No such file or directory; name a file in a directory that exists and that you \
+                may write\n";
+    sandbox.csalock(["metrics", "-o", "absent/m.prom"]).status(73).stderr(said).run();
+    fs::create_dir(sandbox.path("files/place")).unwrap();
+    sandbox.file("files/place/inner", "");
+    let said = said.replace("absent/m.prom: No such file or directory", "place: Is a directory");
+    sandbox.csalock(["metrics", "-o", "place"]).status(73).stderr(said).run();
+    assert_eq!(fs::read_dir(sandbox.path("files")).unwrap().count(), 1);
 }

@@ -6,9 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use nix::errno::Errno;
-
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::escape_path;
 
 /// Permissions of the file: the collector runs as another user.
 const READABLE: u32 = 0o644;
@@ -23,8 +22,14 @@ pub(super) fn write(path: &OsStr, bytes: &[u8], pid: i32) -> Result<()> {
     let temporary = path.with_file_name(name);
     replace(path, &temporary, bytes).map_err(|error| {
         let _ = remove_file(&temporary);
-        Error::os(error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw), "write", path)
+        let what = format!("cannot write {}: {}", escape_path(path), describe(&error));
+        Error::new(ErrorKind::CannotCreate, what, "name a file in a directory that exists and that you may write")
     })
+}
+
+/// Returns the error as the C library describes it, without its number.
+fn describe(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |code| nix::errno::Errno::from_raw(code).desc().to_string())
 }
 
 fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -126,7 +126,7 @@ pub(in crate::command) fn overdue(job: &JobState, now: Duration, zone: Zone) -> 
     };
     let since = Duration::from_millis(since);
     let (age, promise) = (span(now.saturating_sub(since)), span(Duration::from_millis(promise)));
-    format!("{what} {} ({age} ago), and must once in {promise}", zone.full(since))
+    format!("{what} {} ({age} ago), and must succeed once in {promise}", zone.full(since))
 }
 
 fn millis(span: Duration) -> u64 {
