@@ -62,7 +62,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s E -l conflict-ex
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Release the lock after this time at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
 latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
@@ -97,7 +97,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l c
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'What to do while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
 latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f

@@ -45,19 +45,8 @@ const OF_A_LOCK: [&str; 7] = [
 ];
 
 /// Variables of libpq that csalock knows, and the home directory with its files.
-const OF_POSTGRES: [&str; 11] = [
-    "PGHOST",
-    "PGPORT",
-    "PGDATABASE",
-    "PGUSER",
-    "PGPASSWORD",
-    "PGPASSFILE",
-    "PGSERVICE",
-    "PGSERVICEFILE",
-    "PGSSLMODE",
-    "PGSSLROOTCERT",
-    "HOME",
-];
+const OF_POSTGRES: &str = "PGHOST PGPORT PGDATABASE PGUSER PGPASSWORD PGPASSFILE PGSERVICE PGSERVICEFILE PGSSLMODE \
+                           PGSSLROOTCERT HOME";
 
 /// The variables, the current directory and the user at the start of the process.
 #[derive(Debug, Clone)]
@@ -136,7 +125,7 @@ impl Environment {
             user: text("CSALOCK_ETCD_USER"),
             password: text("CSALOCK_ETCD_PASSWORD"),
             password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
-            postgres: OF_POSTGRES.into_iter().filter_map(|name| Some((name, text(name)?))).collect(),
+            postgres: OF_POSTGRES.split(' ').filter_map(|name| Some((name, text(name)?))).collect(),
             runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
         }
     }

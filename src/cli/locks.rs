@@ -82,7 +82,7 @@ pub struct Run {
     /// Become the command instead of waiting for it; the lock ends with the command
     #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "ttl", "forever"], help_heading = COMMAND)]
     pub no_fork: bool,
-    /// What to do while the lock is busy
+    /// Action while the lock is busy
     #[arg(
         long, value_name = "WHAT", value_enum, default_value = "wait", conflicts_with = "nonblock", help_heading = WAITING
     )]

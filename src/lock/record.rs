@@ -258,14 +258,11 @@ impl Record {
     pub(super) fn as_stored(&self) -> Cow<'_, Record> {
         let is_current = |seen: &&Sighting| self.leases().any(|lease| *lease == seen.lease);
         let seen: Vec<Sighting> = self.sightings.iter().filter(is_current).cloned().collect();
-        let has_trace = |Replacement { by, .. }: &&Replacement| {
-            self.has_entry(by) || self.kept_endings().any(|ending| ending.grant.proof == *by)
-        };
+        let has_ended = |proof: &HandleHash| self.kept_endings().any(|ending| ending.grant.proof == *proof);
+        let has_trace = |found: &&Replacement| self.has_entry(&found.by) || has_ended(&found.by);
         let replacement = self.replacement.as_ref().filter(has_trace);
-        if seen.len() == self.sightings.len()
-            && self.kept_endings().count() == self.ended_grants.len()
-            && replacement == self.replacement.as_ref()
-        {
+        let is_short = seen.len() == self.sightings.len() && self.kept_endings().count() == self.ended_grants.len();
+        if is_short && replacement == self.replacement.as_ref() {
             return Cow::Borrowed(self);
         }
         let ended_grants = self.kept_endings().cloned().collect();

@@ -6,7 +6,7 @@ pub(super) const SCHEMA: &str = "csalock";
 /// Options of a URL; the others of libpq come from the environment or the service file.
 const OPTIONS: [&str; 4] = ["schema", "sslmode", "sslrootcert", "service"];
 
-/// A database and the schema of the store, as typed. What the URL omits comes from the environment, as in libpq.
+/// A database and the schema of the store, as typed. The environment adds missing parts, as in libpq.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Database {
     /// `[USER@][HOST][:PORT]`, percent-encoded.
