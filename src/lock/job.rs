@@ -65,6 +65,9 @@ pub struct Promise {
     /// Time of the last complaint that the promise is broken.
     #[serde(default, skip_serializing_if = "is_default")]
     pub complained: Option<u64>,
+    /// Caller that complained.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub by: Option<HandleHash>,
     /// Number of calls since the last success that did not get the lock. A call whose reply is lost may count twice.
     #[serde(default, skip_serializing_if = "is_default")]
     pub refused: u64,
@@ -80,7 +83,7 @@ impl JobState {
 
     /// Returns the promise of this span at `now`. Its time is that of an earlier promise, if there is one.
     fn promised(&self, span: u64, now: u64) -> Promise {
-        Promise { span, ..self.promise.unwrap_or(Promise { span, since: now, complained: None, refused: 0 }) }
+        Promise { span, ..self.promise.unwrap_or(Promise { span, since: now, complained: None, by: None, refused: 0 }) }
     }
 }
 
@@ -164,7 +167,7 @@ impl Request for ReportSuccess {
             slot = slot.max(self.success.slot).max(job.runs.take().map(|runs| runs.slot));
         }
         job.success = Some(Success { slot, ..self.success.clone() });
-        job.promise = job.promise.map(|promise| Promise { complained: None, refused: 0, ..promise });
+        job.promise = job.promise.map(|promise| Promise { complained: None, by: None, refused: 0, ..promise });
         Ok(changed(record, job, Ok(())))
     }
 }
@@ -174,6 +177,8 @@ impl Request for ReportSuccess {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Complain {
+    /// The caller.
+    pub by: HandleHash,
     /// Length of the span in milliseconds.
     pub span: u64,
     /// Time of the request.
@@ -204,11 +209,11 @@ impl Request for Complain {
         }
         match promise.complained {
             // The reply to this very request was lost.
-            Some(at) if at == self.now => return Ok(Transition::Done(Complaint::Due)),
+            Some(_) if promise.by == Some(self.by) => return Ok(Transition::Done(Complaint::Due)),
             Some(at) if self.now.saturating_sub(at) < self.span => return Ok(changed(record, job, Complaint::Told)),
             _ => {}
         }
-        job.promise = Some(Promise { complained: Some(self.now), ..promise });
+        job.promise = Some(Promise { complained: Some(self.now), by: Some(self.by), ..promise });
         Ok(changed(record, job, Complaint::Due))
     }
 }
@@ -235,5 +240,34 @@ fn changed<R>(record: &Record, job: JobState, response: R) -> Transition<R> {
     match job == record.job {
         true => Transition::Done(response),
         false => write(Record { job, ..record.clone() }, response, Vec::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Handle;
+
+    #[test]
+    fn one_of_the_callers_of_one_moment_complains_and_its_repeated_request_has_the_same_answer() {
+        let mut record = Record::default();
+        let mut complain = |caller: u8, now: u64| {
+            let request = Complain { by: Handle::new([caller; 16]).proof(), span: 100, now };
+            match request.rule(&record, &Facts::default()) {
+                Ok(Transition::Write { record: written, response, .. }) => {
+                    record = written;
+                    response
+                }
+                Ok(Transition::Done(response)) => response,
+                Err(query) => panic!("{query:?}"),
+            }
+        };
+        assert_eq!([complain(1, 0), complain(2, 99)], [Complaint::Kept; 2]);
+        let at_once = [1, 1, 2, 3].map(|caller| complain(caller, 100));
+        assert_eq!(at_once, [Complaint::Due, Complaint::Due, Complaint::Told, Complaint::Told]);
+        assert_eq!(
+            [complain(2, 199), complain(2, 200), complain(3, 200)],
+            [Complaint::Told, Complaint::Due, Complaint::Told]
+        );
     }
 }

@@ -55,6 +55,11 @@ pub struct Limits {
 }
 
 impl<'a> Job<'a> {
+    /// Returns true if the command must succeed once in a slot.
+    pub fn has_slot(&self) -> bool {
+        self.reports.is_some_and(|reports| reports.slot.is_some())
+    }
+
     /// Returns the keeper of the command, if the locks have leases.
     pub fn keeper(&self, command: ProcessId) -> Option<KeeperConfig<'a>> {
         Some(KeeperConfig {
@@ -64,6 +69,7 @@ impl<'a> Job<'a> {
             owners: vec![command],
             shared_deadline: self.shared_deadline?,
             kills: self.limits.kills,
+            is_reported: self.has_slot(),
             timed: self.limits.ttl.is_some(),
         })
     }
@@ -97,8 +103,7 @@ impl<'a> Job<'a> {
     pub fn execute(&self, variables: &Variables) -> Error {
         // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
         // the command must die with it.
-        let has_slot = self.reports.is_some_and(|reports| reports.slot.is_some());
-        let dependent = has_slot || (self.limits.ttl.is_some() && self.limits.kills);
+        let dependent = self.has_slot() || (self.limits.ttl.is_some() && self.limits.kills);
         let killed_with = self.supervisor.filter(|_| dependent).map(|supervisor| Pid::from_raw(supervisor.pid));
         self.command_line.execute(variables, self.signals, self.context.inherited, killed_with)
     }

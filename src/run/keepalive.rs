@@ -44,6 +44,8 @@ pub struct KeeperConfig<'a> {
     pub shared_deadline: SharedDeadline,
     /// True if the keeper kills the owners before their lease ends.
     pub kills: bool,
+    /// True if the locks are held until the supervisor has recorded the success of the owners' work.
+    pub is_reported: bool,
     /// True if each lock has a lease, even if its store belongs to this host alone.
     pub timed: bool,
 }

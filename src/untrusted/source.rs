@@ -143,6 +143,7 @@ impl Source<'_> {
             span: source.number(),
             since: source.number(),
             complained: source.option(Source::number),
+            by: source.option(Source::proof),
             refused: source.number(),
         };
         JobState { success: self.option(success), runs: self.option(runs), promise: self.option(promise) }

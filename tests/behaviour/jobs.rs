@@ -4,7 +4,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::sandbox::{CLOCK, Job, Sandbox, still, wait_until};
+use crate::sandbox::{CLOCK, Job, Sandbox, proc, still, wait_until};
 
 /// The offset by which the clock of csalock shows this many minutes after 2026-11-21 12:00:00 in the zone of the sandbox.
 fn noon_and(minutes: i64) -> String {
@@ -80,6 +80,46 @@ on_every_store! {
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), "runs\n"));
     }
 
+    fn a_stopped_supervisor_keeps_the_lock_until_it_has_reported_the_success(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", LONG, "job", "dash", "-c", "echo $$; cat; echo run >> runs"]).spawn();
+        let command: i32 = job.lines(1)[0].parse().unwrap();
+        let waits = sandbox.csalock(["run", "-w", "inf", LONG, "job", "dash", "-c", "echo run >> runs"]).spawn();
+        wait_until("it waits", || sandbox.waiters("job").len() == 1);
+        job.send(Signal::SIGSTOP);
+        job.release();
+        wait_until("the command has ended", || !proc::lives(command));
+        sandbox.csalock(["run", "-qn", LONG, "job", "dash", "-c", "echo run >> runs"]).status(75).run();
+        assert_eq!((sandbox.state("job"), sandbox.holders("job")), ("held".to_string(), vec![job.pid()]));
+        job.send(Signal::SIGCONT);
+        assert_eq!([job.wait().code, waits.wait().code], [Some(0), Some(0)]);
+        assert_eq!(runs(sandbox), 1);
+    }
+
+    fn a_job_whose_stopped_supervisor_was_killed_runs_again(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", LONG, "job", "dash", "-c", "echo $$; cat; :"]).spawn();
+        let command: i32 = job.lines(1)[0].parse().unwrap();
+        let waits = sandbox.csalock(["run", "-q", "-w", "inf", LONG, "job", "echo", "again"]).spawn();
+        wait_until("it waits", || sandbox.waiters("job").len() == 1);
+        job.send(Signal::SIGSTOP);
+        job.release();
+        wait_until("the command has ended", || !proc::lives(command));
+        job.kill();
+        let done = waits.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "again\n"));
+    }
+
+    fn one_of_the_callers_that_come_at_once_complains(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("job");
+        sandbox.csalock(["run", "-n", "--overdue", "1h", "job", "true"]).env(CLOCK, noon_and(0)).run();
+        for minutes in [61, 130] {
+            let words = ["run", "-n", "--overdue", "1h", "job", "true"];
+            let calls: Vec<Job> = (0..6).map(|_| sandbox.csalock(words).env(CLOCK, noon_and(minutes)).spawn()).collect();
+            let mut codes: Vec<_> = calls.into_iter().map(|call| call.wait().code.unwrap()).collect();
+            codes.sort();
+            assert_eq!(codes, [0, 0, 0, 0, 0, 86]);
+        }
+    }
+
     fn a_command_that_releases_its_lock_has_no_success(sandbox: &Sandbox) {
         let words = ["run", LONG, "job", "dash", "-c", "csalock unlock \"$CSALOCK_NAME\""];
         let said = "csalock: the job of lock job has succeeded, but that could not be recorded, so it may run again: the command \
@@ -120,8 +160,9 @@ on_every_store! {
             noon_and(0).trim_start_matches('+').trim_end_matches('s')
         );
         let workers: Vec<Job> = (0..8).map(|_| sandbox.script("dash", &script).spawn()).collect();
-        // Waiters of the same lock, which die while they wait or while they hold it.
-        let others = "while [ ! -e done ]; do csalock run -q -w inf job true & wait=$!; sleep 0.01; kill -9 $wait; wait; done";
+        // Waiters of the same lock, which die while they wait or while they hold it. They have no second process, which
+        // would leave the queue after its supervisor: on a slow machine these would become ever more.
+        let others = "while [ ! -e done ]; do csalock run -Fq -w inf job true & wait=$!; sleep 0.01; kill -9 $wait; wait; done";
         let others: Vec<Job> = (0..2).map(|_| sandbox.script("dash", others).spawn()).collect();
         for worker in workers {
             let done = worker.wait();

@@ -206,6 +206,28 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
+    fn a_job_keeps_its_lock_until_its_stopped_supervisor_reports_the_success(sandbox: &Sandbox) {
+        let (mut job, command) = running(sandbox, &["--once-per=99999d"]);
+        send(job.pid(), Signal::SIGSTOP);
+        job.release();
+        wait_until("the command has ended", || !lives(command));
+        await_renewals(sandbox, "x", 4);
+        csalock(sandbox, &["run", "-qn", "--once-per=99999d", "x", "echo", "again"]).status(75).run();
+        job.send(Signal::SIGCONT);
+        assert_eq!(job.wait().code, Some(0));
+        csalock(sandbox, &["run", "--once-per=99999d", "x", "echo", "again"]).run();
+    }
+
+    fn a_job_whose_stopped_supervisor_is_killed_is_repeated(sandbox: &Sandbox) {
+        let (mut job, command) = running(sandbox, &["--once-per=99999d"]);
+        send(job.pid(), Signal::SIGSTOP);
+        job.release();
+        wait_until("the command has ended", || !lives(command));
+        await_renewals(sandbox, "x", 1);
+        job.kill();
+        csalock(sandbox, &["run", "-q", "--once-per=99999d", "x", "echo", "again"]).stdout("again\n").run();
+    }
+
     fn a_command_never_runs_without_a_keeper(sandbox: &Sandbox) {
         // However soon its supervisor is killed.
         for _ in 0..10 {

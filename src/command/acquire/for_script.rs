@@ -194,6 +194,7 @@ impl ForScript<'_> {
                 owners: request.owner.processes.clone(),
                 shared_deadline,
                 kills: false,
+                is_reported: false,
                 timed: false,
             };
             SharedDeadline::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))

@@ -54,8 +54,8 @@ impl CommandChild<'_> {
         let (mut grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => {
-                let end = || acquisition.end(opened, &ended);
-                return self.recurring.map_or_else(end, |recurring| recurring.refused(&acquisition, opened, &ended));
+                let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended) };
+                return recurring.refused(&acquisition, opened, &ended, self.job.handle.proof());
             }
         };
         let until = policy.limit.map(|_| end);
@@ -94,8 +94,10 @@ impl CommandChild<'_> {
     fn request(&self, release_on_exit: bool, is_kept: bool) -> Result<AcquireRequest> {
         let process = if self.asked.no_fork { self.parent } else { self.job.context.host.this_process()? };
         let (taking, command) = (&self.asked.taking, self.job.command_line.line());
-        let request =
-            request(self.job.context, &taking.waiting, self.job.handle.clone(), process, vec![process], command)?;
+        // Only the supervisor can record that a job has succeeded in its slot, so the lock depends on its life, too.
+        let reporter = self.job.supervisor.filter(|_| self.job.has_slot());
+        let owners = std::iter::once(process).chain(reporter).collect();
+        let request = request(self.job.context, &taking.waiting, self.job.handle.clone(), process, owners, command)?;
         Ok(AcquireRequest {
             mode: taking.mode(),
             lifetime: taking.lifetime(),

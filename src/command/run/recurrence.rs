@@ -83,6 +83,7 @@ impl<'a> Recurring<'a> {
         acquisition: &Acquisition<'_>,
         opened: &OpenLockSet<'_>,
         result: &AcquireAllResult,
+        by: HandleHash,
     ) -> anyhow::Result<Exit> {
         let (AcquireAllResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
             (result, self.asked.recurrence.overdue)
@@ -91,7 +92,8 @@ impl<'a> Recurring<'a> {
         };
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
         let now = self.context.host.wall();
-        if engine.apply(&target.name, &Complain { span: millis(most), now: millis(now) })? != Complaint::Due {
+        let complain = Complain { by, span: millis(most), now: millis(now) };
+        if engine.apply(&target.name, &complain)? != Complaint::Due {
             return Ok(Exit::Done);
         }
         let job = engine.record(&target.name)?.job.unwrap_or_default();

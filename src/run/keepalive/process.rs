@@ -66,9 +66,12 @@ impl KeeperConfig<'_> {
                     notify(poke.as_fd());
                 }
                 self.watch(supervisor, owners, &timer, bell.or(own.as_ref()), poke.as_fd(), changed.as_fd());
-                // The renewal loop must stop first: on a slow store it would starve a release.
+                // The renewal loop stops first, because on a slow store it would starve a release. But a success that is
+                // not on record yet needs the lock, even if the supervisor is stopped for long.
+                ended.store(!self.is_reported, SeqCst);
+                self.await_release(supervisor);
                 ended.store(true, SeqCst);
-                self.after_owners(supervisor);
+                self.record_owner_death();
                 detach::leave();
             }
             detach::exit_now(EXIT_FAILED)
@@ -125,13 +128,13 @@ impl KeeperConfig<'_> {
         Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + POLL_INTERVAL))
     }
 
-    /// Records that the owners have ended, if no supervisor releases the locks. A running supervisor does so itself,
-    /// however long the store takes; then it ends the keeper.
-    fn after_owners(&self, supervisor: Option<Pid>) {
-        while is_guarded(supervisor) && supervisor.is_some_and(|supervisor| is_at_work(supervisor.as_raw())) {
+    /// Returns when no supervisor releases the locks. A running supervisor does so itself, however long the store takes;
+    /// then it ends the keeper.
+    fn await_release(&self, supervisor: Option<Pid>) {
+        let releases = |supervisor: Pid| self.is_reported || is_at_work(supervisor.as_raw());
+        while is_guarded(supervisor) && supervisor.is_some_and(releases) {
             pause();
         }
-        self.record_owner_death();
     }
 
     /// Returns false if the owner has ended, and observes it if it was not observed yet. An owner that cannot be

@@ -8,7 +8,7 @@ use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{Cancel, EndReason, EndedGrant, Lifetime, NotHolder, ReportSuccess, Success};
+use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, ReportSuccess, Success};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach;
 use crate::store::answers;
@@ -50,7 +50,6 @@ impl Supervisor<'_> {
     }
 
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
-    /// A lock that was lost meanwhile is reported by its release.
     pub(super) fn report_success(&self, exit: Exit) {
         let (Some(report), Ok(opened)) = (self.job.reports.filter(|_| exit.code() == 0), &self.opened) else { return };
         let (host, engine, target) = (&self.job.context.host, opened.engine(0), opened.target(0));
@@ -58,15 +57,19 @@ impl Supervisor<'_> {
         let success = Success { at: host.wall().as_millis() as u64, slot: report.slot, host: host.name() };
         let request =
             engine.by_proof(self.job.handle.proof()).map(|credentials| ReportSuccess { credentials, success });
-        let released = |ending: &EndedGrant| ending.reason == EndReason::Released;
         match request.and_then(|request| engine.apply(&target.name, &request)) {
             Err(error) => (self.tell)(&Notice::NotReported(target, &error)),
-            Ok(Err(NotHolder { ending, .. })) if ending.as_ref().is_none_or(released) => {
-                let what = "the command had released the lock itself";
-                let error = Error::new(ErrorKind::NotHeld, what, "let csalock release it when the command ends");
-                (self.tell)(&Notice::NotReported(target, &error));
+            Ok(Err(NotHolder { ending, .. })) => {
+                let is_released = ending.is_none_or(|ending| ending.reason == EndReason::Released);
+                let (what, hint) = match is_released {
+                    true => {
+                        ("the command had released the lock itself", "let csalock release it when the command ends")
+                    }
+                    false => ("the lock was lost before", "see `csalock history`"),
+                };
+                (self.tell)(&Notice::NotReported(target, &Error::new(ErrorKind::NotHeld, what, hint)));
             }
-            Ok(_) => {}
+            Ok(Ok(())) => {}
         }
     }
 
