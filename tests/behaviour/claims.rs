@@ -132,7 +132,7 @@ on_every_store! {
         assert_eq!(codes.iter().filter(|code| **code == Some(0)).count(), 1, "{codes:?}");
         assert_eq!(codes.iter().filter(|code| **code == Some(83)).count(), crowd - 1, "{codes:?}");
         assert!(is_within(begun, std::time::Duration::from_secs(40)), "the wait ends before the timeout");
-        assert!(sandbox.waiters("a").is_empty());
+        assert!(sandbox.waiters("a").is_empty(), "{}", sandbox.sight("a"));
     }
 
     fn many_callers_may_claim_a_name_under_one_id_at_once(sandbox: &Sandbox) {

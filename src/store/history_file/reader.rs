@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -18,6 +17,9 @@ const MOST_OF_LINE: u64 = 64 << 10;
 
 /// Maximum number of bytes read of a generation, from its end.
 const MOST_READ: u64 = 1 << 30;
+
+/// Maximum number of reads if another host replaces the files meanwhile.
+const MOST_TRIES: usize = 3;
 
 /// The generations that a reader has visited, oldest first, and how far.
 #[derive(Debug, Default)]
@@ -42,32 +44,46 @@ impl HistoryFile<'_> {
         path: &Path,
         visit: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
+        for _ in 0..MOST_TRIES {
+            if self.read_once(known, path, visit)? {
+                return Ok(());
+            }
+        }
+        Err(Error::os(Errno::ESTALE, "read the history", path))
+    }
+
+    /// Returns false if a file that has a name was gone when it was read: another host has replaced it.
+    fn read_once(&self, known: &mut Generations, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
         let newer = self.open_to_read(&self.name, path)?;
         let older = self.open_to_read(&self.older(), path)?;
         let mut named = Vec::new();
-        for file in [older, newer].into_iter().flatten() {
-            let Ok(id) = file.metadata().map(|found| (found.dev(), found.ino())) else { continue };
+        for (id, file) in [older, newer].into_iter().flatten() {
             named.push(id);
             if !known.0.iter().any(|generation| generation.id == id) {
                 known.0.push(Generation { file, id, visited: 0 });
             }
         }
-        let mut done = Ok(());
+        let (mut done, mut is_complete) = (Ok(()), true);
         // A process that was rotating appends late lines to the older generation, so the reader stays with both. A
         // generation without a name is read a last time.
         known.0.retain_mut(|generation| match generation.visit_new(visit) {
-            Err(error) if error.raw_os_error() == Some(Errno::ESTALE as i32) => false,
+            Err(error) if error.raw_os_error() == Some(Errno::ESTALE as i32) => {
+                is_complete &= !named.contains(&generation.id);
+                false
+            }
             visited => {
                 done = std::mem::replace(&mut done, Ok(())).and(visited);
                 named.contains(&generation.id)
             }
         });
         let errno = |error: &io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(0));
-        done.map_err(|error| Error::os(errno(&error), "read the history", path))
+        done.map_err(|error| Error::os(errno(&error), "read the history", path))?;
+        Ok(is_complete)
     }
 
-    fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<File>> {
+    /// Opens a generation. Returns its device and number, too.
+    fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<((u64, u64), File)>> {
         let strange = || {
             let what =
                 format!("{} or its older generation is not a plain file, so there is no history", escape_path(path));
@@ -75,7 +91,9 @@ impl HistoryFile<'_> {
         };
         let opened = openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty());
         match opened.and_then(|file| Ok((fstat(&file)?, File::from(file)))) {
-            Ok((found, file)) if found.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits() => Ok(Some(file)),
+            Ok((found, file)) if found.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits() => {
+                Ok(Some(((found.st_dev, found.st_ino), file)))
+            }
             Ok(_) | Err(Errno::ELOOP | Errno::ENXIO) => Err(strange()),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(Error::os(errno, "read the history", path)),
