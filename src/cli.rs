@@ -10,6 +10,7 @@ mod manual;
 mod options;
 pub mod plain;
 mod reports;
+mod serve;
 mod values;
 
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
 pub use reports::{Audit, Doctor, Gc, History, Metrics, Status};
+pub use serve::Serve;
 pub use values::{Del, Get, Put, Writing};
 
 /// Locks for shell scripts: who holds it, since when and why
@@ -98,6 +100,8 @@ pub enum Command {
     Gc(Gc),
     /// Check a store, and say how to repair what is wrong
     Doctor(Doctor),
+    /// Serve a directory of locks to one client of another host
+    Serve(Serve),
     /// Show a page of the manual
     Man(Man),
     /// Print the completions for a shell
@@ -159,6 +163,7 @@ impl Command {
             Command::Lookup(asked) => &mut asked.common,
             Command::Gc(asked) => &mut asked.common,
             Command::Doctor(asked) => &mut asked.common,
+            Command::Serve(asked) => &mut asked.common,
             Command::Man(asked) => &mut asked.common,
             Command::Completions(asked) => &mut asked.common,
         }

@@ -21,6 +21,7 @@ mod overdue;
 mod put;
 mod renew;
 mod run;
+mod serve;
 mod status;
 mod unlock;
 mod usage;
@@ -77,6 +78,7 @@ fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyh
         Command::Lookup(asked) => lookup::run(context, asked).or_else(end_with_reader),
         Command::Gc(asked) => gc::run(context, asked),
         Command::Doctor(asked) => doctor::run(context, asked).or_else(end_with_reader),
+        Command::Serve(asked) => serve::run(context, asked),
         Command::Man(asked) => man::run(asked).or_else(end_with_reader),
         Command::Completions(asked) => completions::run(asked).or_else(end_with_reader),
     }

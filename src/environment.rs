@@ -126,6 +126,7 @@ impl Environment {
             password: text("CSALOCK_ETCD_PASSWORD"),
             password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
             postgres: OF_POSTGRES.split(' ').filter_map(|name| Some((name, text(name)?))).collect(),
+            ssh: set("CSALOCK_SSH").filter(|program| !program.is_empty()),
             runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
         }
     }

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::version::Version;
 
@@ -15,7 +16,7 @@ use crate::version::Version;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The kind of a failure. The program has an exit code for each kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ErrorKind {
     /// The request itself is invalid.
     InvalidInput,
@@ -58,7 +59,7 @@ pub enum ErrorKind {
 }
 
 /// A failure: its kind, the problem, and a hint for the next step.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
@@ -149,6 +150,14 @@ impl Error {
     /// Returns true if access was denied to a file of this user, which may therefore hold data that this user wrote.
     pub(crate) fn is_own(&self) -> bool {
         self.is_own
+    }
+
+    /// Returns the error of a server process, with the place of its store. A terminal interprets nothing in it.
+    #[must_use]
+    pub(crate) fn from_afar(self, place: &str) -> Error {
+        let plain = |text: &str| text.replace(char::is_control, " ");
+        let message = format!("{place}: {}", plain(&self.message));
+        Error { message, hint: plain(&self.hint), is_own: false, is_unreached: false, ..self }
     }
 
     /// Adds that the store's servers have never answered this process, but may answer soon.

@@ -22,6 +22,7 @@ mod path_checks;
 mod postgres;
 mod scratch;
 mod sqlite;
+mod ssh;
 mod url;
 mod write_set;
 
@@ -31,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use answers::answers;
-pub use directory::Directory;
+pub use directory::{Directory, MARK};
 pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
@@ -41,6 +42,7 @@ pub use postgres::{Database, Postgres};
 pub use scratch::Scratch;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
+pub use ssh::{Remote, Ssh, serve};
 pub use url::{Cluster, Layout, Location};
 pub use write_set::{CommitResult, Conflicting, Durability, Write, WriteOptions, WriteSet};
 
@@ -89,9 +91,9 @@ pub enum Topic<'a> {
 pub struct HistoryCursor {
     /// Position in the files, for stores that keep the history in files.
     files: history_file::Generations,
-    /// Revision of the last read, for etcd; transaction that no later line precedes, for PostgreSQL.
+    /// Revision of the last read, for etcd; transaction that no later line precedes, for PostgreSQL; last read, for ssh.
     revision: u64,
-    /// Rows that were read although their transactions do not precede `revision`, for PostgreSQL.
+    /// Rows that were read although their transactions do not precede `revision`, for PostgreSQL; last line, for ssh.
     seen: BTreeSet<u64>,
 }
 
@@ -238,5 +240,6 @@ pub fn open(location: &Location, access: impl FnOnce() -> Access, host: Arc<dyn 
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
         Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &access(), host)?),
         Location::Postgres(database) => Box::new(Postgres::open(database, &access(), host)?),
+        Location::Ssh(remote) => Box::new(Ssh::open(remote, access().ssh, host)),
     })
 }

@@ -66,7 +66,7 @@ fn print_document(context: &Context, command: &Command, error: &anyhow::Error, e
 /// Returns the options of a command that can print JSON.
 fn common(command: &Command) -> Option<&Common> {
     Some(match command {
-        Command::Run(_) | Command::Man(_) | Command::Completions(_) => return None,
+        Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_) => return None,
         Command::Lock(asked) => &asked.common,
         Command::Unlock(asked) => &asked.common,
         Command::Status(asked) => &asked.common,
@@ -105,7 +105,12 @@ fn name(command: &Command) -> Option<&OsStr> {
         Command::Claim(asked) => &asked.names,
         Command::Unclaim(asked) => &asked.names,
         Command::Gc(asked) => &asked.names,
-        Command::Run(_) | Command::Lookup(_) | Command::Doctor(_) | Command::Man(_) | Command::Completions(_) => &[],
+        Command::Run(_)
+        | Command::Lookup(_)
+        | Command::Doctor(_)
+        | Command::Serve(_)
+        | Command::Man(_)
+        | Command::Completions(_) => &[],
     };
     match names {
         [name] => Some(name),

@@ -6,7 +6,7 @@ use std::time::Duration;
 const MOST_BYTES: u64 = 1 << 30;
 
 /// The limits of the history of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Limits {
     /// Maximum size in bytes. 0: no history is written.
     pub size: u64,

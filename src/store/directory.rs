@@ -77,10 +77,12 @@ use nix::errno::Errno;
 use self::commit::Commit;
 use self::doorbell::Doorbell;
 use self::entry::Entry;
+pub(crate) use self::file_name::file_name;
 #[cfg(any(test, fuzzing))]
-pub(crate) use self::file_name::{file_name, name_of_file};
+pub(crate) use self::file_name::name_of_file;
 use self::listing::Listing;
 use self::pointer::UniqueId;
+pub use self::root::MARK;
 use self::root::Root;
 use self::work::WORK;
 use super::history_file::{HistoryFile, watch};
@@ -230,7 +232,7 @@ impl Store for Directory {
     fn scope(&self) -> Scope {
         match &*guarded(&self.root) {
             Some(root) => root.scope,
-            None if self.shared => Scope::Shared,
+            None if self.shared || self.layout == Layout::Served => Scope::Shared,
             None => *self.future_scope.get_or_init(|| root::reach_of(self.path.ancestors())),
         }
     }
@@ -244,8 +246,8 @@ impl Store for Directory {
             return watch(&self.existing().ok()??.path.join(WORK).join(HISTORY));
         }
         let Topic::Channel(channel, _) = topic else { return None };
-        // A FIFO does not reach other hosts, so in a shared store a waiter polls.
-        let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
+        // A FIFO does not reach other hosts, so in a store on a network file system a waiter polls.
+        let root = self.existing_or_new().ok().filter(|root| root.has_bells)?;
         let doorbell = Doorbell::new(root, channel).ok()?;
         Some(Box::new(doorbell))
     }

@@ -60,6 +60,7 @@ pub(crate) mod untrusted;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,6 +107,8 @@ pub struct Access {
     pub password_file: Option<PathBuf>,
     /// Variables of libpq that are set, and `HOME`, for PostgreSQL.
     pub postgres: BTreeMap<&'static str, String>,
+    /// `CSALOCK_SSH`: program that replaces ssh(1).
+    pub ssh: Option<OsString>,
     /// Directory for login tokens, owned by this user and removed at a reboot.
     pub runtime: Option<PathBuf>,
 }

@@ -16,7 +16,7 @@ pub struct Finding {
 }
 
 /// Verdict about an observation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Verdict {
     /// Locks work.
     Good,

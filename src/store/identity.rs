@@ -27,7 +27,9 @@ enum Order {
 impl Identity {
     fn of(location: &Location) -> Identity {
         let (path, is_database) = match location {
-            Location::Etcd(_) | Location::Postgres(_) => return Identity { order: Order::Etcd, device: 0 },
+            Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => {
+                return Identity { order: Order::Etcd, device: 0 };
+            }
             Location::Sqlite { path } => (path.as_path(), true),
             Location::Directory { path, .. } => (path.as_path(), false),
         };

@@ -28,7 +28,7 @@ pub fn path_findings(location: &Location) -> Vec<Finding> {
     let place = match location {
         Location::Directory { path, .. } => Place { what: "directory", path },
         Location::Sqlite { path } => Place { what: "database", path },
-        Location::Etcd(_) | Location::Postgres(_) => return Vec::new(),
+        Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => return Vec::new(),
     };
     if place.path.exists() || place.path.parent().is_some_and(Path::is_dir) { place.findings() } else { Vec::new() }
 }

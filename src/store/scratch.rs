@@ -28,7 +28,7 @@ impl Scratch {
             Location::Directory { path, layout: Layout::Beside, .. } => (path, path.exists()),
             Location::Directory { path, .. } => (path, path.join(".work").exists()),
             Location::Sqlite { path } => (path, std::fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0)),
-            Location::Etcd(_) | Location::Postgres(_) => return Ok(None),
+            Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => return Ok(None),
         };
         let Some(parent) = path.ancestors().find(|path| path.is_dir()).filter(|_| !was_used) else { return Ok(None) };
         let directory = parent.join(format!(".doctor-{mark}"));
@@ -36,7 +36,7 @@ impl Scratch {
         let mut location = location.clone();
         match &mut location {
             Location::Directory { path, .. } | Location::Sqlite { path } => *path = directory.join("store"),
-            Location::Etcd(_) | Location::Postgres(_) => {}
+            Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => {}
         }
         Ok(Some(Scratch { location, directory }))
     }

@@ -1,10 +1,12 @@
-//! Store URLs: `dir:PATH`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT/PREFIX`, `postgres://HOST:PORT/DATABASE`.
+//! Store URLs: `dir:PATH`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT/PREFIX`, `postgres://HOST:PORT/DATABASE`,
+//! `ssh://HOST/PATH`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::postgres::Database;
+use super::ssh::Remote;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{absolute, escape};
 
@@ -44,6 +46,8 @@ pub enum Location {
     Etcd(Cluster),
     /// A PostgreSQL database.
     Postgres(Database),
+    /// A directory on another host.
+    Ssh(Remote),
 }
 
 /// An etcd cluster and the key prefix of the store.
@@ -62,6 +66,8 @@ pub struct Cluster {
 pub enum Layout {
     /// A separate store, which stays when it is empty and keeps the highest token.
     Own,
+    /// A store that `csalock serve` serves: like `Own`, but with the mark for other hosts.
+    Served,
     /// A default store: like `Own`, but missing parent directories are created.
     Default,
     /// `.csalock` next to the files that it locks: created with the mode and group of their directory, and removed with
@@ -89,7 +95,7 @@ impl Location {
             Error::new(
                 ErrorKind::InvalidInput,
                 format!("store {url}: {what}"),
-                "use dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, etcds://HOST:PORT/PREFIX or postgres://HOST:PORT/DATABASE",
+                "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or etcds://HOST/PREFIX",
             )
         };
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
@@ -109,6 +115,9 @@ impl Location {
         }
         if matches!(scheme, b"postgres" | b"postgresql") {
             return Database::parse(path).map(Location::Postgres).map_err(wrong);
+        }
+        if scheme == b"ssh" {
+            return Remote::parse(path).map(Location::Ssh).map_err(wrong);
         }
         let is_url = bytes.starts_with(&[scheme, b":"].concat());
         if is_url && (path.contains(&b'?') || (scheme.starts_with(b"etcd") && path.contains(&b'#'))) {
@@ -153,6 +162,7 @@ impl Location {
             Location::Sqlite { path } => ("sqlite:", path, false),
             Location::Etcd(cluster) => return cluster.url().into(),
             Location::Postgres(database) => return database.url().into(),
+            Location::Ssh(remote) => return remote.url().into(),
         };
         let shared = if shared { SHARED } else { b"" };
         OsString::from_vec([scheme.as_bytes(), path.as_os_str().as_bytes(), shared].concat())
@@ -188,7 +198,8 @@ fn path_at(url: &[u8]) -> usize {
 
 /// Returns the index of the server list in a URL, if it has one.
 fn servers_at(url: &[u8]) -> Option<usize> {
-    [&b"etcd://"[..], b"etcds://", b"postgres://"].into_iter().find(|scheme| url.starts_with(scheme)).map(<[u8]>::len)
+    let schemes = [&b"etcd://"[..], b"etcds://", b"postgres://", b"ssh://"];
+    schemes.into_iter().find(|scheme| url.starts_with(scheme)).map(<[u8]>::len)
 }
 
 /// Returns the server with its port, by default etcd's own port.

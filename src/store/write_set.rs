@@ -2,6 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use serde::{Deserialize, Serialize};
+
 use super::{Leases, Version, Versioned};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
@@ -18,7 +20,7 @@ pub enum CommitResult {
 }
 
 /// Effect that a power cut may have on a commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum Durability {
     /// A power cut may undo the commit or tear the record. The record is valid for this boot only.
     #[default]
@@ -30,7 +32,7 @@ pub enum Durability {
 }
 
 /// Options of a commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WriteOptions {
     /// Durability of the record.
     pub durability: Durability,

@@ -104,7 +104,7 @@ on_every_kind_of_store! {
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => ["renameat", "close"],
             Kind::Sqlite => ["pwrite64", "close"],
-            Kind::Etcd | Kind::Postgres => ["sendto", "close"],
+            Kind::Etcd | Kind::Postgres | Kind::Ssh => ["sendto", "close"],
         };
         for option in ["", "--print-handle"] {
             let (mut held, mut free) = (0, 0);

@@ -22,7 +22,7 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
         Kind::Directory | Kind::Shared => &["renameat", "fsync", "unlinkat"][..],
         Kind::Sqlite => &["unlink", "fdatasync", "fsync"],
         // The request that was sent before has been answered.
-        Kind::Etcd | Kind::Postgres => &["sendto", "write"],
+        Kind::Etcd | Kind::Postgres | Kind::Ssh => &["sendto", "write"],
     };
     let (mut all, mut none) = (0, 0);
     for call in calls {

@@ -16,21 +16,31 @@ mod etcd;
 mod extent;
 #[path = "../postgres/mod.rs"]
 mod postgres;
+#[path = "../ssh/mod.rs"]
+mod ssh;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 
 /// Modules in which stores differ most. A quick run tries only these on PostgreSQL, which is most like etcd.
 const ON_POSTGRES: [&str; 8] = ["claims", "deadlock", "lease", "lost", "queue", "records", "several", "values"];
 
+/// The same for ssh, whose server keeps a directory.
+const ON_SSH: [&str; 4] = ["lock", "queue", "renewed", "run"];
+
 /// Returns true if this run tries the tests of this module on this kind of store.
 fn is_tried_on(kind: sandbox::Kind, module: &str) -> bool {
-    let is_chosen = module.split("::").nth(1).is_some_and(|module| ON_POSTGRES.contains(&module));
-    kind != sandbox::Kind::Postgres || is_chosen || extent::extent() > extent::Extent::Quick
+    let chosen: &[&str] = match kind {
+        sandbox::Kind::Postgres => &ON_POSTGRES,
+        sandbox::Kind::Ssh => &ON_SSH,
+        _ => return true,
+    };
+    let is_chosen = module.split("::").nth(1).is_some_and(|module| chosen.contains(&module));
+    is_chosen || extent::extent() > extent::Extent::Quick
 }
 
-/// One test for each function and kind of store: `directory::NAME`, `sqlite::NAME`, `etcd::NAME`, `postgres::NAME`.
+/// One test for each function and kind of store: `directory::NAME`, `sqlite::NAME`, `etcd::NAME`, ...
 macro_rules! on_every_store {
-    ($($tests:tt)*) => { tests_on! { [directory Directory] [sqlite Sqlite] [etcd Etcd] [postgres Postgres] $($tests)* } };
+    ($($tests:tt)*) => { tests_on! { [directory Directory] [sqlite Sqlite] [etcd Etcd] [postgres Postgres] [ssh Ssh] $($tests)* } };
 }
 
 /// Tests for stores that are files on this host.
@@ -40,14 +50,14 @@ macro_rules! on_every_store_of_files {
 
 /// Tests for stores that other hosts may share.
 macro_rules! on_every_shared_store {
-    ($($tests:tt)*) => { tests_on! { [shared Shared] [etcd Etcd] [postgres Postgres] $($tests)* } };
+    ($($tests:tt)*) => { tests_on! { [shared Shared] [etcd Etcd] [postgres Postgres] [ssh Ssh] $($tests)* } };
 }
 
 /// Tests for stores of every kind, with shared and local directories.
 macro_rules! on_every_kind_of_store {
     ($($tests:tt)*) => {
         tests_on! {
-            [directory Directory] [sqlite Sqlite] [shared Shared] [etcd Etcd] [postgres Postgres] $($tests)*
+            [directory Directory] [sqlite Sqlite] [shared Shared] [etcd Etcd] [postgres Postgres] [ssh Ssh] $($tests)*
         }
     };
 }

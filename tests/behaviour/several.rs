@@ -255,7 +255,7 @@ on_every_store! {
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => ["renameat", "unlinkat"],
             Kind::Sqlite => ["unlink", "fcntl"],
-            Kind::Etcd | Kind::Postgres => ["sendto", "write"],
+            Kind::Etcd | Kind::Postgres | Kind::Ssh => ["sendto", "write"],
         };
         let (mut all, mut none) = (0, 0);
         for (call, option) in calls.iter().flat_map(|call| [(call, ""), (call, "--print-handle")]) {

@@ -42,7 +42,7 @@ fn paths(place: &Path) -> BTreeSet<String> {
 fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     match sandbox.kind() {
         Kind::Directory | Kind::Shared => return paths(&sandbox.store_path()),
-        Kind::Etcd | Kind::Postgres => return records(sandbox),
+        Kind::Etcd | Kind::Postgres | Kind::Ssh => return records(sandbox),
         Kind::Sqlite => {}
     }
     let database = rusqlite::Connection::open(sandbox.store_path()).unwrap();

@@ -382,7 +382,7 @@ on_every_store! {
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => "renameat",
             Kind::Sqlite => "fcntl",
-            Kind::Etcd | Kind::Postgres => "sendto",
+            Kind::Etcd | Kind::Postgres | Kind::Ssh => "sendto",
         };
         if !crate::sandbox::has("strace") {
             return;

@@ -14,6 +14,8 @@ mod postgres;
 mod postgres_alone;
 mod promises;
 mod rig;
+#[path = "../ssh/mod.rs"]
+mod ssh;
 mod storms;
 #[path = "../supervised/mod.rs"]
 mod supervised;
@@ -37,7 +39,7 @@ macro_rules! keep {
 }
 
 mod every_store {
-    keep! { promises on memory, directory, beside, sqlite, etcd, postgres, pooled: {
+    keep! { promises on memory, directory, beside, sqlite, etcd, postgres, pooled, ssh: {
         a_record_that_was_never_written_is_absent
         a_written_record_is_read_back
         the_first_swap_expects_none
@@ -72,7 +74,7 @@ mod stores_whose_leases_end_by_clocks_that_a_test_can_set {
 }
 
 mod stores_that_processes_share {
-    keep! { storms on directory, beside, sqlite, etcd, postgres, pooled: {
+    keep! { storms on directory, beside, sqlite, etcd, postgres, pooled, ssh: {
         steps_of_many_processes_on_one_record_are_all_kept
         tokens_are_never_issued_twice_even_with_removals
         processes_killed_in_mid_storm_leave_a_store_that_works
@@ -80,7 +82,7 @@ mod stores_that_processes_share {
 }
 
 mod stores_that_others_change_meanwhile {
-    keep! { breaking on memory, directory, beside, sqlite, etcd, postgres, pooled: {
+    keep! { breaking on memory, directory, beside, sqlite, etcd, postgres, pooled, ssh: {
         force_removes_no_lock_that_replaced_an_unreadable_record
         force_removes_an_unreadable_record_during_other_commands
         a_sweep_removes_no_page_that_replaced_an_orphaned_page
@@ -98,7 +100,7 @@ mod stores_that_others_change_meanwhile {
 }
 
 mod durable_stores {
-    keep! { kept on memory, directory, beside, sqlite, etcd, postgres, pooled: {
+    keep! { kept on memory, directory, beside, sqlite, etcd, postgres, pooled, ssh: {
         swaps_of_every_durability_do_the_same
     } }
     mod modes {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use csalock::error::Error;
 use csalock::error::ErrorKind;
 use csalock::history::Limits;
-use csalock::lock::{Lease, LeaseClock};
+use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{CommitResult, HistoryCursor, Store, Swept, Version, Versioned, Write, WriteOptions, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig, stored};
@@ -377,6 +377,7 @@ pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_l
     let version = rig.put(b"x", None, b"body");
     let clock = match &lease.clock {
         LeaseClock::Etcd(_) => LeaseClock::Etcd(1),
+        LeaseClock::FileSystem(begun) => LeaseClock::FileSystem(Begun { span: 0, ..*begun }),
         clock => clock.clone(),
     };
     let over = Lease { clock, ends: 0, wall: 0 };

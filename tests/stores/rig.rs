@@ -9,12 +9,12 @@ use csalock::history::Limits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
-    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Postgres, Sqlite, Store, Version, Write,
+    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Postgres, Sqlite, Ssh, Store, Version, Write,
     WriteOptions, WriteSet,
 };
 use tempfile::TempDir;
 
-use crate::{etcd, postgres};
+use crate::{etcd, postgres, ssh};
 
 /// The parameters of a process that uses a store: its kind and its place.
 pub(crate) const KIND: &str = "CSALOCK_TEST_KIND";
@@ -29,11 +29,12 @@ pub(crate) enum Kind {
     Sqlite,
     Etcd,
     Postgres,
+    Ssh,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 6] =
-        [Kind::Memory, Kind::Directory, Kind::Beside, Kind::Sqlite, Kind::Etcd, Kind::Postgres];
+    pub(crate) const ALL: [Kind; 7] =
+        [Kind::Memory, Kind::Directory, Kind::Beside, Kind::Sqlite, Kind::Etcd, Kind::Postgres, Kind::Ssh];
 
     pub(crate) fn open(self, path: &Path, host: Arc<dyn Host>) -> Arc<dyn Store> {
         match self {
@@ -48,6 +49,13 @@ impl Kind {
             Kind::Postgres => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
                 Location::Postgres(place) => Arc::new(Postgres::open(&place, &Access::default(), host).unwrap()),
                 other => panic!("{other:?} is in no database"),
+            },
+            Kind::Ssh => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
+                Location::Ssh(place) => {
+                    let program = Path::new(&place.path).with_file_name("ssh");
+                    Arc::new(Ssh::open(&place, Some(program.into()), host))
+                }
+                other => panic!("{other:?} is on no host"),
             },
         }
     }
@@ -94,9 +102,23 @@ impl Rig {
         Some(Rig::new(Kind::Postgres, Some(postgres::shared_bouncer()?.url(&postgres::new_schema()).into())))
     }
 
+    /// Returns `None` without sshd.
+    pub(crate) fn ssh() -> Option<Rig> {
+        let server = ssh::shared()?;
+        let place = crate::supervised::in_memory();
+        // Processes that the tests start find it there, too.
+        std::os::unix::fs::symlink(server.program(), place.path().join("ssh")).unwrap();
+        let url = server.url(&place.path().join("store").display().to_string());
+        Some(Rig::at(Kind::Ssh, place, url.into()))
+    }
+
     fn new(kind: Kind, url: Option<PathBuf>) -> Rig {
         let place = crate::supervised::in_memory();
         let path = url.unwrap_or_else(|| place.path().join("store"));
+        Rig::at(kind, place, path)
+    }
+
+    fn at(kind: Kind, place: TempDir, path: PathBuf) -> Rig {
         let store = kind.open(&path, Arc::new(Unix::new()));
         Rig { kind, store, place, path }
     }
@@ -120,7 +142,7 @@ impl Rig {
 
     /// Whether servers keep it.
     pub(crate) fn is_on_servers(&self) -> bool {
-        matches!(self.kind, Kind::Etcd | Kind::Postgres)
+        matches!(self.kind, Kind::Etcd | Kind::Postgres | Kind::Ssh)
     }
 
     /// Number of acquisitions after which leftovers would show.

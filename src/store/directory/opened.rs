@@ -22,7 +22,7 @@ impl Directory {
         if known.is_none() {
             let mut root = Root::open(&self.path, self.layout, create)?;
             if let Some(root) = root.as_mut().filter(|_| self.shared) {
-                root.scope = Scope::Shared;
+                (root.scope, root.has_bells) = (Scope::Shared, false);
             }
             *known = root.map(Arc::new);
         }

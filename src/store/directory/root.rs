@@ -1,8 +1,9 @@
 //! An open store: its directories, and the checks before csalock uses them.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -10,6 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstat, fstatat, stat};
 use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::ownership::Ownership;
 use super::work::{WORK, not_a_directory, open_or_put_directory};
@@ -23,6 +25,10 @@ use crate::store::{Layout, Scope};
 /// remove a directory, so a killed user's empty directory would block its name for all others.
 pub(super) const LOCKS: &str = ".locks";
 
+/// Mark of a directory that `csalock serve` serves to other hosts, the set-user-ID bit. Linux gives this bit no meaning
+/// for directories, and each open of a store reads it anyway.
+pub const MARK: u32 = 0o4000;
+
 /// An open store.
 pub(super) struct Root {
     /// The directory with the records, and its path for messages.
@@ -31,6 +37,8 @@ pub(super) struct Root {
     /// The directory with the sticky bit around it, if there is one.
     pub(super) sticky: Option<OwnedFd>,
     pub(super) scope: Scope,
+    /// True if waiters have a FIFO: all processes that use the store run on this host, or `csalock serve` does for them.
+    pub(super) has_bells: bool,
     /// Open flags for records. An NFS 4 server may delegate a file to a client that opens it. No process can rename or
     /// remove the file until the client returns the delegation, or the server considers the client dead (90 s). Linux
     /// requests no delegation for a file that is opened for direct I/O.
@@ -52,7 +60,9 @@ impl Root {
     pub(super) fn open(path: &Path, layout: Layout, create: bool) -> Result<Option<Root>> {
         let directory = match checks::open_through(path, layout != Layout::Beside) {
             Ok(directory) => directory,
-            Err(Errno::ENOENT) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => {
+            Err(Errno::ENOENT)
+                if !matches!(layout, Layout::Own | Layout::Served) || path.parent().is_some_and(Path::exists) =>
+            {
                 return Ok(None);
             }
             Err(Errno::ENOENT) => {
@@ -92,11 +102,14 @@ impl Root {
             Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
             kind => kind.map_err(failed)?.filesystem_type(),
         };
+        let is_network = network(kind).is_some();
+        let is_shared = is_network || found.st_mode & MARK != 0;
         let mut root = Root {
             directory,
             path: path.to_path_buf(),
             sticky: None,
-            scope: if network(kind).is_some() { Scope::Shared } else { Scope::Local },
+            scope: if is_shared { Scope::Shared } else { Scope::Local },
+            has_bells: !is_network,
             uncached: if kind == NFS_SUPER_MAGIC { OFlag::O_DIRECT } else { OFlag::empty() },
             inner_mode,
             file_mode: inner_mode & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR | Mode::S_IRUSR,
@@ -134,6 +147,7 @@ impl Root {
     pub(super) fn create(path: &Path, layout: Layout) -> Result<()> {
         let made = match layout {
             Layout::Own => std::fs::DirBuilder::new().create(path),
+            Layout::Served => create_marked(path),
             Layout::Default => {
                 let mode = if effective_user().is_root() { 0o755 } else { 0o700 };
                 std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
@@ -197,6 +211,19 @@ impl Root {
         }
         let _ = sys::remove_directory(AT_FDCWD, path.as_os_str());
     }
+}
+
+/// Creates a directory with its mark: no process sees it without.
+fn create_marked(path: &Path) -> std::io::Result<()> {
+    let draft = path.with_file_name(format!(".new.{:x}", getrandom::u64().unwrap_or_default()));
+    std::fs::DirBuilder::new().create(&draft)?;
+    let mode = draft.metadata()?.permissions().mode() & 0o7777;
+    std::fs::set_permissions(&draft, Permissions::from_mode(mode | MARK))?;
+    let renamed = renameat_with(CWD, &draft, CWD, path, RenameFlags::NOREPLACE);
+    if renamed.is_err() {
+        std::fs::remove_dir(&draft)?;
+    }
+    Ok(renamed?)
 }
 
 /// Creates `.csalock` with the mode, owner and group of the directory that contains it, as far as permitted.

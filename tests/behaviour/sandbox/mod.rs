@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::etcd::fair::is_within;
 use crate::extent::{Extent, extent};
-use crate::{etcd, postgres};
+use crate::{etcd, postgres, ssh};
 
 use csalock::engine::Engine;
 use csalock::host::Unix;
@@ -72,6 +72,7 @@ pub(crate) enum Kind {
     Shared,
     Etcd,
     Postgres,
+    Ssh,
 }
 
 pub(crate) struct Sandbox {
@@ -88,6 +89,7 @@ impl Sandbox {
         let is_there = match kind {
             Kind::Etcd => etcd::shared().is_some(),
             Kind::Postgres => postgres::shared().is_some(),
+            Kind::Ssh => ssh::shared().is_some(),
             Kind::Directory | Kind::Sqlite | Kind::Shared => true,
         };
         if is_there {
@@ -102,6 +104,7 @@ impl Sandbox {
             Kind::Shared => (format!("dir:{place}/"), "?shared=1"),
             Kind::Sqlite => (format!("sqlite:{place}/"), ""),
             Kind::Postgres => (postgres::shared().unwrap().url(&format!("{}_", postgres::new_schema())), ""),
+            Kind::Ssh => (ssh::shared().unwrap().url(&format!("{place}/")), ""),
             Kind::Etcd => (etcd::shared().unwrap().url(&format!("{}/", etcd::new_prefix().replace(' ', "-"))), ""),
         })
     }
@@ -182,7 +185,7 @@ impl Sandbox {
                 let output = postgres::shared().unwrap().try_sql(&rows);
                 !matches!(&output.stdout[..], b"" | b"0\n")
             }
-            _ => self.store_path().exists(),
+            _ => self.path("store").exists(),
         }
     }
 
@@ -201,12 +204,12 @@ impl Sandbox {
     }
 
     pub(crate) fn is_of_files(&self) -> bool {
-        !matches!(self.kind, Kind::Etcd | Kind::Postgres)
+        !matches!(self.kind, Kind::Etcd | Kind::Postgres | Kind::Ssh)
     }
 
     /// Whether other hosts may share the store, as far as it knows.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.kind, Kind::Shared | Kind::Etcd | Kind::Postgres)
+        matches!(self.kind, Kind::Shared | Kind::Etcd | Kind::Postgres | Kind::Ssh)
     }
 
     /// A lease, as an option's argument, that is over as soon as can be waited for. etcd counts in seconds.
@@ -300,6 +303,9 @@ impl Sandbox {
         command.args(arguments).env_clear().current_dir(self.path("files"));
         command.env("PATH", self.search_path()).env("LC_ALL", "C").env("TZ", ZONE).env("CSALOCK_STORE", self.store());
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
+        if self.kind == Kind::Ssh {
+            command.env("CSALOCK_SSH", ssh::shared().unwrap().program());
+        }
         command.envs(crate::supervised::mark()).env(FIRST_PIDS, pid_namespace());
         Call::new(self, command)
     }
@@ -384,7 +390,11 @@ impl Sandbox {
     /// The store, as the library opens it.
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
-        csalock::store::open(&location, csalock::environment::Environment::etcd, Arc::new(Unix::new())).unwrap()
+        let access = || csalock::store::Access {
+            ssh: ssh::shared().filter(|_| self.kind == Kind::Ssh).map(|server| server.program().into()),
+            ..csalock::environment::Environment::etcd()
+        };
+        csalock::store::open(&location, access, Arc::new(Unix::new())).unwrap()
     }
 
     /// Changes a record without csalock.

@@ -209,6 +209,7 @@ impl Host for Clockwork {
 /// Returns a private store in a simulated file system.
 fn private_root(directory: OwnedFd, scope: Scope) -> Root {
     Root {
+        has_bells: true,
         directory,
         path: PathBuf::from("/store"),
         sticky: None,

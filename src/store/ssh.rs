@@ -1,0 +1,309 @@
+//! ssh store: a directory on another host, which `csalock serve` there reads and writes for us.
+//!
+//! **Server.** ssh(1) starts one server process for each connection ([`serve`]). It carries out the calls of the store
+//! trait on a [`super::Directory`], in the order in which they arrive, and nothing else. So everything that makes a
+//! directory correct makes this store correct, and processes of that host may use the directory at the same time: the
+//! set-user-ID bit of the directory tells them that other hosts share it.
+//!
+//! **Leases** count on the clocks of that host. A holder subtracts the time that the answer took.
+//!
+//! **Lost connections.** See [`client`]. A commit compares the version, so its repetition is a conflict if it was made.
+//!
+//! **Trust.** A key that may start the server can acquire any lock of that directory. It can do nothing else if a forced
+//! command permits only that.
+
+mod client;
+mod errors;
+mod link;
+mod serve;
+mod url;
+mod wire;
+
+use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use self::client::{Client, Slot};
+pub use self::serve::serve;
+pub use self::url::Remote;
+use self::wire::{Bytes, Change, Commit, Reply, Request};
+use super::directory::file_name;
+use super::{
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Swept, Topic, Versioned,
+    Visit, WriteSet, guarded,
+};
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::lock::{HandleHash, Lease, Sighting};
+use crate::name::escape;
+
+/// Store in a directory on another host.
+pub struct Ssh {
+    client: Client,
+}
+
+impl Ssh {
+    /// Returns a store in this directory. `program` replaces ssh(1).
+    pub fn open(remote: &Remote, program: Option<OsString>, host: Arc<dyn Host>) -> Ssh {
+        Ssh { client: Client::new(remote, program.unwrap_or_else(|| "ssh".into()), host) }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Reply> {
+        self.client.ask(request).map(|(_, reply)| reply)
+    }
+
+    /// Returns the location of the record in this file, for messages. A forced command may serve another directory.
+    fn place(&self, file: &str) -> String {
+        format!("{}/{}", self.client.remote.url(), escape(file.as_bytes()))
+    }
+
+    /// Returns the error for a reply that does not fit its request.
+    fn nonsense(&self) -> Error {
+        self.client.error(errors::Trouble::Strange)
+    }
+
+    fn span(&self, request: &Request) -> Result<Duration> {
+        match self.ask(request)? {
+            Reply::Span(span) => Ok(Duration::from_millis(span)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Returns new lines of the history, if the store keeps one. A server process knows how far its client has read;
+    /// another server process sends all lines, of which those after the last known one are new.
+    fn new_lines(&self, cursor: &mut HistoryCursor) -> Result<Option<Vec<Vec<u8>>>> {
+        let from = Some(cursor.revision).filter(|revision| *revision != 0);
+        let (id, mut reply) = self.client.ask(&Request::History(from))?;
+        let (mut lines, host) = (Vec::new(), self.client.host.as_ref());
+        loop {
+            match reply {
+                Reply::Line(Bytes(line)) => lines.push(line),
+                Reply::History { is_kept, is_anew } => {
+                    let is_last = |line: &Vec<u8>| cursor.seen.contains(&hash(line));
+                    if let Some(at) = lines.iter().rposition(is_last).filter(|_| is_anew && from.is_some()) {
+                        lines.drain(..=at);
+                    }
+                    cursor.revision = id;
+                    if let Some(last) = lines.last() {
+                        cursor.seen = [hash(last)].into();
+                    }
+                    return Ok(is_kept.then_some(lines));
+                }
+                _ => return Err(self.nonsense()),
+            }
+            let mut slot = guarded(&self.client.slot);
+            let link = slot.link.as_mut().ok_or_else(|| self.nonsense())?;
+            reply = link.reply(host, id, host.boottime() + client::PATIENCE).map_err(|trouble| {
+                slot.lose();
+                self.client.error(trouble)
+            })?;
+        }
+    }
+}
+
+impl Store for Ssh {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+        match self.ask(&Request::Read(Bytes(name.to_vec())))? {
+            Reply::Record(stored) => Ok(stored.map(Versioned::from)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        let last = self.client.list(&Request::Scan, &mut |entry| match entry {
+            Reply::Entry(place, stored) => {
+                let file = place.rsplit('/').next().unwrap_or_default();
+                visit(&self.place(file), stored.map(Versioned::from))
+            }
+            _ => Err(self.nonsense()),
+        })?;
+        match last {
+            Reply::Done => Ok(()),
+            Reply::Failed(error) => Err(error.from_afar(&self.client.remote.url())),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let change = |change: &super::Write<'_>| Change {
+            name: Bytes(change.name.to_vec()),
+            expect: change.expect,
+            body: change.body.map(|body| Bytes(body.to_vec())),
+            options: change.options,
+        };
+        let leases = |leases: &[&Lease]| leases.iter().copied().cloned().collect();
+        let waiter = |channel: &Vec<u8>| HandleHash::parse(std::str::from_utf8(channel).ok()?);
+        let commit = Commit {
+            change: set.changes.first().map(change),
+            expired: leases(&set.expired),
+            ended: leases(&set.ended),
+            wake: set.wake.iter().filter_map(|(channel, _)| waiter(channel)).collect(),
+            closed: set.closed.iter().filter_map(waiter).collect(),
+            history: set.history.clone(),
+            limits: set.limits,
+        };
+        match self.ask(&Request::Commit(commit.into()))? {
+            Reply::Committed(version) => {
+                set.changes_stand();
+                Ok(CommitResult::Done(version))
+            }
+            Reply::Conflict => Ok(CommitResult::Conflict),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn set_deadline(&self, until: Option<Duration>) {
+        guarded(&self.client.state).until = until;
+    }
+
+    fn leases(&self) -> &dyn Leases {
+        self
+    }
+
+    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        let request = match topic {
+            Topic::Channel(channel, _) => Request::Subscribe(HandleHash::parse(std::str::from_utf8(channel).ok()?)?),
+            Topic::History => Request::SubscribeToHistory,
+            Topic::Record(_) => return None,
+        };
+        let (id, Reply::Done) = self.client.ask(&request).ok()? else { return None };
+        let guard = guarded(&self.client.slot);
+        let link = guard.link.as_ref()?;
+        let (socket, session) = (link.descriptor().ok()?, link.session?);
+        let ready = eventfd(1, EventfdFlags::CLOEXEC).ok()?;
+        let (slot, host) = (self.client.slot.clone(), self.client.host.clone());
+        Some(Box::new(Subscribed { id, session, socket, ready, slot, host }))
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { changes: 1, notifies: false, returns_conflicts: false }
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Shared
+    }
+
+    fn describe(&self, name: &[u8]) -> String {
+        self.place(&escape(&file_name(name)))
+    }
+
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let Some(lines) = self.new_lines(cursor)? else { return Ok(false) };
+        lines.iter().for_each(|line| visit(line));
+        Ok(true)
+    }
+
+    fn sweep(&self, dry_run: bool) -> Result<Swept> {
+        match self.ask(&Request::Sweep { dry_run })? {
+            Reply::Swept(removed, passed_over) => Ok(Swept { removed, passed_over }),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        let Remote { destination, path, .. } = &self.client.remote;
+        let what = Finding::good("store", format!("directory {} on {destination}, over ssh", escape(path.as_bytes())));
+        let findings = match self.ask(&Request::Diagnose) {
+            Ok(Reply::Findings(findings)) => findings,
+            Ok(_) => return vec![what, Finding::failed("server", &self.nonsense())],
+            Err(error) => return vec![what, Finding::failed("server", &error)],
+        };
+        let there = |(topic, found, verdict, cure): (String, String, _, _)| {
+            let found = escape(format!("{topic}: {found}").as_bytes());
+            Finding { topic: "there", found, verdict, cure }
+        };
+        std::iter::once(what).chain(findings.into_iter().map(there)).collect()
+    }
+}
+
+impl Leases for Ssh {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        match self.ask(&Request::Grant(span.as_millis() as u64))? {
+            Reply::Lease(lease) => Ok(lease),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        let asked = self.client.host.boottime();
+        let span = self.span(&Request::Ttl(lease.clone()))?;
+        Ok(span.saturating_sub(self.client.host.boottime().saturating_sub(asked)))
+    }
+
+    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    }
+
+    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        self.span(&Request::TimeToExpiry(lease.clone(), seen.to_vec()))
+    }
+
+    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        let leases = leases.iter().copied().cloned().collect();
+        match self.ask(&Request::NewSightings(leases, seen.to_vec()))? {
+            Reply::Sightings(sightings) => Ok(sightings),
+            _ => Err(self.nonsense()),
+        }
+    }
+}
+
+/// Subscription on the connection of the store.
+struct Subscribed {
+    id: u64,
+    /// Name of the server process that notifies.
+    session: HandleHash,
+    /// Duplicate of the connection's descriptor.
+    socket: OwnedFd,
+    /// Descriptor that is always readable.
+    ready: OwnedFd,
+    slot: Arc<Mutex<Slot>>,
+    host: Arc<dyn Host>,
+}
+
+impl Subscribed {
+    /// Returns true if the notification has arrived, or if the server process is gone.
+    fn is_over(&self) -> bool {
+        let slot = guarded(&self.slot);
+        let link = slot.link.as_ref().filter(|link| link.session == Some(self.session));
+        link.is_none_or(|link| link.notified.contains(&self.id))
+    }
+}
+
+impl Subscription for Subscribed {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        // The notification may have arrived with the reply to another request.
+        if self.is_over() { self.ready.as_fd() } else { self.socket.as_fd() }
+    }
+
+    fn is_notified(&mut self) -> bool {
+        let mut slot = guarded(&self.slot);
+        let heard = slot.link.as_mut().map(|link| link.hear(self.host.as_ref()));
+        if !matches!(heard, Some(Ok(()))) {
+            slot.lose();
+        }
+        drop(slot);
+        self.is_over()
+    }
+}
+
+impl Drop for Subscribed {
+    fn drop(&mut self) {
+        let mut slot = guarded(&self.slot);
+        let Some(link) = slot.link.as_mut().filter(|link| link.session == Some(self.session)) else { return };
+        link.notified.retain(|id| *id != self.id);
+        let soon = self.host.boottime() + Duration::from_millis(100);
+        if link.send(self.host.as_ref(), &wire::line(&(self.id, Request::Unsubscribe(self.id))), soon).is_err() {
+            slot.lose();
+        }
+    }
+}
+
+fn hash(line: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    line.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,209 @@
+//! Sends requests to the server until it answers or the time is over.
+//!
+//! **One connection for a run.** A process that is forked uses the connection of its parent: `csalock run` connects, its
+//! child acquires the lock and becomes the command, and then the parent releases the lock on the same connection. The two
+//! do not use it at the same time. A process that has closed the descriptor, as a keeper has, makes a new connection.
+//!
+//! **Lost answers.** After a trouble the client repeats the request on a new connection. The new server process first
+//! waits until those of the earlier connections have ended, so no copy of a request is carried out late.
+
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nix::sys::stat::fstat;
+
+use super::errors::Trouble;
+use super::link::Link;
+use super::url::Remote;
+use super::wire::{Reply, Request};
+use crate::error::Result;
+use crate::host::Host;
+use crate::lock::HandleHash;
+use crate::store::answers::answered;
+use crate::store::guarded;
+
+/// Maximum time of a call, and its default; the default after an unanswered call.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Maximum time that a call may exceed its deadline, and the minimum time of a call.
+const OVERTIME: Duration = Duration::from_millis(700);
+const LEAST: Duration = Duration::from_millis(100);
+
+/// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
+const SHARE: Duration = Duration::from_secs(4);
+
+/// First pause between attempts, doubled up to the longest.
+const PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// Maximum time to connect before a process knows what it needs. A forked process can use only a finished connection.
+const TO_CONNECT: Duration = Duration::from_secs(2);
+
+/// The connection of this process to one store.
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) link: Option<Link>,
+    /// Server processes of earlier connections, which may not have ended yet.
+    earlier: Vec<HandleHash>,
+}
+
+impl Slot {
+    /// Ends a connection with a trouble. Its server process may still carry out a request.
+    pub(super) fn lose(&mut self) {
+        let ended = self.link.take().and_then(|link| link.session);
+        self.earlier.extend(ended);
+    }
+}
+
+/// The connections that this process or its parent has made: URL, device and number of the socket, slot.
+static LINKS: Mutex<Vec<(String, SocketId, Arc<Mutex<Slot>>)>> = Mutex::new(Vec::new());
+
+type SocketId = (u64, u64);
+
+/// What is known of the server, and the deadline of the next calls.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) until: Option<Duration>,
+    answered: bool,
+    silent: bool,
+}
+
+pub(super) struct Client {
+    pub(super) host: Arc<dyn Host>,
+    pub(super) remote: Remote,
+    /// ssh(1), or the program in `CSALOCK_SSH`.
+    pub(super) program: OsString,
+    pub(super) slot: Arc<Mutex<Slot>>,
+    pub(super) state: Mutex<State>,
+}
+
+impl Client {
+    /// Returns a client with the connection of the parent, or a new one. A trouble shows at the first request.
+    pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
+        let slot = inherited(&remote.url()).unwrap_or_default();
+        let client = Client { host, remote: remote.clone(), program, slot, state: Mutex::default() };
+        let mut slot = guarded(&client.slot);
+        if slot.link.is_none()
+            && let Ok(mut link) = Link::open(&client.program, remote)
+        {
+            let greeted = link.greet(client.host.as_ref(), client.host.boottime() + TO_CONNECT);
+            if greeted.is_ok()
+                && let Ok(id) = socket_id(&link)
+            {
+                guarded(&LINKS).push((remote.url(), id, client.slot.clone()));
+            }
+            slot.link = greeted.as_ref().err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
+        }
+        drop(slot);
+        client
+    }
+
+    /// Sends a request, and returns its reply with the id of the request.
+    pub(super) fn ask(&self, request: &Request) -> Result<(u64, Reply)> {
+        let mut state = guarded(&self.state);
+        let (now, patience) = (self.host.boottime(), if state.silent { LITTLE_PATIENCE } else { PATIENCE });
+        let at_most = state.until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
+        let deadline = now + at_most.clamp(LEAST, PATIENCE);
+        let mut pause = PAUSE;
+        let trouble = loop {
+            let id = self.new_id()?;
+            match self.try_once(id, request, deadline) {
+                Ok(reply) => {
+                    (state.answered, state.silent) = (true, false);
+                    return match answered(reply) {
+                        Reply::Failed(error) => Err(error.from_afar(&self.remote.url())),
+                        reply => Ok((id, reply)),
+                    };
+                }
+                Err(trouble) => {
+                    let gives_up = !trouble.may_pass() || (!state.answered && !matches!(trouble, Trouble::Strange));
+                    if gives_up || self.host.boottime() + pause >= deadline {
+                        break trouble;
+                    }
+                }
+            }
+            self.host.sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        };
+        state.silent = true;
+        let is_unreached = !state.answered && trouble.may_pass();
+        let error = self.error(trouble);
+        Err(if is_unreached { error.unreached() } else { error })
+    }
+
+    fn try_once(&self, id: u64, request: &Request, deadline: Duration) -> std::result::Result<Reply, Trouble> {
+        let mut slot = guarded(&self.slot);
+        let done = self.try_on(&mut slot, id, request, deadline);
+        if done.is_err() {
+            slot.lose();
+        }
+        done
+    }
+
+    fn try_on(
+        &self,
+        slot: &mut Slot,
+        id: u64,
+        ask: &Request,
+        deadline: Duration,
+    ) -> std::result::Result<Reply, Trouble> {
+        let host = self.host.as_ref();
+        let link = match &mut slot.link {
+            Some(link) => link,
+            none => none.insert(Link::open(&self.program, &self.remote)?),
+        };
+        let is_new = link.session.is_none();
+        link.greet(host, deadline)?;
+        if !slot.earlier.is_empty() {
+            let id = u64::MAX - id;
+            match link.ask(host, id, &Request::After(slot.earlier.clone()), deadline)? {
+                Reply::Done => slot.earlier.clear(),
+                _ => return Err(Trouble::Silent),
+            }
+        }
+        let until = if is_new { deadline } else { deadline.min(host.boottime() + SHARE) };
+        link.ask(host, id, ask, until)
+    }
+
+    /// Makes a connection for a list, whose reader may send other requests meanwhile. Returns the last reply.
+    pub(super) fn list(&self, request: &Request, visit: &mut dyn FnMut(Reply) -> Result<()>) -> Result<Reply> {
+        let (host, id) = (self.host.as_ref(), self.new_id()?);
+        let failed = |trouble| self.error(trouble);
+        let mut link = Link::open(&self.program, &self.remote).map_err(failed)?;
+        link.greet(host, host.boottime() + PATIENCE).map_err(failed)?;
+        let mut reply = link.ask(host, id, request, host.boottime() + PATIENCE).map_err(failed)?;
+        while matches!(reply, Reply::Entry(..)) {
+            visit(answered(reply))?;
+            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(failed)?;
+        }
+        Ok(reply)
+    }
+
+    pub(super) fn error(&self, trouble: Trouble) -> crate::error::Error {
+        trouble.error(&self.remote.url(), &self.remote.destination)
+    }
+
+    fn new_id(&self) -> Result<u64> {
+        Ok((u128::from_ne_bytes(self.host.random()?) >> 65) as u64)
+    }
+}
+
+fn socket_id(link: &Link) -> nix::Result<SocketId> {
+    fstat(link.as_fd()).map(|found| (found.st_dev, found.st_ino))
+}
+
+/// Returns the slot of an open connection to this store, if this process has one.
+fn inherited(url: &str) -> Option<Arc<Mutex<Slot>>> {
+    let mut links = guarded(&LINKS);
+    let is_open = |(_, id, slot): &(String, SocketId, Arc<Mutex<Slot>>)| {
+        guarded(slot).link.as_ref().is_some_and(|link| socket_id(link) == Ok(*id))
+    };
+    let (open, closed): (Vec<_>, Vec<_>) = std::mem::take(&mut *links).into_iter().partition(is_open);
+    *links = open;
+    // Their descriptors are closed, and the numbers may belong to others by now.
+    closed.into_iter().for_each(std::mem::forget);
+    links.iter().find(|(of, _, _)| of == url).map(|(_, _, slot)| slot.clone())
+}

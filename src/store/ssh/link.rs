@@ -1,0 +1,176 @@
+//! One connection: ssh(1) as a child process, whose standard input and output are one socket.
+
+use std::ffi::OsStr;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use serde::de::DeserializeOwned;
+
+use super::errors::Trouble;
+use super::url::Remote;
+use super::wire::{Greeting, Lines, Reply, Request, VERSION, line};
+use crate::host::Host;
+use crate::lock::HandleHash;
+
+/// Maximum number of bytes of ssh's messages that are read.
+const MOST_SAID: usize = 4096;
+
+/// Subscriptions that were notified, at most: so many were asked for.
+pub(super) const MOST_SUBSCRIPTIONS: usize = 64;
+
+/// A connection to the server process of this name.
+pub(super) struct Link {
+    ssh: Child,
+    socket: UnixStream,
+    lines: Lines,
+    /// Name of the server process, after its greeting.
+    pub(super) session: Option<HandleHash>,
+    /// Subscriptions whose notification has arrived.
+    pub(super) notified: Vec<u64>,
+}
+
+impl Link {
+    /// Starts ssh(1). Its process group is its own, so that signals from the terminal do not end it before a release.
+    pub(super) fn open(program: &OsStr, remote: &Remote) -> Result<Link, Trouble> {
+        let (socket, theirs) = UnixStream::pair()?;
+        socket.set_nonblocking(true)?;
+        let mut command = Command::new(program);
+        command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
+        command.args(["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]);
+        command.args(remote.port.iter().flat_map(|port| ["-p".to_string(), port.to_string()]));
+        command.arg("--").arg(&remote.destination).arg(remote.command());
+        command.stdin(OwnedFd::from(theirs.try_clone()?)).stdout(OwnedFd::from(theirs)).stderr(Stdio::piped());
+        let ssh = command.process_group(0).spawn().map_err(Trouble::NotStarted)?;
+        Ok(Link { ssh, socket, lines: Lines::default(), session: None, notified: Vec::new() })
+    }
+
+    /// Waits for the greeting.
+    pub(super) fn greet(&mut self, host: &dyn Host, until: Duration) -> Result<(), Trouble> {
+        if self.session.is_some() {
+            return Ok(());
+        }
+        let greeting: Greeting = self.receive(host, until).map_err(|trouble| match trouble {
+            // A login script may print something first.
+            Trouble::Strange => Trouble::NoServer,
+            trouble => trouble,
+        })?;
+        if greeting.csalock_serve != VERSION {
+            return Err(Trouble::OtherVersion(greeting.program));
+        }
+        self.session = Some(greeting.session.map_err(Trouble::Refused)?);
+        Ok(())
+    }
+
+    /// Sends a request, and returns the first reply to it.
+    pub(super) fn ask(&mut self, host: &dyn Host, id: u64, ask: &Request, until: Duration) -> Result<Reply, Trouble> {
+        self.send(host, &line(&(id, ask)), until)?;
+        self.reply(host, id, until)
+    }
+
+    /// Returns the next reply to this request. Replies to other requests are for processes that have ended.
+    pub(super) fn reply(&mut self, host: &dyn Host, id: u64, until: Duration) -> Result<Reply, Trouble> {
+        loop {
+            match self.receive(host, until)? {
+                (of, Reply::Notified) => self.note(of),
+                (of, reply) if of == id => return Ok(reply),
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads the notifications that have arrived, without waiting.
+    pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), Trouble> {
+        loop {
+            match self.receive(host, Duration::ZERO) {
+                Ok((of, Reply::Notified)) => self.note(of),
+                Ok((_, _)) => {}
+                Err(Trouble::Silent) => return Ok(()),
+                Err(trouble) => return Err(trouble),
+            }
+        }
+    }
+
+    fn note(&mut self, id: u64) {
+        self.notified.push(id);
+        if self.notified.len() > MOST_SUBSCRIPTIONS {
+            self.notified.remove(0);
+        }
+    }
+
+    pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], until: Duration) -> Result<(), Trouble> {
+        while !bytes.is_empty() {
+            match self.socket.write(bytes) {
+                Ok(length) => bytes = &bytes[length..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(host, PollFlags::POLLOUT, until)?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Trouble::Ended(self.said())),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, until: Duration) -> Result<T, Trouble> {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            if let Some(message) = self.lines.next()? {
+                return Ok(message);
+            }
+            match self.socket.read(&mut buffer) {
+                Ok(0) => return Err(Trouble::Ended(self.said())),
+                Ok(length) => self.lines.push(&buffer[..length]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(host, PollFlags::POLLIN, until)?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Trouble::Ended(self.said())),
+            }
+        }
+    }
+
+    fn wait(&self, host: &dyn Host, what: PollFlags, until: Duration) -> Result<(), Trouble> {
+        let left = until.saturating_sub(host.boottime());
+        let mut polled = [PollFd::new(self.socket.as_fd(), what)];
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None) {
+            Ok(0) => Err(Trouble::Silent),
+            // The caller tries again, also after a signal.
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the last line that ssh printed on its standard error. The socket has ended, so ssh has ended too, or is
+    /// about to.
+    fn said(&mut self) -> String {
+        let Some(mut stderr) = self.ssh.stderr.take() else { return String::new() };
+        let mut said = vec![0; MOST_SAID];
+        let is_readable = |wait| {
+            let mut polled = [PollFd::new(stderr.as_fd(), PollFlags::POLLIN)];
+            ppoll(&mut polled, Some(TimeSpec::from_duration(wait)), None).is_ok_and(|ready| ready > 0)
+        };
+        let length = if is_readable(Duration::from_millis(200)) { stderr.read(&mut said).unwrap_or(0) } else { 0 };
+        let text = String::from_utf8_lossy(&said[..length]).into_owned();
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        crate::name::escape(lines.last().unwrap_or_default().as_bytes())
+    }
+
+    /// Returns a duplicate of the socket's descriptor.
+    pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // ssh ends when its input ends. If it has ended already, it must not stay a zombie.
+        let _ = self.ssh.try_wait();
+    }
+}

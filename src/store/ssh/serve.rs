@@ -1,0 +1,215 @@
+//! The server: one process for each connection, which carries out the calls of the store trait. It trusts no length, no
+//! channel and no number in a request, and never runs a command.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::link::MOST_SUBSCRIPTIONS;
+use super::wire::{Bytes, Change, Commit, Greeting, Lines, Reply, Request, VERSION, line};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::{Host, WakeAddress, WakeSocket};
+use crate::lock::{Handle, HandleHash, Lease};
+use crate::store::{
+    CommitResult, HistoryCursor, Store, Subscription, Topic, Version, Write as Writing, WriteOptions, WriteSet,
+};
+
+/// Maximum number of histories that a client reads in parts.
+const MOST_CURSORS: usize = 16;
+
+/// Maximum time to wait for the end of an earlier server process.
+const TO_END: Duration = Duration::from_secs(8);
+
+/// Pause between checks that an earlier server process has ended.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Serves a store on standard input and output until the client ends the connection.
+/// Returns an error if the client breaks the protocol, or if the output fails.
+pub fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
+    let session = Handle::new(host.random()?).proof();
+    let no_socket = || Error::new(ErrorKind::System, "cannot listen on a unix socket", "raise ulimit -n");
+    let bell = WakeSocket::new(WakeAddress::Supervisor(&session)).ok_or_else(no_socket)?;
+    let (session, store) = match store {
+        Ok(store) => (Ok(session), Some(store)),
+        Err(error) => (Err(error), None),
+    };
+    print(&Greeting { csalock_serve: VERSION, program: env!("CARGO_PKG_VERSION").to_string(), session })?;
+    let Some(store) = store else { return Ok(()) };
+    let mut server = Server { store: store.as_ref(), host, subscriptions: Vec::new(), cursors: Vec::new() };
+    let (stdin, mut lines, mut buffer) = (io::stdin(), Lines::default(), [0; 16 << 10]);
+    loop {
+        while let Some((id, request)) = lines.next().map_err(|_| strange())? {
+            server.answer(id, request)?;
+        }
+        let [is_readable, is_over] = server.wait(stdin.as_fd(), bell.as_fd())?;
+        if is_over {
+            // The client has a new connection.
+            return Ok(());
+        }
+        if is_readable {
+            match nix::unistd::read(&stdin, &mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(length) => lines.push(&buffer[..length]),
+                Err(Errno::EINTR | Errno::EAGAIN) => {}
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+}
+
+struct Server<'a> {
+    store: &'a dyn Store,
+    host: &'a dyn Host,
+    /// Open subscriptions, each with the id of its request.
+    subscriptions: Vec<(u64, Box<dyn Subscription>)>,
+    /// How far the client has read the history, each with the id of the last request.
+    cursors: Vec<(u64, HistoryCursor)>,
+}
+
+impl Server<'_> {
+    /// Waits for input or the end of this server, and tells the client of notifications. Returns which of both came.
+    fn wait(&mut self, input: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> Result<[bool; 2]> {
+        let notifiers = self.subscriptions.iter().map(|(_, subscription)| subscription.descriptor());
+        let all = [input, bell].into_iter().chain(notifiers);
+        let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match poll(&mut polled, PollTimeout::NONE) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ok([false; 2]),
+            Err(errno) => return Err(Error::os(errno, "wait for", "the client")),
+        }
+        let ready: Vec<bool> = polled.iter().map(|polled| polled.any().unwrap_or(true)).collect();
+        let mut at = 1;
+        let mut notified = Vec::new();
+        self.subscriptions.retain_mut(|(id, subscription)| {
+            at += 1;
+            let is_over = ready[at] && subscription.is_notified();
+            notified.extend(is_over.then_some(*id));
+            !is_over
+        });
+        notified.into_iter().try_for_each(|id| print(&(id, Reply::Notified)))?;
+        Ok([ready[0], ready[1]])
+    }
+
+    fn answer(&mut self, id: u64, request: Request) -> Result<()> {
+        if let Request::Unsubscribe(id) = request {
+            self.subscriptions.retain(|(known, _)| *known != id);
+            return Ok(());
+        }
+        let reply = self.reply(id, request).unwrap_or_else(Reply::Failed);
+        print(&(id, reply))
+    }
+
+    fn reply(&mut self, id: u64, request: Request) -> Result<Reply> {
+        let (store, leases) = (self.store, self.store.leases());
+        let milliseconds = |span: Duration| Reply::Span(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+        Ok(match request {
+            Request::After(earlier) => self.await_end(&earlier)?,
+            Request::Read(Bytes(name)) => Reply::Record(store.read(&name)?.map(Into::into)),
+            Request::Scan => {
+                store
+                    .scan(&mut |place, stored| print(&(id, Reply::Entry(place.to_string(), stored.map(Into::into)))))?;
+                Reply::Done
+            }
+            Request::Commit(commit) => self.commit(&commit)?,
+            Request::Grant(span) => Reply::Lease(leases.grant(Duration::from_millis(span))?),
+            Request::Ttl(lease) => milliseconds(leases.ttl(&lease)?),
+            Request::TimeToExpiry(lease, seen) => milliseconds(leases.time_to_expiry(&lease, &seen)?),
+            Request::NewSightings(wanted, seen) => {
+                Reply::Sightings(leases.new_sightings(&wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
+            }
+            Request::Subscribe(waiter) => self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?,
+            Request::SubscribeToHistory => self.subscribe(id, Topic::History)?,
+            Request::Unsubscribe(_) => Reply::Done,
+            Request::History(after) => self.history(id, after)?,
+            Request::Sweep { dry_run } => store.sweep(dry_run)?.into(),
+            Request::Diagnose => store.diagnose().into(),
+        })
+    }
+
+    /// Waits until these server processes have ended. They end when they see this, or the end of their connection.
+    fn await_end(&self, earlier: &[HandleHash]) -> Result<Reply> {
+        let until = self.host.boottime() + TO_END;
+        for session in earlier {
+            while self.host.wake(WakeAddress::Supervisor(session)) {
+                if self.host.boottime() >= until {
+                    let what = "the server process of an earlier connection has not ended";
+                    return Err(Error::new(ErrorKind::Unavailable, what, "see why it hangs on that host (ps aux)"));
+                }
+                self.host.sleep(PAUSE);
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn commit(&self, commit: &Commit) -> Result<Reply> {
+        let change = commit.change.as_ref().map(|Change { name, expect, body, options }| Writing {
+            name: &name.0,
+            expect: *expect,
+            body: body.as_ref().map(|body| body.0.as_slice()),
+            options: WriteOptions { mode: options.mode.map(|mode| mode & 0o777), ..*options },
+        });
+        let is_line = |line: &&String| line.ends_with('\n') && line.matches('\n').count() == 1;
+        let set = WriteSet {
+            changes: change.into_iter().collect(),
+            expired: commit.expired.iter().collect(),
+            ended: commit.ended.iter().collect(),
+            wake: commit.wake.iter().map(|waiter| (waiter.channel(), None)).collect(),
+            closed: commit.closed.iter().map(HandleHash::channel).collect(),
+            history: commit.history.iter().filter(is_line).cloned().collect(),
+            limits: commit.limits,
+            ..WriteSet::default()
+        };
+        Ok(match self.store.commit(&set)? {
+            CommitResult::Done(version) => Reply::Committed(version),
+            CommitResult::Conflict => Reply::Conflict,
+        })
+    }
+
+    fn subscribe(&mut self, id: u64, topic: Topic<'_>) -> Result<Reply> {
+        let no = |what| Error::new(ErrorKind::System, what, "");
+        if self.subscriptions.len() >= MOST_SUBSCRIPTIONS {
+            return Err(no("too many subscriptions"));
+        }
+        let subscription = self.store.subscribe(topic).ok_or_else(|| no("no notifications here"))?;
+        self.subscriptions.push((id, subscription));
+        Ok(Reply::Done)
+    }
+
+    fn history(&mut self, id: u64, after: Option<u64>) -> Result<Reply> {
+        let known = self.cursors.iter().position(|(last, _)| Some(*last) == after);
+        let mut cursor = known.map_or_else(HistoryCursor::default, |at| self.cursors.remove(at).1);
+        let mut printed = Ok(());
+        let is_kept = self.store.read_new_history(&mut cursor, &mut |text| {
+            if printed.is_ok() {
+                printed = print(&(id, Reply::Line(Bytes(text.to_vec()))));
+            }
+        })?;
+        printed?;
+        self.cursors.push((id, cursor));
+        if self.cursors.len() > MOST_CURSORS {
+            self.cursors.remove(0);
+        }
+        Ok(Reply::History { is_kept, is_anew: known.is_none() })
+    }
+}
+
+fn print(message: &impl serde::Serialize) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    let printed = stdout.write_all(&line(message)).and_then(|()| stdout.flush());
+    printed.map_err(|error| {
+        let what = format!("cannot answer the client: {error}");
+        Error::new(ErrorKind::InputOutput, what, "")
+    })
+}
+
+fn strange() -> Error {
+    let what = "serve: standard input is not a client of csalock";
+    Error::new(
+        ErrorKind::InvalidInput,
+        what,
+        "use the store ssh://HOST/PATH, which starts this command; see csalock(7)",
+    )
+}

@@ -1,0 +1,179 @@
+//! The protocol: lines of JSON on the standard input and output of `csalock serve`.
+//!
+//! The server first sends [`Greeting`]. Then each request is a line `[ID, REQUEST]`, and each reply a line `[ID, REPLY]`
+//! with the id of its request. Ids are random, so a reply to a process that has ended is ignored by the next user of the
+//! connection. Bytes are text in the form of [`crate::lock::codec::text`].
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::history::Limits;
+use crate::lock::codec::text;
+use crate::lock::{HandleHash, Lease, Sighting};
+use crate::store::{Finding, Swept, Verdict, Version, Versioned, WriteOptions};
+
+/// Version of the protocol.
+pub(super) const VERSION: u32 = 1;
+
+/// Maximum length of a line: the largest record as text, three characters for each byte, and what surrounds it.
+pub(super) const MOST_OF_LINE: usize = (13 << 20) + (1 << 16);
+
+/// First line of the server.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Greeting {
+    /// Version of the protocol.
+    pub(super) csalock_serve: u32,
+    /// Version of the program, for messages.
+    pub(super) program: String,
+    /// Name of this server process, unless the store cannot be opened.
+    pub(super) session: Result<HandleHash, Error>,
+}
+
+/// Bytes that need not be UTF-8.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Bytes(#[serde(with = "text")] pub(super) Vec<u8>);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Request {
+    /// Waits for the end of the server processes of earlier connections, so that none of them carries out a late request.
+    After(Vec<HandleHash>),
+    Read(Bytes),
+    Scan,
+    Commit(Box<Commit>),
+    /// Grants a lease of so many milliseconds.
+    Grant(u64),
+    Ttl(Lease),
+    TimeToExpiry(Lease, Vec<Sighting>),
+    NewSightings(Vec<Lease>, Vec<Sighting>),
+    /// Subscribes to the channel of a waiter. The subscription has the id of the request.
+    Subscribe(HandleHash),
+    SubscribeToHistory,
+    /// Ends the subscription with this id. There is no reply.
+    Unsubscribe(u64),
+    /// Reads the history after the read with this id, or from its beginning.
+    History(Option<u64>),
+    Sweep {
+        dry_run: bool,
+    },
+    Diagnose,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Reply {
+    /// The end of a list, or of a request without a result.
+    Done,
+    Failed(Error),
+    Record(Option<Stored>),
+    /// An entry of a scan: its place, and the record or the error of its read.
+    Entry(String, Result<Stored, Error>),
+    Committed(Version),
+    Conflict,
+    Lease(Lease),
+    /// A time in milliseconds.
+    Span(u64),
+    Sightings(Vec<Sighting>),
+    Line(Bytes),
+    /// The end of the lines of history, if the store keeps one, and whether they are all lines.
+    History {
+        is_kept: bool,
+        is_anew: bool,
+    },
+    Swept(u64, Vec<Error>),
+    /// Topic, observation, verdict and hint of each finding.
+    Findings(Vec<(String, String, Verdict, String)>),
+    /// The subscription with this id was notified, and has ended.
+    Notified,
+}
+
+/// A record and its version.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Stored {
+    version: Version,
+    body: Bytes,
+    may_be_torn: bool,
+}
+
+/// A commit of one change at most.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Commit {
+    pub(super) change: Option<Change>,
+    pub(super) expired: Vec<Lease>,
+    pub(super) ended: Vec<Lease>,
+    pub(super) wake: Vec<HandleHash>,
+    pub(super) closed: Vec<HandleHash>,
+    pub(super) history: Vec<String>,
+    pub(super) limits: Limits,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Change {
+    pub(super) name: Bytes,
+    pub(super) expect: Option<Version>,
+    pub(super) body: Option<Bytes>,
+    pub(super) options: WriteOptions,
+}
+
+impl From<Versioned> for Stored {
+    fn from(Versioned { version, body, may_be_torn }: Versioned) -> Stored {
+        Stored { version, body: Bytes(body), may_be_torn }
+    }
+}
+
+impl From<Stored> for Versioned {
+    fn from(Stored { version, body: Bytes(body), may_be_torn }: Stored) -> Versioned {
+        Versioned { version, body, may_be_torn }
+    }
+}
+
+impl From<Swept> for Reply {
+    fn from(Swept { removed, passed_over }: Swept) -> Reply {
+        Reply::Swept(removed, passed_over)
+    }
+}
+
+impl From<Vec<Finding>> for Reply {
+    fn from(findings: Vec<Finding>) -> Reply {
+        let parts = |finding: Finding| (finding.topic.to_string(), finding.found, finding.verdict, finding.cure);
+        Reply::Findings(findings.into_iter().map(parts).collect())
+    }
+}
+
+/// Returns a message as a line.
+pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
+    // Data without maps always have a JSON text.
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+/// Bytes that were received, of which whole lines are read.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    bytes: Vec<u8>,
+    /// Number of bytes that have no end of a line.
+    searched: usize,
+}
+
+/// A line that is too long or not a message of the protocol.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Strange;
+
+impl Lines {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Returns the next message, if its line is complete.
+    pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Strange> {
+        let Some(end) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
+            self.searched = self.bytes.len();
+            return if self.searched > MOST_OF_LINE { Err(Strange) } else { Ok(None) };
+        };
+        let line: Vec<u8> = self.bytes.drain(..=self.searched + end).collect();
+        self.searched = 0;
+        serde_json::from_slice(&line).map(Some).map_err(|_| Strange)
+    }
+}
