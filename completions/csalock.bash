@@ -73,6 +73,9 @@ _csalock() {
             csalock,run-with-lock)
                 cmd="csalock__subcmd__run"
                 ;;
+            csalock,serve)
+                cmd="csalock__subcmd__serve"
+                ;;
             csalock,status)
                 cmd="csalock__subcmd__status"
                 ;;
@@ -89,7 +92,7 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor man completions"
+            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1087,6 +1090,28 @@ _csalock() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__serve)
+            opts="-q -v -h --stdio --store --json --quiet --verbose --color --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
                     ;;
                 *)

@@ -24,7 +24,7 @@ function __fish_csalock_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c csalock -n "__fish_csalock_needs_command" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_needs_command" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_needs_command" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -53,6 +53,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "unclaim" -d 'Give u
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print the id that claims a name, or the names of an id'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove leftovers of dead holders and waiters'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "doctor" -d 'Check a store, and say how to repair what is wrong'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "serve" -d 'Serve a directory of locks to one client of another host'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "man" -d 'Show a page of the manual'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "completions" -d 'Print the completions for a shell'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
@@ -74,7 +75,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l once-per -d 'Run
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -109,7 +110,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l once-p
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -134,7 +135,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -l give-up-if -d '
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -150,7 +151,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l token -d 'With --force: break only the grant with this fencing token' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -161,7 +162,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'Time between two updates of --watch' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -174,7 +175,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'Time between two updates of --watch' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -190,7 +191,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Sh
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l until -d 'Show only grants that began before the end of this minute or day; formats as for --since' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l at -d 'Show the grants that stood at this time; formats as for --since, such as 02:13' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N grants; the default is 50, or all with --json or a time' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -200,7 +201,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Pri
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -212,7 +213,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s v -l verbose
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand audit" -l since -d 'Check only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand audit" -l tolerance -d 'Do not count overlaps up to this length; clocks of hosts that differ by more cause false faults' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand audit" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand audit" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -223,7 +224,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand audit" -s v -l verbose -
 complete -c csalock -n "__fish_csalock_using_subcommand audit" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s o -l output -d 'Write to this file: a temporary file in the same directory replaces it' -r -F
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l limit -d 'Show at most N locks: those named first, then those in use, then those held last' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -233,7 +234,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s v -l verbose
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Release the lock after this time, from now, at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -250,7 +251,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -l give-up-if -d 'D
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -271,7 +272,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -l label -d 'Show t
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -292,7 +293,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l label -d 'Show t
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -305,7 +306,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -s q -l quiet -d 'P
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand fence" -l token -d 'Token to write with [env: CSALOCK_TOKEN], which csalock run sets' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand fence" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand fence" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -320,7 +321,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'G
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l id -d 'The id that claims the names, for example a user number; the default is a new id' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -331,7 +332,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand claim" -s q -l quiet -d 
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l id -d 'The id that claims the names' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -341,7 +342,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s q -l quiet -
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l id -d 'Print the names that this id claims, one per line' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -349,7 +350,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l json -d 'Prin
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -358,7 +359,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print th
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -366,7 +367,16 @@ complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Prin
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand man" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand serve" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand serve" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand serve" -l stdio -d 'Speak on standard input and output'
+complete -c csalock -n "__fish_csalock_using_subcommand serve" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand serve" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand serve" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand serve" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand man" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -374,7 +384,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand man" -l json -d 'Print t
 complete -c csalock -n "__fish_csalock_using_subcommand man" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand man" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand man" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand completions" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"

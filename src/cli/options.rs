@@ -22,7 +22,7 @@ pub(super) const OUTPUT: &str = "Output";
 /// Options of every command. They may stand before the command, too.
 #[derive(Debug, Default, Args)]
 pub struct Common {
-    /// Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or postgres://HOST/DATABASE [env: CSALOCK_STORE]
+    /// Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]
     #[arg(long, value_name = "URL", help_heading = LOCK)]
     pub store: Option<OsString>,
     /// Print the result as one JSON document

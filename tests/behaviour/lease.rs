@@ -152,7 +152,7 @@ on_every_kind_of_store! {
             wait_until("it runs", || sandbox.path("files/runs").exists());
             job.send(Signal::SIGSTOP);
             // The remainder is removed as soon as another caller is admitted.
-            let next = format!("ps -o stat= -o comm= --ppid {} | grep -v -e Z -e csalock-keeper; :", job.pid());
+            let next = format!("ps -o stat= -o comm= --ppid {} | grep -v -e Z -e csalock-keeper -e ssh; :", job.pid());
             sandbox.csalock(["run", "-q", "-w", "20s", "x", "sh", "-c", &next]).stdout("").run();
             job.send(Signal::SIGCONT);
             sandbox.file("files/over", "");

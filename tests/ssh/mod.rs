@@ -95,7 +95,7 @@ impl Server {
             path("control"),
         );
         fs::write(path("ssh_config"), client).unwrap();
-        fs::write(path("ssh"), format!("#!/bin/sh\nexec ssh -F '{}' \"$@\"\n", path("ssh_config"))).unwrap();
+        fs::write(path("ssh"), format!("#!/bin/sh\nexec /usr/bin/ssh -F '{}' \"$@\"\n", path("ssh_config"))).unwrap();
         fs::set_permissions(path("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
         // As root, sshd wants its own directory.
         if nix::unistd::geteuid().is_root() {

@@ -86,10 +86,12 @@ impl Client {
         let slot = inherited(&remote.url()).unwrap_or_default();
         let client = Client { host, remote: remote.clone(), program, slot, state: Mutex::default() };
         let mut slot = guarded(&client.slot);
+        guarded(&client.state).answered = slot.link.is_some();
         if slot.link.is_none()
             && let Ok(mut link) = Link::open(&client.program, remote)
         {
             let greeted = link.greet(client.host.as_ref(), client.host.boottime() + TO_CONNECT);
+            guarded(&client.state).answered = greeted.is_ok();
             if greeted.is_ok()
                 && let Ok(id) = socket_id(&link)
             {

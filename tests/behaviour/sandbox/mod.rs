@@ -134,6 +134,9 @@ impl Sandbox {
             std::fs::create_dir(sandbox.path(made)).unwrap();
         }
         std::os::unix::fs::symlink(CSALOCK, sandbox.path("bin/csalock")).unwrap();
+        if kind == Kind::Ssh {
+            std::os::unix::fs::symlink(ssh::shared().unwrap().program(), sandbox.path("bin/ssh")).unwrap();
+        }
         sandbox
     }
 
@@ -303,9 +306,6 @@ impl Sandbox {
         command.args(arguments).env_clear().current_dir(self.path("files"));
         command.env("PATH", self.search_path()).env("LC_ALL", "C").env("TZ", ZONE).env("CSALOCK_STORE", self.store());
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
-        if self.kind == Kind::Ssh {
-            command.env("CSALOCK_SSH", ssh::shared().unwrap().program());
-        }
         command.envs(crate::supervised::mark()).env(FIRST_PIDS, pid_namespace());
         Call::new(self, command)
     }
