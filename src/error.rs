@@ -154,8 +154,8 @@ impl Error {
 
     /// Returns the error of a server process, with the place of its store. A terminal interprets nothing in it.
     #[must_use]
-    pub(crate) fn from_afar(self, place: &str) -> Error {
-        let plain = |text: &str| text.replace(char::is_control, " ");
+    pub(crate) fn of_server(self, place: &str) -> Error {
+        let plain = |text: &str| text.replace(crate::escape::is_invisible, " ");
         let message = format!("{place}: {}", plain(&self.message));
         Error { message, hint: plain(&self.hint), is_own: false, is_unreached: false, ..self }
     }

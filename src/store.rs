@@ -22,7 +22,7 @@ mod path_checks;
 mod postgres;
 mod scratch;
 mod sqlite;
-mod ssh;
+pub(crate) mod ssh;
 mod url;
 mod write_set;
 

@@ -9,13 +9,14 @@ mod files;
 mod paper;
 mod record;
 mod source;
+mod ssh;
 mod texts;
 
 /// The type of a property: the function panics if the property does not hold.
 pub type Property = fn(&[u8]);
 
 /// Every property, with the name of its fuzz target and of its part of the corpus.
-pub const ALL: [(&str, Property); 9] = [
+pub const ALL: [(&str, Property); 10] = [
     ("record", record::bytes),
     ("record_there_and_back", record::there_and_back),
     ("beside", record::beside),
@@ -24,6 +25,7 @@ pub const ALL: [(&str, Property); 9] = [
     ("duration", texts::duration),
     ("name", texts::name),
     ("etcd", etcd::answers),
+    ("ssh", ssh::messages),
     ("file", files::names_and_proc_stat),
 ];
 

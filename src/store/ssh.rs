@@ -16,19 +16,20 @@ mod client;
 mod errors;
 mod link;
 mod serve;
+mod subscription;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod untrusted;
 mod url;
 mod wire;
 
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-
-use self::client::{Client, Slot};
+use self::client::Client;
 pub use self::serve::serve;
+use self::subscription::Subscribed;
 pub use self::url::Remote;
 use self::wire::{Bytes, Change, Commit, Reply, Request};
 use super::directory::file_name;
@@ -123,7 +124,7 @@ impl Store for Ssh {
         })?;
         match last {
             Reply::Done => Ok(()),
-            Reply::Failed(error) => Err(error.from_afar(&self.client.remote.url())),
+            Reply::Failed(error) => Err(error.of_server(&self.client.remote.url())),
             _ => Err(self.nonsense()),
         }
     }
@@ -170,13 +171,7 @@ impl Store for Ssh {
             Topic::History => Request::SubscribeToHistory,
             Topic::Record(_) => return None,
         };
-        let (id, Reply::Done) = self.client.ask(&request).ok()? else { return None };
-        let guard = guarded(&self.client.slot);
-        let link = guard.link.as_ref()?;
-        let (socket, session) = (link.descriptor().ok()?, link.session?);
-        let ready = eventfd(1, EventfdFlags::CLOEXEC).ok()?;
-        let (slot, host) = (self.client.slot.clone(), self.client.host.clone());
-        Some(Box::new(Subscribed { id, session, socket, ready, slot, host }))
+        Subscribed::new(&self.client, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
     }
 
     fn abilities(&self) -> Abilities {
@@ -247,57 +242,6 @@ impl Leases for Ssh {
         match self.ask(&Request::NewSightings(leases, seen.to_vec()))? {
             Reply::Sightings(sightings) => Ok(sightings),
             _ => Err(self.nonsense()),
-        }
-    }
-}
-
-/// Subscription on the connection of the store.
-struct Subscribed {
-    id: u64,
-    /// Name of the server process that notifies.
-    session: HandleHash,
-    /// Duplicate of the connection's descriptor.
-    socket: OwnedFd,
-    /// Descriptor that is always readable.
-    ready: OwnedFd,
-    slot: Arc<Mutex<Slot>>,
-    host: Arc<dyn Host>,
-}
-
-impl Subscribed {
-    /// Returns true if the notification has arrived, or if the server process is gone.
-    fn is_over(&self) -> bool {
-        let slot = guarded(&self.slot);
-        let link = slot.link.as_ref().filter(|link| link.session == Some(self.session));
-        link.is_none_or(|link| link.notified.contains(&self.id))
-    }
-}
-
-impl Subscription for Subscribed {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        // The notification may have arrived with the reply to another request.
-        if self.is_over() { self.ready.as_fd() } else { self.socket.as_fd() }
-    }
-
-    fn is_notified(&mut self) -> bool {
-        let mut slot = guarded(&self.slot);
-        let heard = slot.link.as_mut().map(|link| link.hear(self.host.as_ref()));
-        if !matches!(heard, Some(Ok(()))) {
-            slot.lose();
-        }
-        drop(slot);
-        self.is_over()
-    }
-}
-
-impl Drop for Subscribed {
-    fn drop(&mut self) {
-        let mut slot = guarded(&self.slot);
-        let Some(link) = slot.link.as_mut().filter(|link| link.session == Some(self.session)) else { return };
-        link.notified.retain(|id| *id != self.id);
-        let soon = self.host.boottime() + Duration::from_millis(100);
-        if link.send(self.host.as_ref(), &wire::line(&(self.id, Request::Unsubscribe(self.id))), soon).is_err() {
-            slot.lose();
         }
     }
 }

@@ -14,9 +14,9 @@ fn deploy(sandbox: &Sandbox, script: &str, place: usize) -> Job {
     job
 }
 
-/// The process that waits: the child that becomes the command.
+/// The process that waits: the child that becomes the command. An ssh is the first child.
 fn waiting_process(job: &Job) -> i32 {
-    crate::sandbox::proc::children(job.pid()).first().copied().unwrap_or_default()
+    crate::sandbox::proc::children(job.pid()).last().copied().unwrap_or_default()
 }
 
 const REPLACED: &str = "csalock: lock x in store STORE: a newer caller has taken the place in the queue: pid PID on HOST \

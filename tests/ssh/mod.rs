@@ -1,5 +1,6 @@
 //! A real sshd for tests, with keys and a configuration of its own, and a connection that its clients share.
 
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 #![allow(dead_code, reason = "not every test crate uses all of it")]
 
 use std::fs;

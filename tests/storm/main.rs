@@ -19,12 +19,12 @@ mod etcd;
 mod extent;
 #[path = "../postgres/mod.rs"]
 mod postgres;
-#[path = "../ssh/mod.rs"]
-mod ssh;
 #[allow(dead_code, reason = "the tests of behaviour use the rest")]
 #[allow(unused_imports, reason = "likewise")]
 #[path = "../behaviour/sandbox/mod.rs"]
 mod sandbox;
+#[path = "../ssh/mod.rs"]
+mod ssh;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 

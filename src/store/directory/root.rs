@@ -58,16 +58,11 @@ impl Root {
     /// Opens the store at this path; returns `None` if it does not exist. `create` permits to create the directory with
     /// the records in a directory with the sticky bit.
     pub(super) fn open(path: &Path, layout: Layout, create: bool) -> Result<Option<Root>> {
+        let (parent, needs_parent) = (path.parent().unwrap_or(path), matches!(layout, Layout::Own | Layout::Served));
         let directory = match checks::open_through(path, layout != Layout::Beside) {
             Ok(directory) => directory,
-            Err(Errno::ENOENT)
-                if !matches!(layout, Layout::Own | Layout::Served) || path.parent().is_some_and(Path::exists) =>
-            {
-                return Ok(None);
-            }
-            Err(Errno::ENOENT) => {
-                return Err(Error::os(Errno::ENOENT, "find", path.parent().unwrap_or(path)));
-            }
+            Err(Errno::ENOENT) if !needs_parent || parent.exists() => return Ok(None),
+            Err(Errno::ENOENT) => return Err(Error::os(Errno::ENOENT, "find", parent)),
             Err(errno) => return Err(checks::cannot_open(errno, path)),
         };
         let failed = |errno| Error::os(errno, "open the store", path);
@@ -103,12 +98,12 @@ impl Root {
             kind => kind.map_err(failed)?.filesystem_type(),
         };
         let is_network = network(kind).is_some();
-        let is_shared = is_network || found.st_mode & MARK != 0;
+        let scope = if is_network || found.st_mode & MARK != 0 { Scope::Shared } else { Scope::Local };
         let mut root = Root {
             directory,
             path: path.to_path_buf(),
             sticky: None,
-            scope: if is_shared { Scope::Shared } else { Scope::Local },
+            scope,
             has_bells: !is_network,
             uncached: if kind == NFS_SUPER_MAGIC { OFlag::O_DIRECT } else { OFlag::empty() },
             inner_mode,

@@ -58,9 +58,13 @@ impl Slot {
     }
 }
 
-/// The connections that this process or its parent has made: URL, device and number of the socket, slot.
-static LINKS: Mutex<Vec<(String, SocketId, Arc<Mutex<Slot>>)>> = Mutex::new(Vec::new());
+/// The connections that this process or its parent has made.
+static LINKS: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
+/// URL of a store, its socket, and the connection.
+type Shared = (String, SocketId, Arc<Mutex<Slot>>);
+
+/// Device and number of a socket.
 type SocketId = (u64, u64);
 
 /// What is known of the server, and the deadline of the next calls.
@@ -88,7 +92,7 @@ impl Client {
         let mut slot = guarded(&client.slot);
         guarded(&client.state).answered = slot.link.is_some();
         if slot.link.is_none()
-            && let Ok(mut link) = Link::open(&client.program, remote)
+            && let Ok(mut link) = Link::open(&client.program, remote, client.host.boottime())
         {
             let greeted = link.greet(client.host.as_ref(), client.host.boottime() + TO_CONNECT);
             guarded(&client.state).answered = greeted.is_ok();
@@ -116,7 +120,7 @@ impl Client {
                 Ok(reply) => {
                     (state.answered, state.silent) = (true, false);
                     return match answered(reply) {
-                        Reply::Failed(error) => Err(error.from_afar(&self.remote.url())),
+                        Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
                         reply => Ok((id, reply)),
                     };
                 }
@@ -155,10 +159,11 @@ impl Client {
         let host = self.host.as_ref();
         let link = match &mut slot.link {
             Some(link) => link,
-            none => none.insert(Link::open(&self.program, &self.remote)?),
+            none => none.insert(Link::open(&self.program, &self.remote, host.boottime())?),
         };
         let is_new = link.session.is_none();
-        link.greet(host, deadline)?;
+        // A connection that was made long ago and has not answered never will.
+        link.greet(host, deadline.min(link.since + PATIENCE))?;
         if !slot.earlier.is_empty() {
             let id = u64::MAX - id;
             match link.ask(host, id, &Request::After(slot.earlier.clone()), deadline)? {
@@ -174,7 +179,7 @@ impl Client {
     pub(super) fn list(&self, request: &Request, visit: &mut dyn FnMut(Reply) -> Result<()>) -> Result<Reply> {
         let (host, id) = (self.host.as_ref(), self.new_id()?);
         let failed = |trouble| self.error(trouble);
-        let mut link = Link::open(&self.program, &self.remote).map_err(failed)?;
+        let mut link = Link::open(&self.program, &self.remote, self.host.boottime()).map_err(failed)?;
         link.greet(host, host.boottime() + PATIENCE).map_err(failed)?;
         let mut reply = link.ask(host, id, request, host.boottime() + PATIENCE).map_err(failed)?;
         while matches!(reply, Reply::Entry(..)) {
@@ -200,9 +205,7 @@ fn socket_id(link: &Link) -> nix::Result<SocketId> {
 /// Returns the slot of an open connection to this store, if this process has one.
 fn inherited(url: &str) -> Option<Arc<Mutex<Slot>>> {
     let mut links = guarded(&LINKS);
-    let is_open = |(_, id, slot): &(String, SocketId, Arc<Mutex<Slot>>)| {
-        guarded(slot).link.as_ref().is_some_and(|link| socket_id(link) == Ok(*id))
-    };
+    let is_open = |(_, id, slot): &Shared| guarded(slot).link.as_ref().is_some_and(|link| socket_id(link) == Ok(*id));
     let (open, closed): (Vec<_>, Vec<_>) = std::mem::take(&mut *links).into_iter().partition(is_open);
     *links = open;
     // Their descriptors are closed, and the numbers may belong to others by now.

@@ -50,7 +50,7 @@ impl Trouble {
     pub(super) fn error(self, place: &str, destination: &str) -> Error {
         let works = format!("see that `ssh {destination} true` works without a question, then try again");
         let (kind, problem, cure) = match self {
-            Trouble::Refused(error) => return error.from_afar(place),
+            Trouble::Refused(error) => return error.of_server(place),
             Trouble::NotStarted(error) => (
                 ErrorKind::Unavailable,
                 format!("cannot start ssh: {}", without_number(&error)),

@@ -28,6 +28,8 @@ pub(super) const MOST_SUBSCRIPTIONS: usize = 64;
 pub(super) struct Link {
     ssh: Child,
     socket: UnixStream,
+    /// Start of ssh(1), on CLOCK_BOOTTIME.
+    pub(super) since: Duration,
     lines: Lines,
     /// Name of the server process, after its greeting.
     pub(super) session: Option<HandleHash>,
@@ -37,7 +39,7 @@ pub(super) struct Link {
 
 impl Link {
     /// Starts ssh(1). Its process group is its own, so that signals from the terminal do not end it before a release.
-    pub(super) fn open(program: &OsStr, remote: &Remote) -> Result<Link, Trouble> {
+    pub(super) fn open(program: &OsStr, remote: &Remote, now: Duration) -> Result<Link, Trouble> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_nonblocking(true)?;
         let mut command = Command::new(program);
@@ -47,7 +49,7 @@ impl Link {
         command.arg("--").arg(&remote.destination).arg(remote.command());
         command.stdin(OwnedFd::from(theirs.try_clone()?)).stdout(OwnedFd::from(theirs)).stderr(Stdio::piped());
         let ssh = command.process_group(0).spawn().map_err(Trouble::NotStarted)?;
-        Ok(Link { ssh, socket, lines: Lines::default(), session: None, notified: Vec::new() })
+        Ok(Link { ssh, socket, since: now, lines: Lines::default(), session: None, notified: Vec::new() })
     }
 
     /// Waits for the greeting.
@@ -152,8 +154,8 @@ impl Link {
         };
         let length = if is_readable(Duration::from_millis(200)) { stderr.read(&mut said).unwrap_or(0) } else { 0 };
         let text = String::from_utf8_lossy(&said[..length]).into_owned();
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        crate::name::escape(lines.last().unwrap_or_default().as_bytes())
+        let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+        crate::name::escape(last.unwrap_or_default().as_bytes())
     }
 
     /// Returns a duplicate of the socket's descriptor.

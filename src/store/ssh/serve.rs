@@ -27,8 +27,16 @@ const TO_END: Duration = Duration::from_secs(8);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Serves a store on standard input and output until the client ends the connection.
-/// Returns an error if the client breaks the protocol, or if the output fails.
+/// Returns an error if the client breaks the protocol.
 pub fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
+    match serve_all(store, host) {
+        // The client has ended the connection before its answer.
+        Err(error) if error.kind() == ErrorKind::InputOutput => Ok(()),
+        served => served,
+    }
+}
+
+fn serve_all(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
     let session = Handle::new(host.random()?).proof();
     let no_socket = || Error::new(ErrorKind::System, "cannot listen on a unix socket", "raise ulimit -n");
     let bell = WakeSocket::new(WakeAddress::Supervisor(&session)).ok_or_else(no_socket)?;
@@ -60,13 +68,13 @@ pub fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
     }
 }
 
-struct Server<'a> {
-    store: &'a dyn Store,
-    host: &'a dyn Host,
+pub(super) struct Server<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) host: &'a dyn Host,
     /// Open subscriptions, each with the id of its request.
-    subscriptions: Vec<(u64, Box<dyn Subscription>)>,
+    pub(super) subscriptions: Vec<(u64, Box<dyn Subscription>)>,
     /// How far the client has read the history, each with the id of the last request.
-    cursors: Vec<(u64, HistoryCursor)>,
+    pub(super) cursors: Vec<(u64, HistoryCursor)>,
 }
 
 impl Server<'_> {
@@ -102,7 +110,7 @@ impl Server<'_> {
         print(&(id, reply))
     }
 
-    fn reply(&mut self, id: u64, request: Request) -> Result<Reply> {
+    pub(super) fn reply(&mut self, id: u64, request: Request) -> Result<Reply> {
         let (store, leases) = (self.store, self.store.leases());
         let milliseconds = |span: Duration| Reply::Span(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
         Ok(match request {

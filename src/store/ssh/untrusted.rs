@@ -1,0 +1,39 @@
+//! Interpretation of messages from any program, for [`crate::untrusted`], which cannot access this module otherwise.
+
+use super::errors::Trouble;
+use super::serve::Server;
+use super::wire::{Greeting, Lines, Reply, Request};
+use crate::host::Fake;
+use crate::store::Memory;
+
+/// Answers all requests of a client.
+pub(crate) fn answer(bytes: &[u8]) {
+    let (host, mut lines) = (Fake::new(1), Lines::default());
+    let store = Memory::new(std::sync::Arc::new(host.clone()));
+    let mut server = Server { store: &store, host: &host, subscriptions: Vec::new(), cursors: Vec::new() };
+    lines.push(bytes);
+    while let Ok(Some((id, request))) = lines.next::<(u64, Request)>() {
+        // These print lists.
+        if !matches!(request, Request::Scan | Request::History(_)) {
+            let _ = server.reply(id, request);
+        }
+    }
+}
+
+/// Reads a greeting and replies of a server. Returns the messages of their errors.
+pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
+    let (mut lines, mut said) = (Lines::default(), Vec::new());
+    lines.push(bytes);
+    let mut add = |error: crate::error::Error| said.push(error.of_server("ssh://h/p").to_string());
+    if let Ok(Some(greeting)) = lines.next::<Greeting>() {
+        let _ = greeting.session.map_err(&mut add);
+        add(Trouble::OtherVersion(greeting.program).error("ssh://h/p", "h"));
+    }
+    while let Ok(Some((_, reply))) = lines.next::<(u64, Reply)>() {
+        match reply {
+            Reply::Failed(error) | Reply::Entry(_, Err(error)) => add(error),
+            _ => {}
+        }
+    }
+    said
+}
