@@ -33,7 +33,7 @@ const OVERTIME: Duration = Duration::from_millis(700);
 const LEAST: Duration = Duration::from_millis(100);
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
-const SHARE: Duration = Duration::from_secs(4);
+const SHARE: Duration = Duration::from_secs(2);
 
 /// First pause between attempts, doubled up to the longest.
 const PAUSE: Duration = Duration::from_millis(25);

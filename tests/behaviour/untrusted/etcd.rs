@@ -271,22 +271,31 @@ fn an_endless_list_is_cut_off() {
 /// Replies that no caller waits for, and watches.
 #[test]
 fn a_call_without_a_wait_is_bounded_too() {
-    for flood in ["HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n", "HTTP/1.1 200 OK\r\nX: "] {
-        let liar = Liar::new(move |path, stream| match path {
-            "/v3/kv/range" => stream.write_all(&ok(&format!("{HEADER}}}"))),
-            "/v3/kv/txn" => stream.write_all(&ok(&format!("{HEADER},\"succeeded\":true}}"))),
-            _ => {
-                stream.write_all(flood.as_bytes())?;
-                let piece = "x".repeat(10_000);
-                loop {
-                    stream.write_all(piece.as_bytes())?;
-                }
+    let floods = ["HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n", "HTTP/1.1 200 OK\r\nX: "];
+    // Each command waits until its time is over, so all of them run at once.
+    std::thread::scope(|scope| {
+        for flood in floods {
+            for words in [&["lock", "--forever", "x"][..], &["put", "x", "value"]] {
+                scope.spawn(move || is_bounded(flood, words));
             }
-        });
-        let sandbox = Sandbox::at_servers(std::slice::from_ref(&liar.address));
-        // A user that may write the keys can grant: this one does, and then floods the client.
-        for words in [&["lock", "--forever", "x"][..], &["put", "x", "value"]] {
-            try_on(&sandbox, &liar, words);
         }
-    }
+    });
+}
+
+/// A user that may write the keys can grant: this one does, and then floods the client.
+#[track_caller]
+fn is_bounded(flood: &'static str, words: &[&str]) {
+    let liar = Liar::new(move |path, stream| match path {
+        "/v3/kv/range" => stream.write_all(&ok(&format!("{HEADER}}}"))),
+        "/v3/kv/txn" => stream.write_all(&ok(&format!("{HEADER},\"succeeded\":true}}"))),
+        _ => {
+            stream.write_all(flood.as_bytes())?;
+            let piece = "x".repeat(10_000);
+            loop {
+                stream.write_all(piece.as_bytes())?;
+            }
+        }
+    });
+    let sandbox = Sandbox::at_servers(std::slice::from_ref(&liar.address));
+    try_on(&sandbox, &liar, words);
 }
