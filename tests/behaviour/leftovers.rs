@@ -1,6 +1,7 @@
 //! A released lock leaves no file, no row and no directory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use csalock::host::{Host, Unix};
@@ -33,6 +34,8 @@ on_every_store! {
         let host = Arc::new(Unix::new());
         let engine = Engine::new(sandbox.open(), host.clone());
         let process = host.this_process().unwrap();
+        // The server may be busy with other tests.
+        let patient = WaitPolicy { limit: Some(Duration::from_secs(60)), ..WaitPolicy::NONE };
         let party = Owner {
             domain: host.domain().unwrap(), processes: vec![process], supervisor: None, host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
         };
@@ -40,7 +43,7 @@ on_every_store! {
             let name = format!("lock {}", round % 100);
             let handle = engine.new_handle().unwrap();
             let applicant = AcquireRequest::for_itself(handle.clone(), party.clone(), process);
-            let taken = engine.acquire(name.as_bytes(), &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap();
+            let taken = engine.acquire(name.as_bytes(), &applicant, &patient, None, &mut |_| None).unwrap();
             assert!(matches!(taken, AcquireResult::Granted(..)), "{round} {taken:?}");
             let claimant = engine.by_proof(handle.proof()).unwrap();
             let given_back = engine.apply(name.as_bytes(), &Release(claimant)).unwrap();

@@ -15,11 +15,11 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use self::fair::is_within;
-use crate::supervised::in_memory;
+use crate::supervised::{in_memory, spawn_for_all};
 use tempfile::TempDir;
 
 /// Time after which a server that does not answer never will.
@@ -193,14 +193,7 @@ impl Cluster {
         command.args(&self.setup.arguments);
         let log = std::fs::File::options().create(true).append(true).open(self.path(&format!("{}.log", member.name)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || {
-            tell.send(command.spawn()).unwrap();
-            loop {
-                std::thread::park();
-            }
-        });
-        *member.child.lock().unwrap() = Some(told.recv().unwrap().unwrap());
+        *member.child.lock().unwrap() = Some(spawn_for_all(command));
     }
 
     /// Waits until it can be written to.

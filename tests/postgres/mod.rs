@@ -12,13 +12,13 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use crate::etcd::fair::is_within;
-use crate::supervised::in_memory;
+use crate::supervised::{in_memory, spawn_for_all};
 
 /// The user of the servers if root runs the tests: they refuse root.
 const NOBODY: u32 = 65534;
@@ -102,18 +102,6 @@ fn program(path: &Path, place: &Path, pdeathsig: &str) -> Command {
     command
 }
 
-/// Starts a program from a thread that lasts as long as this process.
-fn spawn(mut command: Command) -> Child {
-    let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || {
-        tell.send(command.spawn()).unwrap();
-        loop {
-            std::thread::park();
-        }
-    });
-    told.recv().unwrap().unwrap()
-}
-
 impl Server {
     /// Starts one with these settings, and waits until it answers. `None`: PostgreSQL is not installed.
     pub(crate) fn start(settings: &[&str]) -> Option<Server> {
@@ -171,7 +159,7 @@ impl Server {
         command.arg("-D").arg(self.place.path().join("data"));
         command.args(self.arguments.iter().flat_map(|argument| ["-c", argument]));
         let log = fs::File::options().create(true).append(true).open(self.place.path().join("log")).unwrap();
-        *self.child.lock().unwrap() = Some(spawn({
+        *self.child.lock().unwrap() = Some(spawn_for_all({
             command.stderr(log);
             command
         }));
@@ -266,7 +254,7 @@ impl Bouncer {
         fs::write(&file, config).unwrap();
         let mut command = program(Path::new("/usr/sbin/pgbouncer"), place.path(), "KILL");
         command.arg("-q").arg(&file).stderr(Stdio::null());
-        let bouncer = Bouncer { port, child: spawn(command).into(), _place: place };
+        let bouncer = Bouncer { port, child: spawn_for_all(command).into(), _place: place };
         let begun = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(is_within(begun, PATIENCE), "pgbouncer does not come up");

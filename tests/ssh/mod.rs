@@ -7,12 +7,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::supervised::in_memory;
+use crate::supervised::{in_memory, spawn_for_all};
 
 /// Maximum time for the start of a server.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -48,19 +48,12 @@ pub(crate) fn shared() -> Option<&'static Server> {
     SHARED.get_or_init(|| Some(Server::start("")?.with_master())).as_ref()
 }
 
-/// Starts a program from a thread that lasts as long as this process, with which the program ends.
+/// Starts a program that ends with this process.
 fn spawn(program: &str, arguments: &[&str]) -> Child {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", program]).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || {
-        tell.send(command.spawn()).unwrap();
-        loop {
-            std::thread::park();
-        }
-    });
-    told.recv().unwrap().unwrap()
+    spawn_for_all(command)
 }
 
 impl Server {

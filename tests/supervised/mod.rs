@@ -15,6 +15,8 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -245,4 +247,18 @@ pub(crate) fn in_memory() -> tempfile::TempDir {
 /// Keeps the temporary files of this run when it ends, for inspection.
 pub(crate) fn keep_files() {
     let _ = std::fs::write(std::env::temp_dir().join(KEPT), "");
+}
+
+#[allow(dead_code, reason = "not every test program has servers")]
+/// Starts a program from a thread that lasts as long as this process. A program with a signal for the death of its parent
+/// gets that signal when the thread ends.
+pub(crate) fn spawn_for_all(mut command: Command) -> Child {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        tell.send(command.spawn()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    });
+    told.recv().unwrap().unwrap()
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use csalock::host::{Host, Unix};
@@ -13,6 +14,7 @@ use nix::unistd::Pid;
 
 use super::tracer::TRACE;
 use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
+use crate::supervised::spawn_for_all;
 
 /// How long the leases are that the commands take.
 pub(crate) const LEASE: &str = "12s";
@@ -154,7 +156,9 @@ impl Fixture {
             label: None,
         };
         let applicant = AcquireRequest::for_itself(handle.clone(), party, owner);
-        let taken = self.engine.acquire(name.as_bytes(), &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap();
+        // The server may be busy with other tests.
+        let patient = WaitPolicy { limit: Some(Duration::from_secs(60)), ..WaitPolicy::NONE };
+        let taken = self.engine.acquire(name.as_bytes(), &applicant, &patient, None, &mut |_| None).unwrap();
         assert!(matches!(taken, AcquireResult::Granted(..)), "{taken:?}");
         handle
     }
@@ -307,15 +311,8 @@ fn others() -> &'static Others {
         let idle = || {
             let mut command = Command::new("setpriv");
             command.args(["--pdeathsig", "KILL", "sleep", "1000000"]);
-            let (tell, told) = std::sync::mpsc::channel();
-            // It dies with the thread that started it.
-            std::thread::spawn(move || {
-                tell.send(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()).unwrap();
-                loop {
-                    std::thread::park();
-                }
-            });
-            told.recv().unwrap()
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            spawn_for_all(command)
         };
         let process = |child: &Child| Unix::new().process(child.id() as i32).unwrap().unwrap();
         let (living, mut dead) = (idle(), idle());

@@ -231,7 +231,7 @@ fn forget_value(fixture: &Fixture) -> Verdict {
     if fixture.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
         return Ok(());
     }
-    let wait = if fixture.place == Place::Etcd { "-w 10s" } else { "-n" };
+    let wait = if fixture.place == Place::Etcd { "-w 1m" } else { "-n" };
     let script = format!("{CSALOCK} del {wait} {}; exit $?", fixture.typed("x"));
     let call = fixture.sandbox.script("dash", &script).env("CSALOCK_TRACE", fixture.trace());
     let done = if fixture.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
@@ -311,7 +311,7 @@ fn waiters(fixture: &mut Fixture) -> Verdict {
 
 /// The next one gets in at once; but a server may be busy.
 fn next(fixture: &Fixture) -> Verdict {
-    let wait = if fixture.place == Place::Etcd { &["-w", "10s"][..] } else { &["-n"] };
+    let wait = if fixture.place == Place::Etcd { &["-w", "1m"][..] } else { &["-n"] };
     quiet(fixture, &[&["run"][..], wait, &["X", "--also", "Y", "true"]].concat())
 }
 
