@@ -232,3 +232,8 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Returns an error of the system as the C library describes it, without its number.
+pub(crate) fn describe(error: &std::io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |code| Errno::from_raw(code).desc().to_string())
+}

@@ -10,6 +10,7 @@
 //! - Only a commit or a sweep changes records. Reads create nothing: a store that does not exist yet reads as empty.
 
 mod answers;
+mod calls;
 pub(crate) mod directory;
 pub(crate) mod etcd;
 mod file_system;

@@ -46,10 +46,10 @@ fn open(context: &Context, location: &Location) -> Result<Box<dyn Store>> {
 fn mark(context: &Context, location: &Location, path: &Path) -> Result<()> {
     let failed =
         |doing| move |error: io::Error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), doing, path);
-    if !path.exists() {
-        return Ok(());
-    }
-    let mode = path.metadata().map_err(failed("open the store"))?.permissions().mode();
+    let mode = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(failed("open the store"))?.permissions().mode(),
+    };
     if mode & MARK != 0 {
         return Ok(());
     }

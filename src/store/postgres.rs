@@ -182,7 +182,7 @@ impl Store for Postgres {
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
-        super::guarded(&self.client.state).until = until;
+        super::guarded(&self.client.state).calls.until = until;
     }
 
     fn leases(&self) -> &dyn Leases {

@@ -32,6 +32,7 @@ pub use self::serve::serve;
 use self::subscription::Subscribed;
 pub use self::url::Remote;
 use self::wire::{Bytes, Change, Commit, Reply, Request};
+use super::calls::PATIENCE;
 use super::directory::file_name;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Swept, Topic, Versioned,
@@ -98,7 +99,7 @@ impl Ssh {
             }
             let mut slot = guarded(&self.client.slot);
             let link = slot.link.as_mut().ok_or_else(|| self.nonsense())?;
-            reply = link.reply(host, id, host.boottime() + client::PATIENCE).map_err(|trouble| {
+            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|trouble| {
                 slot.lose();
                 self.client.error(trouble)
             })?;
@@ -130,6 +131,7 @@ impl Store for Ssh {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        set.check_one_change()?;
         let change = |change: &super::Write<'_>| Change {
             name: Bytes(change.name.to_vec()),
             expect: change.expect,
@@ -158,7 +160,7 @@ impl Store for Ssh {
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
-        guarded(&self.client.state).until = until;
+        guarded(&self.client.calls).until = until;
     }
 
     fn leases(&self) -> &dyn Leases {

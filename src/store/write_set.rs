@@ -89,6 +89,14 @@ impl<'a> WriteSet<'a> {
         WriteSet::from(Write { name, expect: expect.copied(), body, options: WriteOptions::default() })
     }
 
+    /// Refuses more than one change, for a store that makes one at a time.
+    pub(super) fn check_one_change(&self) -> Result<()> {
+        match self.changes.len() {
+            0 | 1 => Ok(()),
+            _ => Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
+        }
+    }
+
     /// Makes the only change by `replace`, for a store that makes one change at a time. Checks the leases first, because
     /// an expired lease cannot come back.
     pub(super) fn commit_alone(
@@ -96,15 +104,15 @@ impl<'a> WriteSet<'a> {
         leases: &dyn Leases,
         replace: impl FnOnce(&Write<'a>) -> Result<CommitResult>,
     ) -> Result<CommitResult> {
+        self.check_one_change()?;
         for lease in &self.expired {
             if !leases.is_expired(lease)? {
                 return Ok(CommitResult::Conflict);
             }
         }
-        let done = match &self.changes[..] {
-            [] => CommitResult::Done(Version::default()),
-            [change] => replace(change)?,
-            _ => return Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
+        let done = match self.changes.first() {
+            None => CommitResult::Done(Version::default()),
+            Some(change) => replace(change)?,
         };
         if done != CommitResult::Conflict {
             self.changes_stand();

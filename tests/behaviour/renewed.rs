@@ -52,6 +52,15 @@ fn the_keeper(sandbox: &Sandbox) -> i32 {
     keepers(sandbox)[0]
 }
 
+/// A job with a slot whose command has succeeded while its supervisor was stopped.
+fn job_with_stopped_supervisor(sandbox: &Sandbox) -> Job {
+    let (mut job, command) = running(sandbox, &["--once-per=99999d"]);
+    send(job.pid(), Signal::SIGSTOP);
+    job.release();
+    wait_until("the command has ended", || !lives(command));
+    job
+}
+
 /// A command that holds the lock until its stdin ends, its supervisor, and its pid.
 fn running(sandbox: &Sandbox, options: &[&str]) -> (Job, i32) {
     let words = [&["run"], options, &["x", "dash", "-c", "echo $$; cat; :"]].concat();
@@ -207,10 +216,7 @@ on_every_shared_store! {
     }
 
     fn a_job_keeps_its_lock_until_its_stopped_supervisor_reports_the_success(sandbox: &Sandbox) {
-        let (mut job, command) = running(sandbox, &["--once-per=99999d"]);
-        send(job.pid(), Signal::SIGSTOP);
-        job.release();
-        wait_until("the command has ended", || !lives(command));
+        let job = job_with_stopped_supervisor(sandbox);
         await_renewals(sandbox, "x", 4);
         csalock(sandbox, &["run", "-qn", "--once-per=99999d", "x", "echo", "again"]).status(75).run();
         job.send(Signal::SIGCONT);
@@ -219,10 +225,7 @@ on_every_shared_store! {
     }
 
     fn a_job_whose_stopped_supervisor_is_killed_is_repeated(sandbox: &Sandbox) {
-        let (mut job, command) = running(sandbox, &["--once-per=99999d"]);
-        send(job.pid(), Signal::SIGSTOP);
-        job.release();
-        wait_until("the command has ended", || !lives(command));
+        let mut job = job_with_stopped_supervisor(sandbox);
         await_renewals(sandbox, "x", 1);
         job.kill();
         csalock(sandbox, &["run", "-q", "--once-per=99999d", "x", "echo", "again"]).stdout("again\n").run();

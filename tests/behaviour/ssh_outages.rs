@@ -229,6 +229,33 @@ fn troubles_of_a_connection_are_named() {
 }
 
 #[test]
+fn a_server_that_sends_without_end_exceeds_no_deadline() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let session = "0".repeat(64);
+    let greeting = format!("{{\"csalock_serve\":1,\"program\":\"1\",\"session\":{{\"Ok\":\"{session}\"}}}}");
+    for flood in ["yes '[0,\"notified\"]'", "yes '[0,\"done\"]'", "yes x | tr -d '\\n'"] {
+        let text = format!("#!/bin/sh\necho '{greeting}'\n{flood}\n");
+        let program = sandbox.program("files/flood", text).display().to_string();
+        let done = by(&sandbox, &program, &["run", "-w", "1s", "x", "touch", "ran"]).capture();
+        assert!(done.code == Some(69) && done.stderr.contains(" cannot be reached: "), "{flood}: {done:?}");
+    }
+    assert!(!sandbox.path("files/ran").exists());
+    // A flood that reaches a waiter ends only its connection.
+    let whole = instead_of_ssh(&sandbox, "whole", "", "");
+    let when_told = "rm -f told; (until [ -e told ]; do sleep 0.01; done; exec yes '[0,\"notified\"]') &";
+    let flooded = instead_of_ssh(&sandbox, "flooded", when_told, "");
+    let mut holder = by(&sandbox, &whole, &["run", "x", "cat"]).spawn();
+    wait_until("it is held", || by(&sandbox, &whole, &["status", "--json", "x"]).capture().stdout.contains("\"held\""));
+    let waiter = by(&sandbox, &flooded, &["run", "-w", "1m", "x", "echo", "locked"]).spawn();
+    let waits = || by(&sandbox, &whole, &["status", "--json", "x"]).capture().stdout.contains("\"waiters\":[{");
+    wait_until("it waits", waits);
+    std::fs::write(sandbox.path("files/told"), "").unwrap();
+    wait_until("it has another connection", || !sandbox.path("files/told").exists());
+    holder.release();
+    assert_eq!((holder.wait().code, waiter.wait().stdout.as_str()), (Some(0), "locked\n"));
+}
+
+#[test]
 fn a_server_ends_with_its_client_and_refuses_nonsense() {
     let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("dir:{}", sandbox.path("store").display());
@@ -239,13 +266,15 @@ fn a_server_ends_with_its_client_and_refuses_nonsense() {
         let done = sandbox.csalock(["serve", "--stdio", &store]).stdin(garbage).capture();
         assert_eq!((done.code, done.stderr.as_str()), (Some(64), said), "{:.20}", garbage);
     }
-    // A channel is no way to other files.
+    // A channel's name cannot name another file.
     let requests = "[1,{\"subscribe\":\"../../x\"}]\n";
     assert_eq!(sandbox.csalock(["serve", "--stdio", &store]).stdin(requests).capture().code, Some(64));
     sandbox.csalock(["serve", "--stdio", &store]).stdin("").capture();
     assert!(!sandbox.path("store").exists());
     let done = sandbox.csalock(["serve", "--stdio", "sqlite:db"]).stdin("").capture();
-    assert!(done.code == Some(0) && done.stdout.contains("the store is not a directory of records"), "{done:?}");
+    assert!(done.stdout.contains("\"session\":{\"Err\":{"), "{done:?}");
+    let said = "csalock: serve: the store is not a directory of records; use dir:PATH\n";
+    assert_eq!((done.code, done.stderr.as_str()), (Some(64), said));
     let mut client = sandbox.csalock(["serve", "--stdio", &store]).spawn();
     client.lines(1);
     let server = client.pid();

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, describe};
 use crate::name::escape_path;
 
 /// Permissions of the file: the collector runs as another user.
@@ -25,11 +25,6 @@ pub(super) fn write(path: &OsStr, bytes: &[u8], pid: i32) -> Result<()> {
         let what = format!("cannot write {}: {}", escape_path(path), describe(&error));
         Error::new(ErrorKind::CannotCreate, what, "name a file in a directory that exists and that you may write")
     })
-}
-
-/// Returns the error as the C library describes it, without its number.
-fn describe(error: &io::Error) -> String {
-    error.raw_os_error().map_or_else(|| error.to_string(), |code| nix::errno::Errno::from_raw(code).desc().to_string())
 }
 
 fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {

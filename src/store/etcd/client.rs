@@ -27,27 +27,12 @@ use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::answers::answered;
+use crate::store::calls::{Calls, pause};
 use crate::store::{Cluster, guarded};
-
-/// Maximum time of a call, and its default.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Default time of a call after an unanswered call, so that several calls to silent servers do not each wait long.
-const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Maximum time that a call may exceed its deadline.
-const OVERTIME: Duration = Duration::from_millis(700);
-
-/// Minimum time of a call, even if its deadline has passed.
-const LEAST: Duration = Duration::from_millis(100);
 
 /// Maximum time for one server in the first round, doubled in each later round.
 const SHARE: Duration = Duration::from_secs(2);
 const LEAST_SHARE: Duration = Duration::from_millis(250);
-
-/// Pause after the second round, doubled after each later round.
-const PAUSE: Duration = Duration::from_millis(25);
-const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
 /// Client for any server of a cluster that answers.
 pub(super) struct Client {
@@ -69,11 +54,7 @@ struct State {
     sent: u32,
     /// Index of the server to ask first.
     at: usize,
-    /// True after any server has answered.
-    answered: bool,
-    /// True if the last call ended without an answer.
-    silent: bool,
-    until: Option<Duration>,
+    calls: Calls,
 }
 
 impl Client {
@@ -95,7 +76,7 @@ impl Client {
 
     /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
     pub(super) fn set_deadline(&self, until: Option<Duration>) {
-        guarded(&self.state).until = until;
+        guarded(&self.state).calls.until = until;
     }
 
     /// Sends a request until a server answers, and returns the answer.
@@ -116,9 +97,7 @@ impl Client {
         let requests: Vec<Request<'_>> =
             paths.zip(&bodies).map(|(path, body)| Request { path, body: Some(body.as_bytes()) }).collect();
         let mut state = guarded(&self.state);
-        let (now, policy) = (self.host.boottime(), if state.silent { LITTLE_PATIENCE } else { PATIENCE });
-        let at_most = state.until.map_or(policy, |until| (until.saturating_add(OVERTIME)).saturating_sub(now));
-        let deadline = now + at_most.clamp(LEAST, PATIENCE);
+        let deadline = state.calls.deadline(self.host.boottime());
         let count = self.cluster.endpoints.len();
         state.sent = 0;
         let mut troubles = Vec::new();
@@ -132,24 +111,25 @@ impl Client {
                 match self.ask_logged_in(&mut state, at, &requests, share) {
                     Ok(answer) => {
                         answered(());
-                        (state.at, state.answered, state.silent) = (at, true, false);
+                        state.at = at;
+                        state.calls.note_answer();
                         return Ok((answer, state.sent > 1));
                     }
                     Err(trouble) => {
                         let ends_all = matches!(trouble.retry_policy(), RetryPolicy::None | RetryPolicy::Login);
-                        // A cluster that refuses a request is reachable.
-                        state.answered |= ends_all;
                         troubles.push((self.cluster.endpoints[at].clone(), trouble));
                         if ends_all {
-                            state.silent = false;
-                            return Err(self.failed(troubles, true));
+                            // A cluster that refuses a request is reachable.
+                            state.calls.note_answer();
+                            let error = CallError::error(&troubles, &self.cluster);
+                            return Err(Failed { last: troubles.pop().map(|(_, trouble)| trouble), error });
                         }
                     }
                 }
             }
-            let pause = (PAUSE * (1 << round.min(6))).min(LONGEST_PAUSE);
-            let is_hopeless =
-                !state.answered && troubles.iter().all(|(_, trouble)| trouble.retry_policy() == RetryPolicy::Elsewhere);
+            let pause = pause(round);
+            let is_hopeless = !state.calls.answered
+                && troubles.iter().all(|(_, trouble)| trouble.retry_policy() == RetryPolicy::Elsewhere);
             if is_hopeless || self.host.boottime() + pause >= deadline {
                 break;
             }
@@ -157,16 +137,9 @@ impl Client {
                 self.host.sleep(pause);
             }
         }
-        state.silent = true;
-        Err(self.failed(troubles, state.answered))
-    }
-
-    fn failed(&self, troubles: Vec<(String, CallError)>, answered: bool) -> Failed {
-        let mut error = CallError::error(&troubles, &self.cluster);
-        if !answered && troubles.iter().any(|(_, trouble)| trouble.may_pass()) {
-            error = error.unreached();
-        }
-        Failed { last: troubles.into_iter().next_back().map(|(_, trouble)| trouble), error }
+        let may_pass = troubles.iter().any(|(_, trouble)| trouble.may_pass());
+        let error = state.calls.note_silence(CallError::error(&troubles, &self.cluster), may_pass);
+        Err(Failed { last: troubles.pop().map(|(_, trouble)| trouble), error })
     }
 
     /// Sends requests to one server, and logs in if necessary. Returns the answer to the last one.

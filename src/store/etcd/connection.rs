@@ -60,7 +60,8 @@ impl Socket {
     }
 }
 
-fn poll(what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result<bool> {
+/// Waits until the descriptor is ready; returns false if it is not in time.
+pub(in crate::store) fn poll(what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result<bool> {
     let mut polled = [PollFd::new(what, flags)];
     Ok(ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None)? > 0)
 }

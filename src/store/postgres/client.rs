@@ -15,31 +15,18 @@ use super::settings::Settings;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::answers::answered;
+use crate::store::calls::{Calls, pause};
 use crate::store::etcd::dial::Connector;
 use crate::store::guarded;
-
-/// Maximum time of a call, and its default; the default after an unanswered call.
-const PATIENCE: Duration = Duration::from_secs(10);
-const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Maximum time that a call may exceed its deadline, and the minimum time of a call.
-const OVERTIME: Duration = Duration::from_millis(700);
-const LEAST: Duration = Duration::from_millis(100);
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
 
-/// First pause between attempts, doubled up to the longest.
-const PAUSE: Duration = Duration::from_millis(25);
-const LONGEST_PAUSE: Duration = Duration::from_millis(400);
-
-/// Connection of a store, and what this process knows about its server.
+/// Connection of a store, and the calls on it.
 #[derive(Default)]
 pub(super) struct State {
     idle: Option<Session>,
-    answered: bool,
-    silent: bool,
-    pub(super) until: Option<Duration>,
+    pub(super) calls: Calls,
 }
 
 impl State {
@@ -93,39 +80,31 @@ impl Postgres {
     fn send(&self, request: &[u8]) -> std::result::Result<(Vec<Row>, bool), Failed> {
         let client = &self.client;
         let mut state = guarded(&client.state);
-        let (now, patience) = (client.host.boottime(), if state.silent { LITTLE_PATIENCE } else { PATIENCE });
-        let at_most = state.until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
-        let deadline = now + at_most.clamp(LEAST, PATIENCE);
-        let (mut sent, mut pause) = (0, PAUSE);
+        let deadline = state.calls.deadline(client.host.boottime());
+        let (mut sent, mut attempt) = (0, 0);
         let trouble = loop {
-            let now = client.host.boottime();
-            client.connector.call_deadline.set(deadline.min(now + SHARE));
+            client.connector.call_deadline.set(deadline.min(client.host.boottime() + SHARE));
             let trouble = match client.try_once(&mut state, request, &mut sent) {
                 Ok(rows) => {
-                    (state.answered, state.silent) = (true, false);
+                    state.calls.note_answer();
                     return Ok((answered(rows), sent > 1));
                 }
                 Err(trouble) if trouble.ends_call() => {
-                    (state.answered, state.silent) = (true, false);
-                    return Err(self.failed(trouble, true));
+                    state.calls.note_answer();
+                    let error = trouble.error(&self.place, &self.schema);
+                    return Err(Failed { trouble, error });
                 }
                 Err(trouble) => trouble,
             };
-            let is_hopeless = !state.answered && trouble.is_hopeless();
-            if is_hopeless || client.host.boottime() + pause >= deadline {
+            let is_hopeless = !state.calls.answered && trouble.is_hopeless();
+            if is_hopeless || client.host.boottime() + pause(attempt) >= deadline {
                 break trouble;
             }
-            client.host.sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            client.host.sleep(pause(attempt));
+            attempt += 1;
         };
-        state.silent = true;
-        Err(self.failed(trouble, state.answered))
-    }
-
-    fn failed(&self, trouble: Trouble, answered: bool) -> Failed {
-        let error = trouble.error(&self.place, &self.schema);
-        let error = if !answered && trouble.may_pass() { error.unreached() } else { error };
-        Failed { trouble, error }
+        let error = state.calls.note_silence(trouble.error(&self.place, &self.schema), trouble.may_pass());
+        Err(Failed { trouble, error })
     }
 }
 

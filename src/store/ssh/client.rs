@@ -18,26 +18,15 @@ use super::errors::Trouble;
 use super::link::Link;
 use super::url::Remote;
 use super::wire::{Reply, Request};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::store::answers::answered;
+use crate::store::calls::{Calls, PATIENCE, pause};
 use crate::store::guarded;
-
-/// Maximum time of a call, and its default; the default after an unanswered call.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Maximum time that a call may exceed its deadline, and the minimum time of a call.
-const OVERTIME: Duration = Duration::from_millis(700);
-const LEAST: Duration = Duration::from_millis(100);
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(2);
-
-/// First pause between attempts, doubled up to the longest.
-const PAUSE: Duration = Duration::from_millis(25);
-const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
 /// Maximum time to connect before a process knows what it needs. A forked process can use only a finished connection.
 const TO_CONNECT: Duration = Duration::from_secs(2);
@@ -67,77 +56,68 @@ type Shared = (String, SocketId, Arc<Mutex<Slot>>);
 /// Device and number of a socket.
 type SocketId = (u64, u64);
 
-/// What is known of the server, and the deadline of the next calls.
-#[derive(Default)]
-pub(super) struct State {
-    pub(super) until: Option<Duration>,
-    answered: bool,
-    silent: bool,
-}
-
 pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     pub(super) remote: Remote,
     /// ssh(1), or the program in `CSALOCK_SSH`.
     pub(super) program: OsString,
     pub(super) slot: Arc<Mutex<Slot>>,
-    pub(super) state: Mutex<State>,
+    pub(super) calls: Mutex<Calls>,
 }
 
 impl Client {
     /// Returns a client with the connection of the parent, or a new one. A trouble shows at the first request.
     pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
         let slot = inherited(&remote.url()).unwrap_or_default();
-        let client = Client { host, remote: remote.clone(), program, slot, state: Mutex::default() };
+        let client = Client { host, remote: remote.clone(), program, slot, calls: Mutex::default() };
         let mut slot = guarded(&client.slot);
-        guarded(&client.state).answered = slot.link.is_some();
         if slot.link.is_none()
             && let Ok(mut link) = Link::open(&client.program, remote, client.host.boottime())
         {
             let greeted = link.greet(client.host.as_ref(), client.host.boottime() + TO_CONNECT);
-            guarded(&client.state).answered = greeted.is_ok();
             if greeted.is_ok()
                 && let Ok(id) = socket_id(&link)
             {
                 guarded(&LINKS).push((remote.url(), id, client.slot.clone()));
             }
-            slot.link = greeted.as_ref().err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
+            slot.link = greeted.err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
         }
+        guarded(&client.calls).answered = slot.link.as_ref().is_some_and(|link| link.session.is_some());
         drop(slot);
         client
     }
 
     /// Sends a request, and returns its reply with the id of the request.
     pub(super) fn ask(&self, request: &Request) -> Result<(u64, Reply)> {
-        let mut state = guarded(&self.state);
-        let (now, patience) = (self.host.boottime(), if state.silent { LITTLE_PATIENCE } else { PATIENCE });
-        let at_most = state.until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
-        let deadline = now + at_most.clamp(LEAST, PATIENCE);
-        let mut pause = PAUSE;
+        let mut calls = guarded(&self.calls);
+        let deadline = calls.deadline(self.host.boottime());
+        let mut attempt = 0;
         let trouble = loop {
             let id = self.new_id()?;
             match self.try_once(id, request, deadline) {
                 Ok(reply) => {
-                    (state.answered, state.silent) = (true, false);
+                    calls.note_answer();
                     return match answered(reply) {
                         Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
                         reply => Ok((id, reply)),
                     };
                 }
                 Err(trouble) => {
-                    let gives_up = !trouble.may_pass() || (!state.answered && !matches!(trouble, Trouble::Strange));
-                    if gives_up || self.host.boottime() + pause >= deadline {
+                    let gives_up = !trouble.may_pass() || (!calls.answered && !matches!(trouble, Trouble::Strange));
+                    if gives_up || self.host.boottime() + pause(attempt) >= deadline {
                         break trouble;
                     }
                 }
             }
-            self.host.sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            self.host.sleep(pause(attempt));
+            attempt += 1;
         };
-        state.silent = true;
-        let is_unreached = !state.answered && trouble.may_pass();
-        let error = self.error(trouble);
-        Err(if is_unreached { error.unreached() } else { error })
+        Err(self.unanswered(&mut calls, trouble))
+    }
+
+    fn unanswered(&self, calls: &mut Calls, trouble: Trouble) -> Error {
+        let may_pass = trouble.may_pass();
+        calls.note_silence(self.error(trouble), may_pass)
     }
 
     fn try_once(&self, id: u64, request: &Request, deadline: Duration) -> std::result::Result<Reply, Trouble> {
@@ -165,8 +145,7 @@ impl Client {
         // A connection that was made long ago and has not answered never will.
         link.greet(host, deadline.min(link.since + PATIENCE))?;
         if !slot.earlier.is_empty() {
-            let id = u64::MAX - id;
-            match link.ask(host, id, &Request::After(slot.earlier.clone()), deadline)? {
+            match link.ask(host, !id, &Request::After(slot.earlier.clone()), deadline)? {
                 Reply::Done => slot.earlier.clear(),
                 _ => return Err(Trouble::Silent),
             }
@@ -178,18 +157,21 @@ impl Client {
     /// Makes a connection for a list, whose reader may send other requests meanwhile. Returns the last reply.
     pub(super) fn list(&self, request: &Request, visit: &mut dyn FnMut(Reply) -> Result<()>) -> Result<Reply> {
         let (host, id) = (self.host.as_ref(), self.new_id()?);
-        let failed = |trouble| self.error(trouble);
-        let mut link = Link::open(&self.program, &self.remote, self.host.boottime()).map_err(failed)?;
-        link.greet(host, host.boottime() + PATIENCE).map_err(failed)?;
-        let mut reply = link.ask(host, id, request, host.boottime() + PATIENCE).map_err(failed)?;
+        let deadline = guarded(&self.calls).deadline(host.boottime());
+        let begun = Link::open(&self.program, &self.remote, host.boottime()).and_then(|mut link| {
+            link.greet(host, deadline)?;
+            Ok((link.ask(host, id, request, deadline)?, link))
+        });
+        let (mut reply, mut link) = begun.map_err(|trouble| self.unanswered(&mut guarded(&self.calls), trouble))?;
+        guarded(&self.calls).note_answer();
         while matches!(reply, Reply::Entry(..)) {
             visit(answered(reply))?;
-            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(failed)?;
+            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|trouble| self.error(trouble))?;
         }
         Ok(reply)
     }
 
-    pub(super) fn error(&self, trouble: Trouble) -> crate::error::Error {
+    pub(super) fn error(&self, trouble: Trouble) -> Error {
         trouble.error(&self.remote.url(), &self.remote.destination)
     }
 
@@ -208,7 +190,7 @@ fn inherited(url: &str) -> Option<Arc<Mutex<Slot>>> {
     let is_open = |(_, id, slot): &Shared| guarded(slot).link.as_ref().is_some_and(|link| socket_id(link) == Ok(*id));
     let (open, closed): (Vec<_>, Vec<_>) = std::mem::take(&mut *links).into_iter().partition(is_open);
     *links = open;
-    // Their descriptors are closed, and the numbers may belong to others by now.
+    // The descriptor of each is closed or has been replaced, and its number may belong to another file by now.
     closed.into_iter().for_each(std::mem::forget);
     links.iter().find(|(of, _, _)| of == url).map(|(_, _, slot)| slot.clone())
 }

@@ -3,15 +3,14 @@
 use std::io;
 
 use super::wire::Strange;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, describe};
 
 /// Parts of messages of ssh(1), shells and csalock about troubles that no repetition ends.
-const LASTING: [&str; 8] = [
+const LASTING: [&str; 7] = [
     "Permission denied",
     "Host key verification failed",
     "not found",
     "No such file",
-    "Could not resolve",
     "Bad ",
     "not allowed",
     "csalock:",
@@ -53,7 +52,7 @@ impl Trouble {
             Trouble::Refused(error) => return error.of_server(place),
             Trouble::NotStarted(error) => (
                 ErrorKind::Unavailable,
-                format!("cannot start ssh: {}", without_number(&error)),
+                format!("cannot start ssh: {}", describe(&error)),
                 "install an ssh client, or name its program in CSALOCK_SSH".to_string(),
             ),
             Trouble::Ended(said) if said.contains("Permission denied") => (
@@ -88,12 +87,6 @@ impl Trouble {
         };
         Error::new(kind, format!("{place} cannot be reached: {problem}"), cure)
     }
-}
-
-/// Returns the message of an error of the system without its number.
-fn without_number(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_string()
 }
 
 impl From<Strange> for Trouble {

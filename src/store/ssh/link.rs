@@ -8,8 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
+use nix::poll::PollFlags;
 use serde::de::DeserializeOwned;
 
 use super::errors::Trouble;
@@ -17,9 +16,13 @@ use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, Request, VERSION, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
+use crate::store::etcd::connection::poll;
 
 /// Maximum number of bytes of ssh's messages that are read.
 const MOST_SAID: usize = 4096;
+
+/// Maximum time to read notifications. A server that sends longer is not that of csalock.
+const TO_HEAR: Duration = Duration::from_secs(1);
 
 /// Subscriptions that were notified, at most: so many were asked for.
 pub(super) const MOST_SUBSCRIPTIONS: usize = 64;
@@ -83,17 +86,27 @@ impl Link {
                 (of, reply) if of == id => return Ok(reply),
                 _ => {}
             }
+            // A server that sends without end must not exceed the deadline.
+            if host.boottime() >= until {
+                return Err(Trouble::Silent);
+            }
         }
     }
 
     /// Reads the notifications that have arrived, without waiting.
     pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), Trouble> {
+        let until = host.boottime() + TO_HEAR;
         loop {
-            match self.receive(host, Duration::ZERO) {
-                Ok((of, Reply::Notified)) => self.note(of),
-                Ok((_, _)) => {}
-                Err(Trouble::Silent) => return Ok(()),
-                Err(trouble) => return Err(trouble),
+            while let Some((of, reply)) = self.lines.next()? {
+                if matches!(reply, Reply::Notified) {
+                    self.note(of);
+                }
+            }
+            if !self.read()? {
+                return Ok(());
+            }
+            if host.boottime() >= until {
+                return Err(Trouble::Strange);
             }
         }
     }
@@ -118,26 +131,33 @@ impl Link {
     }
 
     fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, until: Duration) -> Result<T, Trouble> {
-        let mut buffer = [0; 16 << 10];
         loop {
             if let Some(message) = self.lines.next()? {
                 return Ok(message);
             }
-            match self.socket.read(&mut buffer) {
-                Ok(0) => return Err(Trouble::Ended(self.said())),
-                Ok(length) => self.lines.push(&buffer[..length]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(host, PollFlags::POLLIN, until)?,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Trouble::Ended(self.said())),
+            if !self.read()? {
+                self.wait(host, PollFlags::POLLIN, until)?;
+            }
+        }
+    }
+
+    /// Reads what has arrived; returns false if that is nothing.
+    fn read(&mut self) -> Result<bool, Trouble> {
+        let mut buffer = [0; 16 << 10];
+        match self.socket.read(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+            Ok(0) | Err(_) => Err(Trouble::Ended(self.said())),
+            Ok(length) => {
+                self.lines.push(&buffer[..length]);
+                Ok(true)
             }
         }
     }
 
     fn wait(&self, host: &dyn Host, what: PollFlags, until: Duration) -> Result<(), Trouble> {
-        let left = until.saturating_sub(host.boottime());
-        let mut polled = [PollFd::new(self.socket.as_fd(), what)];
-        match ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None) {
-            Ok(0) => Err(Trouble::Silent),
+        match poll(self.socket.as_fd(), what, until.saturating_sub(host.boottime())) {
+            Ok(false) => Err(Trouble::Silent),
             // The caller tries again, also after a signal.
             _ => Ok(()),
         }
@@ -148,11 +168,8 @@ impl Link {
     fn said(&mut self) -> String {
         let Some(mut stderr) = self.ssh.stderr.take() else { return String::new() };
         let mut said = vec![0; MOST_SAID];
-        let is_readable = |wait| {
-            let mut polled = [PollFd::new(stderr.as_fd(), PollFlags::POLLIN)];
-            ppoll(&mut polled, Some(TimeSpec::from_duration(wait)), None).is_ok_and(|ready| ready > 0)
-        };
-        let length = if is_readable(Duration::from_millis(200)) { stderr.read(&mut said).unwrap_or(0) } else { 0 };
+        let is_readable = poll(stderr.as_fd(), PollFlags::POLLIN, Duration::from_millis(200)).is_ok_and(|ready| ready);
+        let length = if is_readable { stderr.read(&mut said).unwrap_or(0) } else { 0 };
         let text = String::from_utf8_lossy(&said[..length]).into_owned();
         let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
         crate::name::escape(last.unwrap_or_default().as_bytes())

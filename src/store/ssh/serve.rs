@@ -27,26 +27,23 @@ const TO_END: Duration = Duration::from_secs(8);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Serves a store on standard input and output until the client ends the connection.
-/// Returns an error if the client breaks the protocol.
+/// Returns an error if the client breaks the protocol, or the error of the store, which the client reads, too.
 pub fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
-    match serve_all(store, host) {
+    let session = Handle::new(host.random()?).proof();
+    let no_socket = || Error::new(ErrorKind::System, "cannot listen on a unix socket", "raise ulimit -n");
+    let bell = WakeSocket::new(WakeAddress::Supervisor(&session)).ok_or_else(no_socket)?;
+    let session = store.as_ref().map(|_| session).map_err(Error::clone);
+    let greeted = print(&Greeting { csalock_serve: VERSION, program: env!("CARGO_PKG_VERSION").to_string(), session });
+    let store = store?;
+    let server = Server { store: store.as_ref(), host, subscriptions: Vec::new(), cursors: Vec::new() };
+    match greeted.and_then(|()| answer_all(server, &bell)) {
         // The client has ended the connection before its answer.
         Err(error) if error.kind() == ErrorKind::InputOutput => Ok(()),
         served => served,
     }
 }
 
-fn serve_all(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
-    let session = Handle::new(host.random()?).proof();
-    let no_socket = || Error::new(ErrorKind::System, "cannot listen on a unix socket", "raise ulimit -n");
-    let bell = WakeSocket::new(WakeAddress::Supervisor(&session)).ok_or_else(no_socket)?;
-    let (session, store) = match store {
-        Ok(store) => (Ok(session), Some(store)),
-        Err(error) => (Err(error), None),
-    };
-    print(&Greeting { csalock_serve: VERSION, program: env!("CARGO_PKG_VERSION").to_string(), session })?;
-    let Some(store) = store else { return Ok(()) };
-    let mut server = Server { store: store.as_ref(), host, subscriptions: Vec::new(), cursors: Vec::new() };
+fn answer_all(mut server: Server<'_>, bell: &WakeSocket) -> Result<()> {
     let (stdin, mut lines, mut buffer) = (io::stdin(), Lines::default(), [0; 16 << 10]);
     loop {
         while let Some((id, request)) = lines.next().map_err(|_| strange())? {

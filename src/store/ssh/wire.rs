@@ -50,7 +50,7 @@ pub(super) enum Request {
     /// Subscribes to the channel of a waiter. The subscription has the id of the request.
     Subscribe(HandleHash),
     SubscribeToHistory,
-    /// Ends the subscription with this id. There is no reply.
+    /// Ends the subscription with this id. The server does not reply.
     Unsubscribe(u64),
     /// Reads the history after the read with this id, or from its beginning.
     History(Option<u64>),
