@@ -16,7 +16,7 @@ use crate::engine::{
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::ExpectedTurn;
-use crate::host::{caller, command_of};
+use crate::host::{ThisProcess, command_of};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Settings};
@@ -182,8 +182,8 @@ pub(super) fn request(
 }
 
 /// Returns the command line of the calling script, or of this process if the script is unknown.
-pub(super) fn command_of_caller(process: ProcessId) -> Vec<u8> {
-    caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command)
+pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {
+    this.caller().map_or_else(|_| command_of(this.id().pid), |caller| caller.command)
 }
 
 /// Reports from which holder a lock was taken over, if that holder had not released it. With `-v` it also reports each

@@ -23,6 +23,7 @@ use super::Host;
 use super::proc_stat::{self, ProcStat};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use super::shell_string::ends_with_lock;
+use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Owner, ProcessId};
 
@@ -88,15 +89,33 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
     })
 }
 
-/// Returns the script that called the process with the pid `pid`.
-/// Returns a usage error if the caller has ended, and a system error if /proc cannot be read.
-pub fn caller(pid: i32) -> Result<Caller> {
-    let us = look(pid)?.ok_or_else(orphan)?;
+/// This process as /proc shows it at one moment.
+pub struct ThisProcess(ProcStat);
+
+impl ThisProcess {
+    /// Looks at this process. Returns a system error if /proc cannot be read.
+    pub fn look() -> Result<ThisProcess> {
+        proc_stat::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
+    }
+
+    /// Returns the identity of this process.
+    pub fn id(&self) -> ProcessId {
+        ProcessId { pid: self.0.pid, start: self.0.start }
+    }
+
+    /// Returns the script that called this process.
+    /// Returns a usage error if the caller has ended, and a system error if /proc cannot be read.
+    pub fn caller(&self) -> Result<Caller> {
+        caller(&self.0)
+    }
+}
+
+fn caller(us: &ProcStat) -> Result<Caller> {
     if us.parent == 0 {
         return Err(no_owner(ALONE));
     }
-    let ours = LazyCell::new(|| arguments_of(pid));
-    let (mut at, mut stat) = (us.parent, parent_of(&us)?);
+    let ours = LazyCell::new(|| arguments_of(us.pid));
+    let (mut at, mut stat) = (us.parent, parent_of(us)?);
     let mut arguments = arguments_of(at);
     let (mut owners, mut starters) = (Vec::new(), Vec::new());
     for _ in 0..MOST_PARENTS {
@@ -115,7 +134,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
         (at, stat) = (stat.parent, parent_of(&stat)?);
         arguments = arguments_of(at);
     }
-    if stat.program == b"systemd" || (at == 1 && !is_called_by_init(&us, &stat)) {
+    if stat.program == b"systemd" || (at == 1 && !is_called_by_init(us, &stat)) {
         return Err(if at == us.parent { orphan() } else { no_owner(CALLED_OR_ADOPTED) });
     }
     owners.push(ProcessId { pid: at, start: stat.start });
@@ -144,7 +163,8 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
     let (mut from, mut ignored_below) = (called.pid, called.ignores_interrupt);
     // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
-        let Ok(Caller { owners, starters, .. }) = caller(from) else { break };
+        let Ok(Some(process)) = proc_stat::read(from) else { break };
+        let Ok(Caller { owners, starters, .. }) = caller(&process) else { break };
         waiting.extend(starters);
         // Programs other than shells may call something and continue. Only the direct caller is assumed to wait.
         let is_script = owners.last().is_some_and(is_shell);
