@@ -42,8 +42,9 @@ pub(super) struct Slot {
 impl Slot {
     /// Ends a connection with a trouble. Its server process may still carry out a request.
     pub(super) fn lose(&mut self) {
-        let ended = self.link.take().and_then(|link| link.session);
-        self.earlier.extend(ended);
+        let Some(link) = self.link.take() else { return };
+        link.end();
+        self.earlier.extend(link.session);
     }
 }
 
