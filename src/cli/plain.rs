@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 use super::{Busy, Cli, Command, Common, Lock, OnLost, Recurrence, Run, Taking, Unlock, Waiting};
-use crate::duration::{Limit, parse_timeout};
+use crate::duration::{Limit, parse_duration, parse_timeout};
 
 /// Commands whose command lines this module reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,13 +16,16 @@ enum Verb {
     Unlock,
 }
 
-/// Options whose meaning does not depend on other options, each at most once.
+/// Options that many command lines have, each at most once.
 #[derive(Default)]
 struct Options {
     quiet: bool,
     verbose: bool,
     nonblock: bool,
+    shared: bool,
     no_fork: bool,
+    store: Option<OsString>,
+    max_hold: Option<Duration>,
     timeout: Option<Limit>,
     label: Option<OsString>,
     conflict_exit_code: Option<u8>,
@@ -48,10 +51,12 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
             }
         }
     }
-    let common = Common { quiet: options.quiet, verbose: options.verbose, ..Common::default() };
-    if names.is_empty() || (options.quiet && options.verbose) || (options.nonblock && options.timeout.is_some()) {
+    let Options { quiet, verbose, nonblock, no_fork, .. } = options;
+    let excludes = [(quiet, verbose), (nonblock, options.timeout.is_some()), (no_fork, options.max_hold.is_some())];
+    if names.is_empty() || excludes.contains(&(true, true)) {
         return None;
     }
+    let common = Common { quiet, verbose, store: options.store.take(), ..Common::default() };
     let command = match verb {
         Verb::Run => Command::Run(run(options, names, common)),
         Verb::Lock => Command::Lock(Lock { taking: options.taking(), pid: None, print_handle: false, names, common }),
@@ -67,9 +72,12 @@ impl Options {
         let is_first = match (option.to_str()?, verb) {
             ("-q", _) => !std::mem::replace(&mut self.quiet, true),
             ("-v", _) => !std::mem::replace(&mut self.verbose, true),
+            ("--store", _) => self.store.replace(value()?.clone()).is_none(),
             (_, Verb::Unlock) => false,
             ("-n", _) => !std::mem::replace(&mut self.nonblock, true),
+            ("-s", _) => !std::mem::replace(&mut self.shared, true),
             ("-F", Verb::Run) => !std::mem::replace(&mut self.no_fork, true),
+            ("--max-hold", Verb::Run) => self.max_hold.replace(parse_duration(value()?.to_str()?).ok()?).is_none(),
             ("-w" | "--timeout", _) => self.timeout.replace(parse_timeout(value()?.to_str()?).ok()?).is_none(),
             ("--label", _) => self.label.replace(value()?.clone()).is_none(),
             ("-E", _) => self.conflict_exit_code.replace(exit_code(value()?)?).is_none(),
@@ -88,19 +96,28 @@ impl Options {
             label: self.label,
             conflict_exit_code: self.conflict_exit_code,
         };
-        Taking { waiting, give_up_if: None, exclusive: false, shared: false, slots: None, ttl: None, forever: false }
+        Taking {
+            waiting,
+            give_up_if: None,
+            exclusive: false,
+            shared: self.shared,
+            slots: None,
+            ttl: None,
+            forever: false,
+        }
     }
 }
 
 fn run(options: Options, words: Vec<OsString>, common: Common) -> Run {
+    let Options { no_fork, max_hold, .. } = options;
     Run {
         common,
-        no_fork: options.no_fork,
+        no_fork,
         taking: options.taking(),
         busy: Busy::Wait,
         flock: false,
         shell: None,
-        max_hold: None,
+        max_hold,
         kill_after: Duration::from_secs(10),
         on_lost: OnLost::Kill,
         recurrence: Recurrence::default(),
@@ -178,6 +195,9 @@ mod tests {
             "-c",
             "--force",
             "--also",
+            "--store",
+            "dir:x",
+            "--max-hold",
         ];
         let mut dice = fastrand::Rng::with_seed(7);
         let mut plain_ones = 0;
