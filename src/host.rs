@@ -2,6 +2,7 @@
 //!
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
+mod blocked_callers;
 pub mod boot_lease;
 mod databases;
 mod fake;

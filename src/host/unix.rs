@@ -25,7 +25,7 @@ use super::machine::{is_this_machine, machine};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
 use super::wait_set::{self, LinuxWaitSet};
-use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat, times};
+use super::{Host, Invocation, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::startup_state::effective_user;
@@ -102,7 +102,7 @@ impl Host for Unix {
     }
 
     fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
-        owner::blocked_callers(called, some_time_later)
+        blocked_callers::blocked_callers(called, some_time_later)
     }
 
     fn may_be_called_by(&self, called: &Invocation, processes: &[ProcessId]) -> bool {
