@@ -61,7 +61,7 @@ on_every_store! {
         assert_eq!([fails("--retries=1"), fails("--retries=1")], [Some(1), Some(1)]);
         sandbox.csalock(["run", LONG, "--retries=1", "job", "echo", "runs"]).run();
         let done = sandbox.csalock(["run", "-v", LONG, "--retries=1", "job", "echo", "runs"]).capture();
-        let said = "csalock: lock job is taken, token TOKEN\n\
+        let said = "csalock: lock job was acquired, token TOKEN\n\
                     csalock: lock job in store STORE: its job has not succeeded in this slot after 2 runs; nothing was run\n";
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(0), said));
         sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
