@@ -173,7 +173,7 @@ impl Client {
     }
 
     pub(super) fn error(&self, trouble: Trouble) -> Error {
-        trouble.error(&self.remote.url(), &self.remote.destination)
+        trouble.error(&self.remote, &self.program)
     }
 
     fn new_id(&self) -> Result<u64> {
