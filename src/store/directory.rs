@@ -142,7 +142,7 @@ impl Directory {
     }
 
     /// Returns the time of the file system.
-    fn time(&self) -> Result<Duration> {
+    fn file_system_time(&self) -> Result<Duration> {
         let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
         self.existing()?.ok_or_else(gone)?.file_system_time()
     }
@@ -282,6 +282,14 @@ impl Leases for Directory {
         self.in_store(true, lend)?.ok_or_else(|| self.is_missing())
     }
 
+    fn time(&self) -> Result<Duration> {
+        // Under one kernel, files have the times of its clock.
+        if self.scope() == Scope::Local {
+            return Ok(self.host.wall());
+        }
+        self.in_store(true, |root| root.file_system_time())?.ok_or_else(|| self.is_missing())
+    }
+
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
         let remaining = |root: &Arc<Root>| lease::remaining(self.host.as_ref(), lease, || root.file_system_time());
         self.in_store(false, remaining).map(Option::unwrap_or_default)
@@ -293,10 +301,10 @@ impl Leases for Directory {
 
     fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
         let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
-        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.time())
+        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.file_system_time())
     }
 
     fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        self.leases.to_note(self.host.as_ref(), leases, seen, || self.time())
+        self.leases.to_note(self.host.as_ref(), leases, seen, || self.file_system_time())
     }
 }
