@@ -14,8 +14,7 @@ fn noon_and(minutes: i64) -> String {
 
 /// A call at that time, on the clocks of host and store.
 fn at(call: Call<'_>, minutes: i64) -> Call<'_> {
-    let offset = noon_and(minutes);
-    call.env(CLOCK, &offset).env(FILE_TIMES, &offset)
+    call.with_clocks(&noon_and(minutes))
 }
 
 /// A slot that does not end while a test runs.
