@@ -28,7 +28,7 @@ pub use proc_stat::start_of;
 pub use programs::command_of;
 #[cfg(debug_assertions)]
 pub use times::OFFSETS;
-pub use times::file_time;
+pub use times::{file_time, server_time};
 #[cfg(debug_assertions)]
 pub use unix::FIRST_PIDS;
 pub use unix::{Unix, is_at_work};
