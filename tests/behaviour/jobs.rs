@@ -212,7 +212,7 @@ on_every_kind_of_store! {
         assert_eq!([call(0), call(59), overdue(59, &[])], [silent.clone(), silent.clone(), silent.clone()]);
         let (code, said) = call(61);
         assert!(code == 86 && said.starts_with("csalock: lock job in store STORE is busy: held by pid PID on HOST (user USER) since "), "{said}");
-        assert!(said.contains("; its job has not succeeded since TIME (AGE ago), and must succeed once in 1h; wait longer with -w, or see "), "{said}");
+        assert!(said.contains("; its job has not succeeded since TIME (AGE ago), and must succeed once in 1h; `csalock status -v "), "{said}");
         assert_eq!([call(62), call(120)], [silent.clone(), silent.clone()]);
         let listed = (86, "job: its job has not succeeded since TIME (AGE ago), and must succeed once in 1h\n".to_string());
         assert_eq!([overdue(62, &[]), overdue(62, &["job"])], [listed.clone(), listed]);

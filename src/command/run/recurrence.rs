@@ -112,7 +112,9 @@ impl<'a> Recurring<'a> {
         let job = engine.record(&target.name)?.job.unwrap_or_default();
         let busy = RefusedLock::new(target, &reporter).refusal(refusal);
         let message = format!("{}; {}", busy.message, overdue(&job, now, Zone::Local));
-        let refusal = RefusalReport { kind: ErrorKind::Overdue, message, ..busy };
+        // A wait does not help a job that is late already: its holder does.
+        let hint = format!("`csalock status -v {}` says how its holder ends", target.shell_arg);
+        let refusal = RefusalReport { kind: ErrorKind::Overdue, message, hint, ..busy };
         self.asked.common.note(&refusal.to_string());
         Ok(refusal.kind.into())
     }
