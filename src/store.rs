@@ -69,7 +69,9 @@ pub struct Versioned {
 pub struct Abilities {
     /// Maximum number of changes of one commit.
     pub changes: usize,
-    /// True if a commit wakes waiters on other hosts, and subscribers of records learn of all changes.
+    /// True if a commit wakes waiters on other hosts, unless a pooler is in the way.
+    pub wakes_hosts: bool,
+    /// True if a commit certainly wakes waiters on other hosts, and subscribers of records learn of all changes.
     pub notifies: bool,
     /// True if a commit returns the record that it conflicts with, where it certainly conflicts.
     pub returns_conflicts: bool,
@@ -148,7 +150,7 @@ pub trait Store: Send + Sync {
 
     /// Returns what the store can do.
     fn abilities(&self) -> Abilities {
-        Abilities { changes: 1, notifies: false, returns_conflicts: false }
+        Abilities { changes: 1, wakes_hosts: false, notifies: false, returns_conflicts: false }
     }
 
     /// Returns the hosts that may use the store.

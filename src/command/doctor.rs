@@ -91,7 +91,7 @@ fn hosts(engine: &Engine) -> Finding {
     let shared = format!("other hosts may share it: a holder renews a lease of {lease}, and");
     Finding::good(
         "hosts",
-        match (engine.store().scope(), engine.store().abilities().notifies) {
+        match (engine.store().scope(), engine.store().abilities().wakes_hosts) {
             (Scope::Local, _) if engine.needs_leases() => format!(
                 "this host alone, and this is a container: a holder renews a lease of {lease}, because processes \
                  outside cannot see it; waiters are woken"

@@ -195,7 +195,7 @@ impl Store for Postgres {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: MOST_AT_ONCE, notifies: false, returns_conflicts: true }
+        Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false, returns_conflicts: true }
     }
 
     fn scope(&self) -> Scope {

@@ -177,7 +177,7 @@ impl Store for Ssh {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: 1, notifies: false, returns_conflicts: false }
+        Abilities { changes: 1, wakes_hosts: true, notifies: false, returns_conflicts: false }
     }
 
     fn scope(&self) -> Scope {
