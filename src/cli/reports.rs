@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{Common, whole};
+use super::options::{Common, hide, whole};
 use crate::duration::parse_duration;
 use crate::report::Moment;
 
@@ -108,7 +108,7 @@ pub struct Audit {
 /// node_exporter. Changes nothing in the store. If the store does not answer, csalock_up is 0, and csalock exits with the
 /// code of the error.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock metrics [OPTION]... [NAME]...")]
+#[command(override_usage = "csalock metrics [OPTION]... [NAME]...", mut_args(|argument| hide(argument, &["json"])))]
 pub struct Metrics {
     /// Write to this file: a temporary file in the same directory replaces it
     #[arg(short, long, value_name = "FILE")]

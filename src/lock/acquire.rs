@@ -228,16 +228,14 @@ fn awaited_ends(
     }
     let (mut processes, mut leases) = (Vec::new(), Vec::new());
     for grant in &record.holders {
-        let process = match grant.provisional {
+        let waiter = match grant.provisional {
             Some(process) => Some((process, facts.liveness(&grant.owner.domain, &process)?)),
-            None => effective_owner(&grant.owner, facts)?,
+            None => None,
         };
+        let owner = effective_owner(&grant.owner, facts)?.filter(|owner| waiter != Some(*owner));
         // No host can observe the end of a missing process.
-        processes.extend(
-            process
-                .filter(|(_, liveness)| liveness.may_live_here())
-                .map(|(process, _)| (grant.owner.domain.clone(), process)),
-        );
+        let live = waiter.into_iter().chain(owner).filter(|(_, liveness)| liveness.may_live_here());
+        processes.extend(live.map(|(process, _)| (grant.owner.domain.clone(), process)));
         // If this host can see the owner, the owner's end counts and the lease does not.
         let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
         leases.extend(grant.lifetime.lease().filter(|_| by_lease).cloned());

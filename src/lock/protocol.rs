@@ -13,7 +13,7 @@
 //! the caller's handle hash is the caller's grant. A release that finds its own ending in the record has succeeded.
 //!
 //! **Provisional grants** ([`Grant::provisional`]). A grant that another process made for a waiter ends with that
-//! waiter until the waiter confirms. Otherwise a waiter killed during the grant would leave its shell a lock that the
+//! waiter, or with the script that the waiter acquires it for, until the waiter confirms. Otherwise a waiter killed during the grant would leave its shell a lock that the
 //! shell does not know of. For several names, csalock confirms all grants or none ([`super::CommitRecord`]).
 //!
 //! Each request has its own rule: `acquire.rs` has the rules for the start of a grant, `release.rs` those for its end,
@@ -25,6 +25,7 @@
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
+use super::owner::Owner;
 use super::queue::effective_owner;
 use super::record::{EndReason, Grant, Record};
 use super::request::{Request, Transition};
@@ -45,12 +46,17 @@ pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, End
     let over = lease_expired(grant, facts)?;
     if let Some(waiter) = &grant.provisional {
         let liveness = facts.liveness(&grant.owner.domain, waiter)?;
-        if liveness != Liveness::Dead && !over {
+        let is_ownerless = liveness != Liveness::Dead && !over && has_dead_owner(&grant.owner, &grant.lifetime, facts)?;
+        if liveness != Liveness::Dead && !over && !is_ownerless {
             return Ok(Ok(liveness));
         }
         if !facts.committed(&grant.proof)? {
             // The waiter died before it confirmed the grant, so its owner has lost nothing.
-            return Ok(Err(if liveness == Liveness::Dead { EndReason::Released } else { EndReason::Expired }));
+            return Ok(Err(match liveness {
+                Liveness::Dead => EndReason::Released,
+                _ if is_ownerless => EndReason::Died,
+                _ => EndReason::Expired,
+            }));
         }
         if grant.claim.is_some() {
             return Ok(Ok(Liveness::Unknown));
@@ -71,6 +77,12 @@ pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, End
         (Liveness::Dead, _) => Ok(Err(EndReason::Died)),
         (fate, _) => Ok(Ok(fate)),
     }
+}
+
+/// Returns true if the script for which a waiter waits has died. The waiter may be stopped, so that it never learns that.
+pub(super) fn has_dead_owner(owner: &Owner, lifetime: &Lifetime, facts: &Facts) -> Result<bool, Query> {
+    let needs_owner = *lifetime != Lifetime::UntilReleased && !owner.processes.is_empty();
+    Ok(needs_owner && effective_owner(owner, facts)?.is_none())
 }
 
 /// Returns true if the lease is over. A keepalive lease proves the owner's life only to hosts that cannot see the

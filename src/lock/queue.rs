@@ -5,7 +5,7 @@ use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::{Owner, ProcessId};
 use super::page::Pages;
-use super::protocol::{grant_status, is_decided};
+use super::protocol::{grant_status, has_dead_owner, is_decided};
 use super::record::{EndReason, EndedGrant, Grant, Mode, Record, Waiter};
 use super::request::Acquire;
 
@@ -189,7 +189,8 @@ pub(super) fn slot_count_conflict(record: &Record, request: &Acquire, facts: &Fa
 
 pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     // A process check costs less than a lease query, so it comes first.
-    let is_dead = facts.liveness(&waiter.owner.domain, &waiter.process)? == Liveness::Dead;
+    let is_dead = facts.liveness(&waiter.owner.domain, &waiter.process)? == Liveness::Dead
+        || has_dead_owner(&waiter.owner, &waiter.lifetime, facts)?;
     Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.lease_expired(lease))?)
 }
 

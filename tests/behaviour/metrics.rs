@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
 use crate::etcd::free_port;
 use crate::sandbox::{CLOCK, Kind, Sandbox, has, wait_until};
@@ -204,6 +204,24 @@ on_every_store! {
         assert_eq!((fs::read_to_string(&file).unwrap(), fs::read_dir(&place).unwrap().count()), (text, 1));
         let hidden = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with('.');
         assert_eq!(fs::read_dir(&directory).unwrap().map(Result::unwrap).filter(hidden).count(), 0);
+    }
+
+    fn only_a_regular_file_is_replaced(sandbox: &Sandbox) {
+        let place = sandbox.path("files");
+        nix::unistd::mkfifo(&place.join("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+        let said = "csalock: cannot write fifo: it is not a regular file; without --output, the text goes to stdout\n";
+        let done = sandbox.csalock(["metrics", "-o", "fifo"]).capture();
+        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(73), said));
+        assert!(fs::metadata(place.join("fifo")).unwrap().file_type().is_fifo());
+        std::os::unix::fs::symlink("file", place.join("link")).unwrap();
+        fs::write(place.join("file"), "").unwrap();
+        sandbox.csalock(["metrics", "-o", "link"]).run();
+        assert!(fs::symlink_metadata(place.join("link")).unwrap().is_symlink());
+        let text = fs::read_to_string(place.join("file")).unwrap();
+        assert_eq!(plain(sandbox, &text), EMPTY);
+        let full = sandbox.call("dash", ["-c", "ulimit -f 0; exec csalock metrics -o file"]).capture();
+        assert_eq!(full.code, Some(74), "{full:?}");
+        assert_eq!((fs::read_to_string(place.join("file")).unwrap(), fs::read_dir(&place).unwrap().count()), (text, 3));
     }
 
     fn an_unreadable_record_is_counted(sandbox: &Sandbox) {

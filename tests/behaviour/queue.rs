@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::etcd::fair::fair;
 use crate::sandbox::{Job, Sandbox, proc, wait_until};
@@ -16,9 +17,9 @@ const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 200);
 
 /// Kills the supervisor and the command that it guards.
 fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
-    let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
+    let command = Pid::from_raw(sandbox.holders("x")[0]);
     holder.kill();
-    nix::sys::signal::kill(command, Signal::SIGKILL).unwrap();
+    kill(command, Signal::SIGKILL).unwrap();
 }
 
 /// A holder is killed while another process waits. Returns the time until the command of the waiter runs.
@@ -54,6 +55,40 @@ fn the_second_is_next_after_the_first_is_killed(sandbox: &Sandbox, mut holder: J
     waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
     assert_eq!(sandbox.read("files/order"), "2\n3\n");
     assert_eq!(sandbox.state("x"), "free");
+}
+
+/// A script that waits for the lock, and the process of csalock that is stopped while it waits.
+fn script_with_stopped_waiter(sandbox: &Sandbox) -> (Job, Pid) {
+    let shell = sandbox.script("dash", "csalock lock -w inf x; cat; :").spawn();
+    wait_until("it waits", || sandbox.waiters("x").len() == 1);
+    let csalock = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid())).unwrap();
+    let waits = Pid::from_raw(csalock.trim().parse().unwrap());
+    kill(waits, Signal::SIGSTOP).unwrap();
+    wait_until("it is stopped", || matches!(proc::stat(waits.as_raw()), Some(('T', _))));
+    (shell, waits)
+}
+
+on_every_store_of_files! {
+    fn a_stopped_waiter_of_a_dead_script_is_passed_over(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let (mut shell, waits) = script_with_stopped_waiter(sandbox);
+        let next = sandbox.waiter("x", "echo ran");
+        shell.kill();
+        holder.release();
+        assert_eq!(next.wait().stdout, "ran\n");
+        kill(waits, Signal::SIGKILL).unwrap();
+    }
+
+    fn a_grant_of_a_stopped_waiter_ends_with_its_script(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let (mut shell, waits) = script_with_stopped_waiter(sandbox);
+        let next = sandbox.waiter("x", "echo ran");
+        holder.release();
+        assert_eq!((holder.wait().code, sandbox.state("x").as_str()), (Some(0), "held"));
+        shell.kill();
+        assert_eq!(next.wait().stdout, "ran\n");
+        kill(waits, Signal::SIGKILL).unwrap();
+    }
 }
 
 on_every_store! {
@@ -165,30 +200,25 @@ on_every_store! {
     fn a_waiter_that_is_stopped_holds_up_its_turn_and_no_more(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo first >> order");
-        let stopped = nix::unistd::Pid::from_raw(sandbox.waiters("x")[0]);
-        nix::sys::signal::kill(stopped, Signal::SIGSTOP).unwrap();
+        let stopped = Pid::from_raw(sandbox.waiters("x")[0]);
+        kill(stopped, Signal::SIGSTOP).unwrap();
         wait_until("it is stopped", || matches!(proc::stat(stopped.as_raw()), Some(('T', _))));
         let second = sandbox.waiter("x", "echo second >> order");
         holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert_eq!(sandbox.holders("x"), [stopped.as_raw()]);
-        nix::sys::signal::kill(stopped, Signal::SIGCONT).unwrap();
+        kill(stopped, Signal::SIGCONT).unwrap();
         assert_eq!((waiter.wait().code, second.wait().code), (Some(0), Some(0)));
         assert_eq!(sandbox.read("files/order"), "first\nsecond\n");
     }
 
     fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
-        let mut shell = sandbox.script("dash", "csalock lock -w inf x; cat; :").spawn();
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        let csalock = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid())).unwrap();
-        let waits = nix::unistd::Pid::from_raw(csalock().trim().parse().unwrap());
-        nix::sys::signal::kill(waits, Signal::SIGSTOP).unwrap();
-        wait_until("it is stopped", || matches!(proc::stat(waits.as_raw()), Some(('T', _))));
+        let (mut shell, waits) = script_with_stopped_waiter(sandbox);
         holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert_eq!(sandbox.state("x"), "held");
-        nix::sys::signal::kill(waits, Signal::SIGKILL).unwrap();
+        kill(waits, Signal::SIGKILL).unwrap();
         let done = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture();
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"));
         assert!(!shell.has_ended() && shell.printed().is_empty());

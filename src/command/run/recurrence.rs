@@ -77,7 +77,7 @@ impl<'a> Recurring<'a> {
             }
             Ok(RunStart::UsedUp(runs)) => {
                 let lock = RefusedLock::new(target, &reporter);
-                let runs = if runs == 1 { "run".to_string() } else { format!("{runs} runs") };
+                let runs = if runs == 1 { "one run".to_string() } else { format!("{runs} runs") };
                 self.tell(&format!("{lock}: its job has not succeeded in this slot after {runs}; nothing was run"));
                 Ok(Some(Exit::Done))
             }

@@ -310,6 +310,29 @@ fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
 }
 
 #[test]
+fn an_unconfirmed_grant_of_a_stopped_waiter_dies_with_its_script() {
+    let mut record = queue(&[Mode::Exclusive]);
+    let mut request = wants(2, Mode::Exclusive);
+    request.entry.owner = owner(&[20]);
+    request.entry.needs_confirmation = true;
+    apply(&mut record, 2, request.clone(), &[]);
+    apply(&mut record, 3, Release(handle_of(1)), &[]).0.unwrap();
+    // Another waiter watches both.
+    let watched = match settle(&record, &wants(3, Mode::Exclusive), &[]) {
+        Transition::Write { record: next, .. } => match settle(&next, &wants(3, Mode::Exclusive), &[]) {
+            Transition::Done(AcquireStep::Wait { processes, .. }) => processes,
+            step => panic!("{step:?}"),
+        },
+        step => panic!("{step:?}"),
+    };
+    assert_eq!(watched.iter().map(|(_, process)| process.pid).collect::<Vec<_>>(), [2, 20]);
+    let (response, _) = apply(&mut record, 4, wants(3, Mode::Exclusive), &[20]);
+    assert!(matches!(response, AcquireStep::Granted(_, Some(_))), "{response:?}");
+    let (response, _) = apply(&mut record, 5, Acquire { provisional: false, queue: false, ..request }, &[20]);
+    assert!(!matches!(response, AcquireStep::Granted(..)), "{response:?}");
+}
+
+#[test]
 fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
     let mut record = Record::free(b"x");
     let mut request = wants(2, Mode::Exclusive);
