@@ -86,7 +86,8 @@ pub(super) fn grant_waiting_as(
         }
         let myself = me.filter(|request| request.entry.proof == first.proof);
         if myself.is_none() && is_gone(first, facts)? {
-            record.waiters.remove(0);
+            let gone = record.waiters.remove(0);
+            wake.extend(lives(&gone, facts)?.then_some(gone.proof));
             // The next waiter was watching the waiter that is gone.
             wake.extend(record.waiters.first().map(|next| next.proof));
             continue;
@@ -187,10 +188,14 @@ pub(super) fn slot_count_conflict(record: &Record, request: &Acquire, facts: &Fa
     Ok(in_use.then_some(has))
 }
 
+/// Returns true if the process of a waiter is not certainly dead. If the waiter is gone all the same, it must be woken.
+pub(super) fn lives(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
+    Ok(facts.liveness(&waiter.owner.domain, &waiter.process)? != Liveness::Dead)
+}
+
 pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     // A process check costs less than a lease query, so it comes first.
-    let is_dead = facts.liveness(&waiter.owner.domain, &waiter.process)? == Liveness::Dead
-        || has_dead_owner(&waiter.owner, &waiter.lifetime, facts)?;
+    let is_dead = !lives(waiter, facts)? || has_dead_owner(&waiter.owner, &waiter.lifetime, facts)?;
     Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.lease_expired(lease))?)
 }
 

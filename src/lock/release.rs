@@ -5,7 +5,7 @@ use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::protocol::write;
-use super::queue::{end, evict, grant_waiting, grant_waiting_as, is_gone};
+use super::queue::{end, evict, grant_waiting, grant_waiting_as, is_gone, lives};
 use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
 use super::request::{Break, Credentials, Gc, NotHolder, OwnerDied, Prepare, Release, Renew, Request, Transition};
 
@@ -189,7 +189,10 @@ impl Request for Gc {
         for waiter in std::mem::take(&mut next.waiters) {
             if is_gone(&waiter, facts)? { &mut dropped } else { &mut next.waiters }.push(waiter);
         }
-        let wake = grant_waiting(&mut next, facts)?;
+        let mut wake = grant_waiting(&mut next, facts)?;
+        for waiter in &dropped {
+            wake.extend(lives(waiter, facts)?.then_some(waiter.proof));
+        }
         let response = (evicted, dropped);
         Ok(if next == *record { Transition::Done(response) } else { write(next, response, wake) })
     }

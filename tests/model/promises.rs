@@ -85,7 +85,9 @@ pub(crate) fn broken_by_swap(
     let waits = |proof| new.waiters.iter().any(|waiter| waiter.proof == proof);
     let is_there = |waiter: &Waiter| {
         let in_time = waiter.lease.as_ref().is_none_or(|lease| !state.is_over(lease.ends));
-        in_time && !state.is_dead(&waiter.process) && waiter.proof != proof(by)
+        // Without its shell, a waiter waits for no one.
+        let is_wanted = !waiter.owner.processes.iter().all(|owner| state.is_dead(owner));
+        in_time && is_wanted && !state.is_dead(&waiter.process) && waiter.proof != proof(by)
     };
     let is_late = |grant: &Grant| whose(&grant.proof).is_some_and(|whose| state.actors[whose].replaced);
     if new.waiters.iter().filter(|waiter| waiter.latest_only).count() > 1
