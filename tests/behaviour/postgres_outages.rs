@@ -11,41 +11,6 @@ const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
 /// The words before a command line that hide all other processes, as on another host.
 const ALONE: [&str; 8] = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
 
-/// The server goes away in one way, for longer than a lease, and comes back.
-fn a_server_goes(go: impl Fn(&Server), come_back: impl Fn(&Server)) {
-    let Some(server) = Server::start(&[]) else { return };
-    let sandbox = Sandbox::in_database(&server.url(""));
-    let notes = "trap '' TERM; while :; do read up rest < /proc/uptime; echo $up > new; mv new alive; sleep 0.02; done";
-    let mut holder = sandbox.csalock(["run", "x", "dash", "-c", notes]).env(LEASE.0, LEASE.1).spawn();
-    wait_until("the holder holds", || !sandbox.read("files/alive").is_empty());
-    let note = "read up rest < /proc/uptime; echo $up > next";
-    let mut waiter = sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", note]).env(LEASE.0, LEASE.1).spawn();
-    wait_until("the waiter waits", || sandbox.waiters("x").len() == 1);
-    go(&server);
-    wait_until("the command is ended before its lease is over", || holder.has_ended());
-    let done = holder.wait();
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains("could not be renewed"), "{done:?}");
-    // A caller that does not wait is told.
-    let done = sandbox.csalock(["run", "-n", "y", "true"]).capture();
-    assert!(done.code == Some(69) && done.stderr.contains("PostgreSQL"), "{done:?}");
-    come_back(&server);
-    wait_until("the waiter has its turn", || waiter.has_ended());
-    assert_eq!(waiter.wait().code, Some(0));
-    let time = |file: &str| sandbox.read(file).trim().parse::<f64>().unwrap();
-    assert!(time("files/next") >= time("files/alive"));
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_server_is_killed() {
-    a_server_goes(Server::kill, Server::restart);
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_server_stands_still() {
-    a_server_goes(|server| server.stop(true), |server| server.stop(false));
-}
-
 #[test]
 fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
     let Some(server) = Server::start(&[]) else { return };
