@@ -176,25 +176,37 @@ fn short_outages_of_sshd_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_ti
     Hosts::with_ssh().iter().for_each(short_outages_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time);
 }
 
-/// The server is away for longer than a lease. A quick run tries one of the ways.
+/// A way in which the server is away for longer than a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Away {
+    Killed,
+    Stopped,
+    CutOff,
+}
+
+/// A quick run tries one of the ways.
 fn a_command_is_ended_before_its_lease_when_the_server_is_away(start: fn() -> Option<Hosts>) {
-    let ways: [(fn(&Server), fn(&Server)); 3] =
-        [(Server::kill, Server::restart), (|server| server.stop(true), |server| server.stop(false)), (|_| (), |_| ())];
-    let chosen = std::process::id() as usize % ways.len();
-    for (number, (go, come_back)) in ways.into_iter().enumerate() {
-        if number != chosen && extent() == Extent::Quick {
-            continue;
-        }
+    let ways = [Away::Killed, Away::Stopped, Away::CutOff];
+    let chosen = ways[std::process::id() as usize % ways.len()];
+    for way in ways.into_iter().filter(|way| *way == chosen || extent() > Extent::Quick) {
         let Some(hosts) = start() else { return };
+        let Hosts { server, network, .. } = &hosts;
+        println!("{way:?}");
         let (holder, waiter) = hosts.begin(LEASE);
         hosts.await_renewal();
         let gone = uptime();
-        go(&hosts.server);
-        hosts.network.cut(SERVER, number == 2);
+        match way {
+            Away::Killed => server.kill(),
+            Away::Stopped => server.stop(true),
+            Away::CutOff => network.cut(SERVER, true),
+        }
         hosts.assert_ended_in_time(holder, gone);
         assert!(!hosts.file("next").exists());
-        hosts.network.cut(SERVER, false);
-        come_back(&hosts.server);
+        match way {
+            Away::Killed => server.restart(),
+            Away::Stopped => server.stop(false),
+            Away::CutOff => network.cut(SERVER, false),
+        }
         hosts.assert_had_its_turn(waiter);
     }
 }

@@ -1,9 +1,14 @@
 //! PostgreSQL servers that are killed, stopped and restarted under commands that hold and wait, and behind a pooler.
 
+use std::io::Write;
+use std::process::Stdio;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::postgres::{Bouncer, Server};
-use crate::sandbox::{Sandbox, is_root, wait_until};
+use crate::sandbox::{Sandbox, is_root, proc, wait_until};
 
 /// Short, but long enough for a machine that has other things to do.
 const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
@@ -97,4 +102,42 @@ fn a_waiter_on_another_host_is_woken_by_the_server() {
     holder.release();
     wait_until("it has its turn", || waiter.has_ended());
     assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while_using_it() {
+    let Some(server) = Server::start(&["log_connections=on"]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    sandbox.csalock(["run", "x", "true"]).run();
+    let connections =
+        || server.log().matches("connection authorized: user=test database=postgres application_name=csalock").count();
+    // On a busy machine the keeper, too, may make one.
+    let makes_one = || {
+        let before = connections();
+        sandbox.csalock(["run", "x", "true"]).run();
+        connections() == before + 1
+    };
+    assert!((0..20).any(|_| makes_one()));
+
+    // The child waits for the answer to its commit.
+    let mut psql = server.psql();
+    let mut blocker = psql.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let lock = "BEGIN; LOCK TABLE store.removed IN EXCLUSIVE MODE;\n";
+    blocker.stdin.as_mut().unwrap().write_all(lock.as_bytes()).unwrap();
+    let waits = || server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted") == "1";
+    let locked =
+        || server.sql("SELECT count(*) FROM pg_locks WHERE mode = 'ExclusiveLock' AND locktype = 'relation'") == "1";
+    wait_until("it is locked", locked);
+    let before = connections();
+    let job = sandbox.csalock(["run", "x", "echo", "ran"]).spawn();
+    wait_until("the child waits for the server", waits);
+    let child = proc::children(job.pid())[0];
+    kill(Pid::from_raw(child), Signal::SIGKILL).unwrap();
+    wait_until("the supervisor has a connection of its own", || connections() > before + 1);
+    drop(blocker.stdin.take());
+    blocker.wait().unwrap();
+    let done = job.wait();
+    assert_eq!((done.seen_by_shell(), done.stdout.as_str()), (137, ""), "{done:?}");
+    sandbox.csalock(["run", "-q", "-w", "50s", "x", "true"]).run();
+    assert!(sandbox.is_tidy());
 }

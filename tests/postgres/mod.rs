@@ -228,12 +228,17 @@ impl Server {
         url(&self.address, self.port, schema)
     }
 
-    pub(crate) fn try_sql(&self, sql: &str) -> std::process::Output {
+    /// Returns psql(1) for this server.
+    pub(crate) fn psql(&self) -> Command {
         let mut psql = Command::new("psql");
         // The socket is a file, so it is there in every network namespace.
         psql.args(["-X", "-q", "-A", "-t", "-h"]).arg(self.place.path());
-        psql.args(["-p", &self.port.to_string(), "-U", "test"]);
-        psql.args(["-v", "ON_ERROR_STOP=1", "-d", "postgres", "-c", sql]).stdin(Stdio::null()).output().unwrap()
+        psql.args(["-p", &self.port.to_string(), "-U", "test", "-v", "ON_ERROR_STOP=1", "-d", "postgres"]);
+        psql
+    }
+
+    pub(crate) fn try_sql(&self, sql: &str) -> std::process::Output {
+        self.psql().args(["-c", sql]).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Returns the output of psql.
