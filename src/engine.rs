@@ -114,6 +114,11 @@ impl Engine {
         self.store.as_ref()
     }
 
+    /// Returns the time since 1970 on the store's clock, which all hosts share.
+    pub fn time(&self) -> Result<Duration> {
+        self.store.leases().time()
+    }
+
     /// Returns the engine's host.
     pub fn host(&self) -> &dyn Host {
         self.host.as_ref()

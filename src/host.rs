@@ -2,6 +2,7 @@
 //!
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
+mod blocked_callers;
 pub mod boot_lease;
 mod databases;
 mod fake;
@@ -22,12 +23,12 @@ pub use crate::startup_state::StartupState;
 pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
-pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};
+pub use owner::{Caller, Invocation, ThisProcess, may_end_with_call, new_owner};
 pub use proc_stat::start_of;
 pub use programs::command_of;
 #[cfg(debug_assertions)]
 pub use times::OFFSETS;
-pub use times::file_time;
+pub use times::{file_time, server_time};
 #[cfg(debug_assertions)]
 pub use unix::FIRST_PIDS;
 pub use unix::{Unix, is_at_work};

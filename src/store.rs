@@ -183,6 +183,9 @@ pub trait Leases {
     /// Grants a lease that ends `span` from now.
     fn grant(&self, span: Duration) -> Result<Lease>;
 
+    /// Returns the time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
+    fn time(&self) -> Result<Duration>;
+
     /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
     fn ttl(&self, lease: &Lease) -> Result<Duration>;
 
@@ -214,6 +217,10 @@ struct BootLeases(Arc<dyn Host>);
 impl Leases for BootLeases {
     fn grant(&self, span: Duration) -> Result<Lease> {
         boot_lease::lend(self.0.as_ref(), span)
+    }
+
+    fn time(&self) -> Result<Duration> {
+        Ok(self.0.wall())
     }
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {

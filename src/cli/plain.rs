@@ -1,50 +1,134 @@
-//! A fast path for `csalock run NAME COMMAND...` without options, the form of nearly every cron line. Building clap's
-//! description of all options costs more time than the lock itself. A test checks that both ways mean the same.
+//! A fast path for the command lines of nearly every cron job and script: `run`, `lock` and `unlock` with the few options
+//! of [`Options`]. Building clap's description of all options costs more time than the lock itself. This module returns
+//! nothing for any other command line, so clap alone refuses and explains. A test checks that both ways mean the same.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use super::{Busy, Cli, Command, Common, OnLost, Recurrence, Run, Taking, Waiting};
-use crate::duration::Limit;
+use super::{Busy, Cli, Command, Common, Lock, OnLost, Recurrence, Run, Taking, Unlock, Waiting};
+use crate::duration::{Limit, parse_duration, parse_timeout};
+
+/// Commands whose command lines this module reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Run,
+    Lock,
+    Unlock,
+}
+
+/// Options that many command lines have, each at most once.
+#[derive(Default)]
+struct Options {
+    quiet: bool,
+    verbose: bool,
+    nonblock: bool,
+    shared: bool,
+    no_fork: bool,
+    store: Option<OsString>,
+    max_hold: Option<Duration>,
+    timeout: Option<Limit>,
+    label: Option<OsString>,
+    conflict_exit_code: Option<u8>,
+}
 
 /// Returns the meaning of these arguments, of which the first is the program's name, if they have the plain form.
 pub fn read(arguments: &[OsString]) -> Option<Cli> {
-    let command = arguments.get(1)?;
-    if command != "run" && command != "run-with-lock" {
-        return None;
-    }
-    let words = arguments[2..].to_vec();
-    if words.first()?.as_bytes().starts_with(b"-") {
-        return None;
-    }
-    let common = Common::default();
-    let waiting = Waiting {
-        timeout: Limit(Some(Duration::from_secs(30))),
-        nonblock: false,
-        fail_on_stale: false,
-        backoff: None,
-        attempts: None,
-        label: None,
-        conflict_exit_code: None,
+    let verb = match arguments.get(1)?.to_str()? {
+        "run" | "run-with-lock" => Verb::Run,
+        "lock" => Verb::Lock,
+        "unlock" => Verb::Unlock,
+        _ => return None,
     };
-    let taking =
-        Taking { waiting, give_up_if: None, exclusive: false, shared: false, slots: None, ttl: None, forever: false };
-    let run = Run {
+    let (mut options, mut names, mut rest) = (Options::default(), Vec::new(), arguments[2..].iter());
+    while let Some(word) = rest.next() {
+        if word.as_encoded_bytes().starts_with(b"-") {
+            options.add(verb, word, &mut rest)?;
+        } else {
+            names.push(word.clone());
+            // The words after the name belong to the command.
+            if verb == Verb::Run {
+                names.extend(rest.by_ref().cloned());
+            }
+        }
+    }
+    let Options { quiet, verbose, nonblock, no_fork, .. } = options;
+    let excludes = [(quiet, verbose), (nonblock, options.timeout.is_some()), (no_fork, options.max_hold.is_some())];
+    if names.is_empty() || excludes.contains(&(true, true)) {
+        return None;
+    }
+    let common = Common { quiet, verbose, store: options.store.take(), ..Common::default() };
+    let command = match verb {
+        Verb::Run => Command::Run(run(options, names, common)),
+        Verb::Lock => Command::Lock(Lock { taking: options.taking(), pid: None, print_handle: false, names, common }),
+        Verb::Unlock => Command::Unlock(Unlock { handle: None, all: false, force: false, token: None, names, common }),
+    };
+    Some(Cli { common: Common::default(), command })
+}
+
+impl Options {
+    /// Adds an option, whose value is the next of the words `rest`. Returns `None` if the option is not plain.
+    fn add<'a>(&mut self, verb: Verb, option: &OsStr, rest: &mut impl Iterator<Item = &'a OsString>) -> Option<()> {
+        let mut value = || rest.next().filter(|value| !value.as_encoded_bytes().starts_with(b"-"));
+        let is_first = match (option.to_str()?, verb) {
+            ("-q", _) => !std::mem::replace(&mut self.quiet, true),
+            ("-v", _) => !std::mem::replace(&mut self.verbose, true),
+            ("--store", _) => self.store.replace(value()?.clone()).is_none(),
+            (_, Verb::Unlock) => false,
+            ("-n", _) => !std::mem::replace(&mut self.nonblock, true),
+            ("-s", _) => !std::mem::replace(&mut self.shared, true),
+            ("-F", Verb::Run) => !std::mem::replace(&mut self.no_fork, true),
+            ("--max-hold", Verb::Run) => self.max_hold.replace(parse_duration(value()?.to_str()?).ok()?).is_none(),
+            ("-w" | "--timeout", _) => self.timeout.replace(parse_timeout(value()?.to_str()?).ok()?).is_none(),
+            ("--label", _) => self.label.replace(value()?.clone()).is_none(),
+            ("-E", _) => self.conflict_exit_code.replace(exit_code(value()?)?).is_none(),
+            _ => false,
+        };
+        is_first.then_some(())
+    }
+
+    fn taking(self) -> Taking {
+        let waiting = Waiting {
+            timeout: self.timeout.unwrap_or(Limit(Some(Duration::from_secs(30)))),
+            nonblock: self.nonblock,
+            fail_on_stale: false,
+            backoff: None,
+            attempts: None,
+            label: self.label,
+            conflict_exit_code: self.conflict_exit_code,
+        };
+        Taking {
+            waiting,
+            give_up_if: None,
+            exclusive: false,
+            shared: self.shared,
+            slots: None,
+            ttl: None,
+            forever: false,
+        }
+    }
+}
+
+fn run(options: Options, words: Vec<OsString>, common: Common) -> Run {
+    let Options { no_fork, max_hold, .. } = options;
+    Run {
         common,
-        taking,
-        no_fork: false,
+        no_fork,
+        taking: options.taking(),
         busy: Busy::Wait,
         flock: false,
         shell: None,
-        max_hold: None,
+        max_hold,
         kill_after: Duration::from_secs(10),
         on_lost: OnLost::Kill,
         recurrence: Recurrence::default(),
         also: Vec::new(),
         words,
-    };
-    Some(Cli { common: Common::default(), command: Command::Run(run) })
+    }
+}
+
+/// Returns an exit code of decimal digits.
+fn exit_code(text: &OsStr) -> Option<u8> {
+    text.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
 #[cfg(test)]
@@ -66,6 +150,11 @@ mod tests {
             &["csalock", "run", "L", "-c", "true"],
             &["csalock", "run", "L"],
             &["csalock", "run", "L", ""],
+            &["csalock", "run", "-n", "-q", "-E", "0", "L", "true"],
+            &["csalock", "run", "-F", "-w", "inf", "--label", "a b", "L", "-w", "1"],
+            &["csalock", "lock", "L"],
+            &["csalock", "lock", "-w", "1h30m", "./a", "-v", "b", ""],
+            &["csalock", "unlock", "L", "-q", "help"],
         ] {
             let (plain, clap) = both(words);
             assert!(plain.is_some() && plain == clap, "{words:?}\n{plain:?}\n{clap:?}");
@@ -73,13 +162,72 @@ mod tests {
     }
 
     #[test]
+    fn random_command_lines_mean_the_same_to_clap() {
+        let vocabulary = [
+            "L",
+            "./x",
+            "",
+            "help",
+            "30",
+            "0",
+            "inf",
+            "1h30m",
+            "5M",
+            "256",
+            "+1",
+            "007",
+            "-1",
+            "-",
+            "--",
+            "-n",
+            "-q",
+            "-v",
+            "-F",
+            "-w",
+            "-E",
+            "--label",
+            "--timeout",
+            "--timeout=5",
+            "-w5",
+            "-nq",
+            "-s",
+            "-x",
+            "-c",
+            "--force",
+            "--also",
+            "--store",
+            "dir:x",
+            "--max-hold",
+        ];
+        let mut dice = fastrand::Rng::with_seed(7);
+        let mut plain_ones = 0;
+        for _ in 0..100_000 {
+            let verb = ["run", "lock", "unlock"][dice.usize(..3)];
+            let words = (0..dice.usize(1..6)).map(|_| vocabulary[dice.usize(..vocabulary.len())]);
+            let words: Vec<OsString> = ["csalock", verb].into_iter().chain(words).map(OsString::from).collect();
+            let Some(plain) = read(&words) else { continue };
+            let clap = Cli::read(words.clone()).ok();
+            assert_eq!(Some(format!("{plain:?}")), clap.map(|cli| format!("{cli:?}")), "{words:?}");
+            plain_ones += 1;
+            if plain_ones == 5_000 {
+                return;
+            }
+        }
+        panic!("only {plain_ones} of the command lines are plain");
+    }
+
+    #[test]
     fn every_other_form_is_left_to_clap() {
         for words in [
             &["csalock"][..],
             &["csalock", "run"],
-            &["csalock", "run", "-n", "L", "true"],
             &["csalock", "run", "--", "L", "true"],
-            &["csalock", "lock", "L"],
+            &["csalock", "run", "-n", "-n", "L", "true"],
+            &["csalock", "run", "-w", "5", "-n", "L", "true"],
+            &["csalock", "lock", "-F", "L"],
+            &["csalock", "lock", "-w"],
+            &["csalock", "unlock", "-n", "L"],
+            &["csalock", "status", "L"],
             &["csalock", "--version"],
         ] {
             assert_eq!(both(words).0, None, "{words:?}");

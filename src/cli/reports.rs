@@ -13,7 +13,8 @@ use crate::report::Moment;
 ///
 /// Changes nothing. Without a name, it shows all locks of the store. Unless a store is named, the locks of files are not
 /// among them but beside the files: `csalock status FILE` shows one, and `csalock status DIRECTORY/` those of the files in
-/// a directory. With names, it exits with 0 if all of them are held, and with 81 if one of them is free.
+/// a directory. With one NAME, a terminal gets all about that lock; `-v` prints that into a pipe too. With names, it exits
+/// with 0 if all of them are held, and with 81 if one of them is free.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock status [OPTION]... [NAME]...")]
 pub struct Status {

@@ -16,8 +16,8 @@ use crate::engine::{
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::ExpectedTurn;
-use crate::host::{caller, command_of};
-use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
+use crate::host::{ThisProcess, command_of};
+use crate::lock::{EndReason, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Settings};
 use crate::signals::Signals;
@@ -182,8 +182,8 @@ pub(super) fn request(
 }
 
 /// Returns the command line of the calling script, or of this process if the script is unknown.
-pub(super) fn command_of_caller(process: ProcessId) -> Vec<u8> {
-    caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command)
+pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {
+    this.caller().map_or_else(|_| command_of(this.id().pid), |caller| caller.command)
 }
 
 /// Reports from which holder a lock was taken over, if that holder had not released it. With `-v` it also reports each
@@ -196,8 +196,9 @@ pub(super) fn report_taken(
     owner: Option<&Owner>,
 ) {
     if let Some((at, ending)) = evicted {
+        let before = if ending.reason == EndReason::Broken { "held before by" } else { "taken over from" };
         let (name, ending) = (escape(&opened.target(*at).display_name), opened.reporter(*at).ending(ending));
-        common.note(&format!("lock {name} was taken over from {ending}"));
+        common.note(&format!("lock {name} was {before} {ending}"));
     }
     if !common.verbose {
         return;
@@ -208,7 +209,7 @@ pub(super) fn report_taken(
             let store = escape(target.location.url().as_bytes());
             format!(", {}, store {store}", opened.reporter(at).owner_and_command(owner))
         });
-        common.note(&format!("lock {name} is taken, token {token}{}", details.unwrap_or_default()));
+        common.note(&format!("lock {name} was acquired, token {token}{}", details.unwrap_or_default()));
     }
 }
 

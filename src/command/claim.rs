@@ -10,6 +10,7 @@ use crate::cli::{Claim, Unclaim};
 use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, LockStatus, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::host::ThisProcess;
 use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{ClaimJson, Entry, RefusalReport, Reporter, TakenJson, UnlockJson, name_and_store};
@@ -34,8 +35,8 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     if !taken.is_empty() {
         return not_unique(asked, &taken);
     }
-    let process = context.host.this_process()?;
-    let (handle, command) = (context.new_handle()?, command_of_caller(process));
+    let this = ThisProcess::look()?;
+    let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
         owner_outlives_process: true,
         claim: Some(id.clone()),

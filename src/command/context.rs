@@ -14,7 +14,7 @@ pub(super) use crate::engine::{Context, LockRef};
 use crate::engine::{Engine, LockSet};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, caller, new_owner};
+use crate::host::{Invocation, ThisProcess, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
@@ -180,14 +180,14 @@ impl Context {
     /// Returns the processes of the calling script. They include this process, because a shell may have become this
     /// process for its last command.
     pub(super) fn ancestor_processes(&self) -> Result<Vec<ProcessId>> {
-        let this = self.host.this_process()?;
-        let above = match caller(this.pid) {
+        let this = ThisProcess::look()?;
+        let above = match this.caller() {
             Ok(caller) => caller.owners,
             // The caller does not exist, or we may not see it.
             Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Denied) => Vec::new(),
             Err(error) => return Err(error),
         };
-        Ok([vec![this], above].concat())
+        Ok([vec![this.id()], above].concat())
     }
 }
 

@@ -26,11 +26,12 @@ pub(super) fn run(asked: &Man) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the page of a command, or the page with this name, with or without its section.
+/// Returns the page of a command, the page with this name, with or without its section, or csalock(7) for `7`.
 fn find(wanted: &str) -> Option<&'static str> {
     let is_it = |file: &str| {
         let page = file.rsplit_once('.').map_or(file, |(page, _)| page);
-        file == wanted || page == wanted || page.strip_prefix("csalock-") == Some(wanted)
+        let short = [page.strip_prefix("csalock-"), file.strip_prefix("csalock.")];
+        file == wanted || page == wanted || short.contains(&Some(wanted))
     };
     let text = carried::text(carried::man::ALL, is_it)?;
     // The page of another name of a command consists of a reference.

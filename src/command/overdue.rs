@@ -5,28 +5,29 @@ use std::time::Duration;
 use super::context::{Context, print, print_json};
 use super::run::overdue;
 use crate::cli::Overdue;
+use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{ForgetJob, JobState};
 use crate::name::escape;
 use crate::report::{Entry, OverdueJson, RefusalReport, Zone, name_and_store};
 
-/// A job: its name for display and its state.
-type Job = (Vec<u8>, JobState);
+/// A job: its name for display, its state and the time of its store.
+type Job = (Vec<u8>, JobState, Duration);
 
 pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     if asked.forget {
         return forget(context, asked);
     }
-    let (now, zone) = (context.host.wall(), if asked.utc { Zone::Utc } else { Zone::Local });
+    let zone = if asked.utc { Zone::Utc } else { Zone::Local };
     let (mut jobs, unreadable, unknown) = jobs(context, asked)?;
-    jobs.retain(|(_, job)| job.due().is_some_and(|due| Duration::from_millis(due) <= now));
-    jobs.sort_by(|(left, _), (right, _)| left.cmp(right));
+    jobs.retain(|(_, job, now)| job.due().is_some_and(|due| Duration::from_millis(due) <= *now));
+    jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
     if asked.common.json {
-        let jobs = jobs.iter().map(|(name, job)| Entry::Result(OverdueJson::new(name, job)));
+        let jobs = jobs.iter().map(|(name, job, _)| Entry::Result(OverdueJson::new(name, job)));
         print_json(&jobs.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
     } else if !asked.common.quiet {
-        let line = |(name, job): &Job| format!("{}: {}\n", escape(name), overdue(job, now, zone));
+        let line = |(name, job, now): &Job| format!("{}: {}\n", escape(name), overdue(job, *now, zone));
         print(jobs.iter().map(line).collect::<String>())?;
     }
     match unreadable.last() {
@@ -42,9 +43,9 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Err
     let (mut jobs, mut unreadable, mut unknown) = (Vec::new(), Vec::new(), Exit::Done);
     for name in &asked.names {
         let target = context.target(&asked.common, name)?;
-        let record = context.engine(&target.location)?.record(&target.name)?;
-        match record.job.filter(|job| job.promise.is_some()) {
-            Some(job) => jobs.push((target.display_name, job)),
+        let engine = context.engine(&target.location)?;
+        match engine.record(&target.name)?.job.filter(|job| job.promise.is_some()) {
+            Some(job) => jobs.push((target.display_name, job, time_of(&engine))),
             // A misspelt name in a check must not look like a job in good order.
             None => {
                 unknown = ErrorKind::NotHeld.into();
@@ -56,9 +57,11 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Err
         }
     }
     if asked.names.is_empty() {
-        context.engine(&context.store(&asked.common)?)?.for_each_lock(&mut |status| {
+        let engine = context.engine(&context.store(&asked.common)?)?;
+        let mut known = Vec::new();
+        engine.for_each_lock(&mut |status| {
             match status {
-                Ok(status) => jobs.extend(status.record.job.map(|job| (status.record.name, job))),
+                Ok(status) => known.extend(status.record.job.map(|job| (status.record.name, job))),
                 Err(error) => {
                     asked.common.note_unless_json(&format!("passed over: {error}"));
                     unreadable.push(error);
@@ -66,8 +69,18 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Err
             }
             Ok(())
         })?;
+        if !known.is_empty() {
+            let now = time_of(&engine);
+            jobs.extend(known.into_iter().map(|(name, job)| (name, job, now)));
+        }
     }
     Ok((jobs, unreadable, unknown))
+}
+
+/// Returns the time of the store. A user who may only read a directory cannot learn the time of its file system; then the
+/// clock of this host counts.
+fn time_of(engine: &Engine) -> Duration {
+    engine.time().unwrap_or_else(|_| engine.host().wall())
 }
 
 fn forget(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {

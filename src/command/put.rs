@@ -12,6 +12,7 @@ use crate::cli::{Del, Put, Writing};
 use crate::engine::{AcquireRequest, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::host::ThisProcess;
 use crate::lock::{MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, ValueJson, describe_value};
@@ -69,8 +70,8 @@ fn write(
         even_if_stale: asked.even_if_stale,
     };
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
-    let process = context.host.this_process()?;
-    let (handle, command) = (context.new_handle()?, command_of_caller(process));
+    let this = ThisProcess::look()?;
+    let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
         release_on_exit: true,
         ..request(context, &asked.waiting, handle, process, vec![process], command)?

@@ -49,7 +49,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let opened = locks.open(context);
     let has_lease = opened.as_ref().is_ok_and(OpenLockSet::need_leases) || asked.taking.ttl.is_some();
-    let recurring = Recurring::of(context, asked);
+    let recurring = Recurring::of(asked);
     if let (Some(recurring), Ok(opened)) = (&recurring, &opened)
         && recurring.is_done(opened)?
     {
@@ -68,7 +68,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
             kills: asked.on_lost == OnLost::Kill,
         },
         supervisor,
-        reports: recurring.as_ref().map(|recurring| SuccessReport { slot: recurring.slot }),
+        reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
         shared_deadline: has_lease.then(SharedDeadline::new).transpose()?,
     };
     let began = context.host.boottime();

@@ -145,7 +145,7 @@ impl<'a> Page<'a> {
             Ok(selected) => selected,
             Err(unreadable) => return self.add_unreadable(&unreadable),
         };
-        let is_alone = self.asked.names.len() == 1 && self.style.width.is_some();
+        let is_alone = self.asked.names.len() == 1 && (self.style.width.is_some() || self.asked.common.verbose);
         let key = if named.is_some() { &[][..] } else { name };
         if self.asked.names_only {
             // A name that contains a newline would be two lines.

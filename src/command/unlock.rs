@@ -9,7 +9,7 @@ use crate::cli::Unlock;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{Caller, caller};
+use crate::host::{Caller, ThisProcess, command_of};
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, NotHolder, Owner, Release};
 use crate::name::escape;
 use crate::report::{Entry, RefusalReport, RefusedLock, Reporter, Settings, UnlockJson};
@@ -186,10 +186,9 @@ fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) 
 
 /// Returns the breaker for the history: the calling script, or this process if the script is unknown.
 fn breaker(context: &Context) -> Option<Owner> {
-    let this = context.host.this_process().ok()?;
-    let this_process =
-        || Caller { owners: vec![this], command: crate::host::command_of(this.pid), ..Caller::default() };
-    let Caller { owners, command, .. } = caller(this.pid).unwrap_or_else(|_| this_process());
+    let this = ThisProcess::look().ok()?;
+    let itself = || Caller { owners: vec![this.id()], command: command_of(this.id().pid), ..Caller::default() };
+    let Caller { owners, command, .. } = this.caller().unwrap_or_else(|_| itself());
     context.owner(owners, command, None).ok()
 }
 

@@ -19,7 +19,10 @@ impl Engine {
         let is_new = |grant: &&Grant| before.holder(&grant.proof).is_none();
         let begins = after.holders.iter().filter(is_new).map(|grant| grant.since).min();
         let now = begins.unwrap_or(u64::MAX).min(now.as_millis() as u64);
-        let was_held = |ending: &&EndedGrant| before.holder(&ending.grant.proof).is_some();
+        // A caller may hold the lock again by the handle of an earlier grant, whose ending the record still keeps.
+        let was_held = |ending: &&EndedGrant| {
+            before.holder(&ending.grant.proof).is_some_and(|grant| grant.token == ending.grant.token)
+        };
         let line = |ending: &EndedGrant| {
             let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);
             if ending.reason == EndReason::Broken {

@@ -133,6 +133,30 @@ fn every_grant_that_ends_is_logged_once_even_beyond_the_limit_of_a_record() {
 }
 
 #[test]
+fn an_ending_is_not_logged_again_when_its_holder_acquires_the_lock_once_more() {
+    let (engine, _) = engine();
+    let shared = |pid| AcquireRequest { mode: Mode::Shared, ..request(&engine, pid, Lifetime::WhileOwnerLives) };
+    let (other, again) = (shared(1), shared(2));
+    // A caller of several locks releases those that it has when it must wait, and acquires them later by the same handle.
+    for request in [&other, &again, &shared(1)] {
+        take(&engine, request, WaitPolicy::NONE);
+    }
+    release(&engine, &again).unwrap();
+    for request in [&again, &shared(1), &shared(1)] {
+        take(&engine, request, WaitPolicy::NONE);
+    }
+    let logged = || {
+        let mut tokens = Vec::new();
+        engine.each_past(&Limits::default(), &mut |grant| tokens.push(grant.token.unwrap())).unwrap();
+        tokens
+    };
+    let first = logged();
+    release(&engine, &again).unwrap();
+    let both = logged();
+    assert!(first.len() == 1 && both.len() == 2 && both[0] == first[0] && both[1] > both[0], "{first:?} {both:?}");
+}
+
+#[test]
 fn a_caller_that_counts_as_dead_can_commit_nothing() {
     let (engine, host) = engine();
     let several = AcquireRequest {

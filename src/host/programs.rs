@@ -1,10 +1,10 @@
 //! Programs that start other programs, recognised by their names and arguments: starters, wrappers and shells.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 
-use super::proc_stat::ProcStat;
+use super::proc_stat::{ProcStat, read_once};
 use crate::lock::ProcessId;
 
 /// Programs that run another program and end with it.
@@ -93,14 +93,21 @@ pub fn command_of(pid: i32) -> Vec<u8> {
     arguments_of(pid).join(&b' ')
 }
 
+/// Reads a file in /proc, which has no size to ask for. One read returns all of a short one.
+fn read_command(path: &str) -> io::Result<Vec<u8>> {
+    let (mut file, mut command) = (fs::File::open(path)?, vec![0; 4096]);
+    let length = read_once(&mut file, &mut command)?;
+    if length < command.len() {
+        command.truncate(length);
+    } else {
+        file.read_to_end(&mut command)?;
+    }
+    Ok(command)
+}
+
 /// Returns the arguments of a process.
 pub(super) fn arguments_of(pid: i32) -> Vec<Vec<u8>> {
-    let mut command = Vec::with_capacity(4096);
-    // Files in /proc have no size to ask for.
-    let read = fs::File::open(format!("/proc/{pid}/cmdline")).map(|file| file.take(u64::MAX).read_to_end(&mut command));
-    if !matches!(read, Ok(Ok(_))) {
-        command.clear();
-    }
+    let mut command = read_command(&format!("/proc/{pid}/cmdline")).unwrap_or_default();
     while command.last() == Some(&0) {
         command.pop();
     }

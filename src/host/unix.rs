@@ -22,9 +22,10 @@ use nix::unistd::Pid;
 
 use super::Scope;
 use super::machine::{is_this_machine, machine};
+use super::owner::ThisProcess;
 use super::proc_stat::read_once;
 use super::wait_set::{self, LinuxWaitSet};
-use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat, times};
+use super::{Host, Invocation, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::startup_state::effective_user;
@@ -92,8 +93,7 @@ impl Host for Unix {
     }
 
     fn this_process(&self) -> Result<ProcessId> {
-        let own = proc_stat::read_own().map_err(|error| no_proc(&error))?;
-        Ok(ProcessId { pid: own.pid, start: own.start })
+        Ok(ThisProcess::look()?.id())
     }
 
     fn process(&self, pid: i32) -> Result<Option<ProcessId>> {
@@ -102,7 +102,7 @@ impl Host for Unix {
     }
 
     fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
-        owner::blocked_callers(called, some_time_later)
+        blocked_callers::blocked_callers(called, some_time_later)
     }
 
     fn may_be_called_by(&self, called: &Invocation, processes: &[ProcessId]) -> bool {
@@ -263,7 +263,7 @@ fn namespace(kind: &str) -> Result<u64> {
     }
 }
 
-fn no_proc(error: &std::io::Error) -> Error {
+pub(super) fn no_proc(error: &std::io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
         None if error.kind() == io::ErrorKind::Other => {

@@ -2,8 +2,8 @@
 //! the runs of the current slot, and how often the job must succeed.
 //!
 //! **Slots.** A slot is a span of time in which the job must succeed once; its number is its begin, in milliseconds since
-//! 1970. The caller computes the slot, and the record keeps the newest one. A caller whose clock is late counts in that
-//! slot, so the slot of a record never goes back.
+//! 1970. The caller computes the slot from the store's clock, and the record keeps the newest one. If that clock is set
+//! back, callers count in that slot, so the slot of a record never goes back.
 //!
 //! **Permission.** Only the holder begins a run or reports its success, so each run belongs to one grant. A run that ends
 //! without such a report has failed, whatever the reason.
@@ -18,7 +18,7 @@ use super::protocol::write;
 use super::record::Record;
 use super::request::{Credentials, NotHolder, Request, Transition};
 
-/// History of the runs under a lock. Times are in milliseconds since 1970 on the writer's clock.
+/// History of the runs under a lock. Times are in milliseconds since 1970 on the store's clock.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobState {
     /// Last run that succeeded.
@@ -148,8 +148,12 @@ impl Request for BeginRun {
 pub struct ReportSuccess {
     /// Credentials of the caller.
     pub credentials: Credentials,
-    /// The run.
-    pub success: Success,
+    /// True if the run counts for the slot in which it began.
+    pub in_slot: bool,
+    /// End of the run.
+    pub at: u64,
+    /// Name of the host on which the job ran, for display.
+    pub host: String,
 }
 
 impl Request for ReportSuccess {
@@ -162,11 +166,10 @@ impl Request for ReportSuccess {
         }
         let mut job = record.job.clone().unwrap_or_default();
         let mut slot = job.success.and_then(|earlier| earlier.slot);
-        if self.success.slot.is_some() {
-            // A run that began before midnight by a late clock counts for the slot in which it is on record.
-            slot = slot.max(self.success.slot).max(job.runs.take().map(|runs| runs.slot));
+        if self.in_slot {
+            slot = slot.max(job.runs.take().map(|runs| runs.slot));
         }
-        job.success = Some(Success { slot, ..self.success.clone() });
+        job.success = Some(Success { at: self.at, slot, host: self.host.clone() });
         job.promise = job.promise.map(|promise| Promise { complained: None, by: None, refused: 0, ..promise });
         Ok(changed(record, job, Ok(())))
     }
@@ -218,7 +221,8 @@ impl Request for Complain {
     }
 }
 
-/// Removes everything that the record knows of its job. The response is false if that was nothing.
+/// Removes everything that the record knows of its job, except a run that holds the lock: its success counts for its
+/// slot. The response is false if the record knows nothing.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct ForgetJob;
@@ -227,10 +231,9 @@ impl Request for ForgetJob {
     type Response = bool;
 
     fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<bool>, Query> {
-        Ok(match record.job {
-            None => Transition::Done(false),
-            Some(_) => write(Record { job: None, ..record.clone() }, true, Vec::new()),
-        })
+        let Some(job) = record.job.clone() else { return Ok(Transition::Done(false)) };
+        let is_held = |runs: &Runs| record.holders.iter().any(|grant| grant.proof == runs.last);
+        Ok(changed(record, JobState { runs: job.runs.filter(is_held), ..JobState::default() }, true))
     }
 }
 

@@ -188,7 +188,7 @@ impl<'a> RefusedLock<'a> {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
             let or = self.how_to_break(holders).unwrap_or_else(|| "wait until it is released".to_string());
-            format!("show its handle with {}, or {or}", self.settings.handle)
+            format!("give its handle with {}, or {or}", self.settings.handle)
         });
         let message =
             format!("{self} belongs to another holder: {}{}", self.holders(holders), before.unwrap_or_default());
@@ -200,7 +200,7 @@ impl<'a> RefusedLock<'a> {
         let message = format!("{self} was not taken with {handle}: {}", self.each(holders));
         let or = self.how_to_break(holders).map(|or| format!("; or {or}")).unwrap_or_default();
         let hint = format!(
-            "show the handle that `csalock lock --print-handle` printed for it, or none if your script took it{or}"
+            "give the handle that `csalock lock --print-handle` printed for it, or none if your script took it{or}"
         );
         self.report(ErrorKind::NotOwner, message, hint, holders)
     }

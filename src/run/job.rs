@@ -37,8 +37,8 @@ pub struct Job<'a> {
 /// The success of a command that csalock records under the lock.
 #[derive(Debug, Clone, Copy)]
 pub struct SuccessReport {
-    /// The slot in which the command runs, in milliseconds since 1970.
-    pub slot: Option<u64>,
+    /// True if the run counts for the slot in which it began.
+    pub in_slot: bool,
 }
 
 /// The limits of a command.
@@ -57,7 +57,7 @@ pub struct Limits {
 impl<'a> Job<'a> {
     /// Returns true if the command must succeed once in a slot.
     pub fn has_slot(&self) -> bool {
-        self.reports.is_some_and(|reports| reports.slot.is_some())
+        self.reports.is_some_and(|reports| reports.in_slot)
     }
 
     /// Returns the keeper of the command, if the locks have leases.

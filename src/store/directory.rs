@@ -92,7 +92,6 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::escape_path;
 
 /// Maximum number of times that other processes may overtake a call before csalock reports an error.
@@ -142,7 +141,7 @@ impl Directory {
     }
 
     /// Returns the time of the file system.
-    fn time(&self) -> Result<Duration> {
+    fn file_system_time(&self) -> Result<Duration> {
         let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
         self.existing()?.ok_or_else(gone)?.file_system_time()
     }
@@ -274,29 +273,4 @@ impl Store for Directory {
 
 fn history_file(work: &OwnedFd) -> HistoryFile<'_> {
     HistoryFile { at: work.as_fd(), name: HISTORY.into(), like: "..".into() }
-}
-
-impl Leases for Directory {
-    fn grant(&self, span: Duration) -> Result<Lease> {
-        let lend = |root: &Arc<Root>| lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time());
-        self.in_store(true, lend)?.ok_or_else(|| self.is_missing())
-    }
-
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
-        let remaining = |root: &Arc<Root>| lease::remaining(self.host.as_ref(), lease, || root.file_system_time());
-        self.in_store(false, remaining).map(Option::unwrap_or_default)
-    }
-
-    fn is_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(lease, &[])?.is_zero())
-    }
-
-    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
-        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.time())
-    }
-
-    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        self.leases.to_note(self.host.as_ref(), leases, seen, || self.time())
-    }
 }

@@ -39,7 +39,7 @@ use super::{
     Visit, WriteSet, guarded,
 };
 use crate::error::{Error, Result};
-use crate::host::Host;
+use crate::host::{Host, server_time};
 use crate::lock::{HandleHash, Lease, Sighting};
 use crate::name::escape;
 
@@ -223,6 +223,10 @@ impl Leases for Ssh {
             Reply::Lease(lease) => Ok(lease),
             _ => Err(self.nonsense()),
         }
+    }
+
+    fn time(&self) -> Result<Duration> {
+        self.span(&Request::Time).map(server_time)
     }
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {

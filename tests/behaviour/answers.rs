@@ -16,8 +16,8 @@ on_every_kind_of_store! {
     fn verbose_lock_names_token_owner_and_store(sandbox: &Sandbox) {
         let script = "csalock lock -v x ./file; csalock lock -v --print-handle --forever y; :";
         let owner = format!("owner pid PID (dash -c {script}), store {}", sandbox.plain(&sandbox.store()));
-        let said = format!("csalock: lock SANDBOX/files/file is taken, token TOKEN, {owner}\n\
-                            csalock: lock x is taken, token TOKEN, {owner}\ncsalock: lock y is taken, token TOKEN, {owner}\n");
+        let said = format!("csalock: lock SANDBOX/files/file was acquired, token TOKEN, {owner}\n\
+                            csalock: lock x was acquired, token TOKEN, {owner}\ncsalock: lock y was acquired, token TOKEN, {owner}\n");
         sandbox.script("dash", script).stdout("HANDLE\n").stderr(said).run();
     }
 
@@ -25,7 +25,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock x; :").run();
         sandbox.await_abandoned("x");
         let said = format!("csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, \
-                            which died without releasing it\ncsalock: lock x is taken, token TOKEN, owner pid PID (TEST), store {}\n",
+                            which died without releasing it\ncsalock: lock x was acquired, token TOKEN, owner pid PID (TEST), store {}\n",
                            sandbox.plain(&sandbox.store()));
         sandbox.csalock(["lock", "-v", "x"]).stderr(said).run();
     }
@@ -171,7 +171,7 @@ mod json {
             }
             sandbox.csalock(["lock", "--json", "-n", "-E", "3", "x"]).status(3).stdout(busy(3)).run();
             let message = format!("lock x in store STORE belongs to another holder: {HELD}");
-            let fields = format!("\"message\":\"{message}\",\"hint\":\"show its handle with --handle, or wait until it is released\",\"exit_code\":82");
+            let fields = format!("\"message\":\"{message}\",\"hint\":\"give its handle with --handle, or wait until it is released\",\"exit_code\":82");
             let said = format!("[{{\"name\":\"x\",\"outcome\":\"not the owner\",\"holders\":[{HOLDER_JSON}],{fields}}}]\n");
             sandbox.csalock(["unlock", "--json", "x"]).status(82).stdout(&said).run();
             sandbox.csalock(["renew", "--json", "--ttl", "1h", "x"]).status(82).stdout(&said).run();
@@ -282,7 +282,7 @@ mod reports {
         fn force_is_suggested_only_where_it_may_be_right(sandbox: &Sandbox) {
             let job = holding(sandbox);
             let said = |held: &str, hint: &str| format!(
-                "csalock: lock x in store STORE belongs to another holder: {held}; show its handle with --handle, or {hint}\n"
+                "csalock: lock x in store STORE belongs to another holder: {held}; give its handle with --handle, or {hint}\n"
             );
             let force = "break it with `csalock unlock --force x`";
             sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, "wait until it is released")).run();

@@ -7,11 +7,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::sandbox::proc::children;
-use crate::sandbox::{CLOCK, Call, FILE_TIMES, Job, Kind, Mount, Sandbox, is_root, wait_until};
+use crate::sandbox::{Call, Job, Kind, Mount, Sandbox, is_root, wait_until};
 
 /// A call that sees the wall clock and the times of files like this, as if the clock of the server had been set.
 fn at<'a>(call: Call<'a>, offset: &str) -> Call<'a> {
-    call.env(CLOCK, offset).env(FILE_TIMES, offset)
+    call.with_clocks(offset)
 }
 
 /// The lock of a script that lives on.

@@ -46,7 +46,7 @@ on_every_store! {
         sandbox.csalock(["status", "-1"]).run();
         let script = "csalock --store $0 run -w 5 y echo ran; csalock -v --store $0 run y true";
         let done = sandbox.call("dash", ["-c", script, &other]).capture();
-        assert_eq!((done.stdout.as_str(), sandbox.plain(&done.stderr).as_str()), ("ran\n", "csalock: lock y is taken, token TOKEN\n"));
+        assert_eq!((done.stdout.as_str(), sandbox.plain(&done.stderr).as_str()), ("ran\n", "csalock: lock y was acquired, token TOKEN\n"));
         assert!(!sandbox.store_exists());
     }
 

@@ -76,7 +76,7 @@ fn hints_name_the_variables_in_place_of_options() {
     let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").spawn();
     holder.lines(1);
     let done = sandbox.script("dash", "csaUnlock data").without("CSALOCK_STORE").capture();
-    assert!(done.code == Some(82) && done.stderr.contains("; show its handle with CSALOCK_HANDLE, or "), "{done:?}");
+    assert!(done.code == Some(82) && done.stderr.contains("; give its handle with CSALOCK_HANDLE, or "), "{done:?}");
     let done = sandbox.script("dash", "csaUnlock data").env("CSALOCK_STORE", sandbox.store()).capture();
     let hint = format!(": set CSALOCK_STORE=dir:{}\n", sandbox.path("files/.csalock").display());
     assert!(done.code == Some(81) && done.stderr.ends_with(&hint), "{done:?}");

@@ -153,7 +153,7 @@ on_every_store! {
         let words = ["run", "-w", "inf", "--overdue", "26h", "--give-up-if", "1h", "x", "true"];
         sandbox.csalock(words).run();
         assert_eq!(sandbox.waiting("x"), 0);
-        let done = sandbox.csalock(words).env(CLOCK, "+27h").capture();
+        let done = sandbox.csalock(words).with_clocks("+27h").capture();
         assert!(done.code == Some(86) && done.stderr.contains("; its job has not succeeded since "), "{done:?}");
     }
 

@@ -76,6 +76,7 @@ fn the_program_carries_its_manual_and_completions() {
         assert_eq!(said(&["man", &command]), page);
         assert_eq!(said(&["man", &format!("csalock-{command}")]), page);
     }
+    assert_eq!(said(&["man", "7"]), file("man/csalock.7"));
     assert_eq!(said(&["man", "run-with-lock"]), file("man/csalock-run.1"));
     assert_eq!(file("man/csalock-run-with-lock.1"), ".so man1/csalock-run.1\n");
     for (shell, path) in [("bash", "csalock.bash"), ("zsh", "_csalock"), ("fish", "csalock.fish")] {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{Call, Sandbox, is_root, wait_until};
+use crate::sandbox::{CLOCK, Call, FILE_TIMES, Sandbox, is_root, wait_until};
 
 /// Makes the host whose name and directory follow, and runs the other words there. Process 1 of a pid namespace has
 /// special rules, so the shell takes that place.
@@ -56,6 +56,47 @@ on_every_shared_store! {
             let done = on(sandbox, host, &["run", "-n", "--overdue", "1h", "job", "true"]).capture();
             assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
         }
+    }
+
+    fn the_clock_of_the_store_says_which_slot_it_is(sandbox: &Sandbox) {
+        if !is_root("hosts") {
+            return;
+        }
+        let words = ["run", "--once-per=1000d", "job", "echo", "runs"];
+        let run = |host, clock: &str, store: &str| {
+            on(sandbox, host, &words).env(CLOCK, clock).env(FILE_TIMES, store).capture().stdout
+        };
+        // Each host believes to be in a slot of its own.
+        let runs_of = |store| [(1, "-1500d"), (2, "+1500d"), (1, "+0")].map(|(host, clock)| run(host, clock, store));
+        assert_eq!(runs_of("+0"), ["runs\n", "", ""]);
+        assert_eq!(runs_of("+1000d"), ["runs\n", "", ""]);
+        // A clock of the store that is set back does not bring an old slot back.
+        assert_eq!(runs_of("+0"), [""; 3]);
+    }
+
+    fn the_clock_of_the_store_says_which_job_is_overdue(sandbox: &Sandbox) {
+        if !is_root("hosts") {
+            return;
+        }
+        let words = ["run", "-n", "--overdue", "1h", "job", "true"];
+        let call = |host, words: &[&str], clock: &str, store: &str| {
+            on(sandbox, host, words).env(CLOCK, clock).env(FILE_TIMES, store).capture()
+        };
+        assert_eq!(call(1, &words, "-10d", "+0").code, Some(0));
+        let mut holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).spawn();
+        holder.lines(1);
+        for (host, clock) in [(1, "-10d"), (2, "+10d")] {
+            let done = [&words[..], &["overdue"]].map(|words| call(host, words, clock, "+0"));
+            assert!(done.iter().all(|done| done.code == Some(0)), "{done:?}");
+        }
+        for (host, clock, code) in [(2, "-10d", 86), (1, "+10d", 0)] {
+            let done = [call(host, &["overdue"], clock, "+2h"), call(host, &words, clock, "+2h")];
+            // One of the callers complains.
+            assert_eq!([done[0].code, done[1].code], [Some(86), Some(code)], "{done:?}");
+            assert!(done[0].stdout.contains(" (2h"), "{done:?}");
+        }
+        holder.release();
+        holder.wait();
     }
 
     fn the_job_of_a_host_that_died_runs_on_another(sandbox: &Sandbox) {

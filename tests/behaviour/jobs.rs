@@ -4,12 +4,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::sandbox::{CLOCK, Job, Sandbox, proc, still, wait_until};
+use crate::sandbox::{CLOCK, Call, FILE_TIMES, Job, Sandbox, proc, still, wait_until};
 
-/// The offset by which the clock of csalock shows this many minutes after 2026-11-21 12:00:00 in the zone of the sandbox.
+/// The offset by which a clock shows this many minutes after 2026-11-21 12:00:00 in the zone of the sandbox.
 fn noon_and(minutes: i64) -> String {
     let noon: i64 = still::noon().trim_end_matches('s').parse().unwrap();
     format!("{:+}s", noon + 60 * minutes)
+}
+
+/// A call at that time, on the clocks of host and store.
+fn at(call: Call<'_>, minutes: i64) -> Call<'_> {
+    call.with_clocks(&noon_and(minutes))
 }
 
 /// A slot that does not end while a test runs.
@@ -19,7 +24,7 @@ fn runs(sandbox: &Sandbox) -> usize {
     sandbox.read("files/runs").lines().count()
 }
 
-on_every_store! {
+on_every_kind_of_store! {
     fn a_job_runs_once_in_a_slot(sandbox: &Sandbox) {
         sandbox.csalock(["run", LONG, "job", "echo", "first"]).stdout("first\n").run();
         sandbox.csalock(["run", LONG, "job", "echo", "second"]).run();
@@ -46,13 +51,13 @@ on_every_store! {
     }
 
     fn each_slot_has_a_run(sandbox: &Sandbox) {
-        let at = |minutes: i64, slot: &str| {
-            sandbox.csalock(["run", "--once-per", slot, slot, "echo", "runs"]).env(CLOCK, noon_and(minutes)).capture().stdout
+        let run = |minutes: i64, slot: &str| {
+            at(sandbox.csalock(["run", "--once-per", slot, slot, "echo", "runs"]), minutes).capture().stdout
         };
         for (slot, minutes) in [("hour", 60), ("day", 12 * 60), ("week", 36 * 60), ("10m", 10), ("1d", 24 * 60)] {
-            assert_eq!([at(0, slot), at(1, slot), at(minutes, slot), at(minutes, slot)], ["runs\n", "", "runs\n", ""], "{slot}");
+            assert_eq!([run(0, slot), run(1, slot), run(minutes, slot), run(minutes, slot)], ["runs\n", "", "runs\n", ""], "{slot}");
             // A clock that is late does not bring an old slot back.
-            assert_eq!(at(0, slot), "", "{slot}");
+            assert_eq!(run(0, slot), "", "{slot}");
         }
     }
 
@@ -61,7 +66,7 @@ on_every_store! {
         assert_eq!([fails("--retries=1"), fails("--retries=1")], [Some(1), Some(1)]);
         sandbox.csalock(["run", LONG, "--retries=1", "job", "echo", "runs"]).run();
         let done = sandbox.csalock(["run", "-v", LONG, "--retries=1", "job", "echo", "runs"]).capture();
-        let said = "csalock: lock job is taken, token TOKEN\n\
+        let said = "csalock: lock job was acquired, token TOKEN\n\
                     csalock: lock job in store STORE: its job has not succeeded in this slot after 2 runs; nothing was run\n";
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(0), said));
         sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
@@ -110,10 +115,10 @@ on_every_store! {
 
     fn one_of_the_callers_that_come_at_once_complains(sandbox: &Sandbox) {
         let _holder = sandbox.holder("job");
-        sandbox.csalock(["run", "-n", "--overdue", "1h", "job", "true"]).env(CLOCK, noon_and(0)).run();
+        at(sandbox.csalock(["run", "-n", "--overdue", "1h", "job", "true"]), 0).run();
         for minutes in [61, 130] {
             let words = ["run", "-n", "--overdue", "1h", "job", "true"];
-            let calls: Vec<Job> = (0..6).map(|_| sandbox.csalock(words).env(CLOCK, noon_and(minutes)).spawn()).collect();
+            let calls: Vec<Job> = (0..6).map(|_| at(sandbox.csalock(words), minutes).spawn()).collect();
             let mut codes: Vec<_> = calls.into_iter().map(|call| call.wait().code.unwrap()).collect();
             codes.sort();
             assert_eq!(codes, [0, 0, 0, 0, 0, 86]);
@@ -126,6 +131,19 @@ on_every_store! {
                     had released the lock itself; let csalock release it when the command ends\n";
         sandbox.csalock(words).stderr(said).run();
         sandbox.csalock(["run", LONG, "job", "echo", "again"]).stdout("again\n").run();
+    }
+
+    fn a_job_that_is_forgotten_while_it_runs_succeeds_in_its_slot(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", LONG, "--overdue=1h", "job", "dash", "-c", "echo; cat"]).spawn();
+        job.lines(1);
+        sandbox.csalock(["overdue", "--forget", "job"]).run();
+        job.release();
+        assert_eq!(job.wait().code, Some(0));
+        sandbox.csalock(["run", LONG, "job", "echo", "again"]).run();
+        assert_eq!(sandbox.csalock(["overdue", "job"]).capture().code, Some(81));
+        sandbox.csalock(["overdue", "--forget", "job"]).run();
+        assert!(sandbox.record("job").is_none());
+        sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
     }
 
     fn many_callers_at_once_run_it_once(sandbox: &Sandbox) {
@@ -154,7 +172,7 @@ on_every_store! {
         let slots = sandbox.many(20).max(4);
         let script = format!(
             "SLOT=0; export SLOT; while [ $SLOT -lt {slots} ]; do SLOT=$((SLOT + 1)); code=1; while [ $code != 0 ]; do
-             {CLOCK}=$(({} + 600 * SLOT))s; export {CLOCK}
+             {CLOCK}=$(({} + 600 * SLOT))s; {FILE_TIMES}=${CLOCK}; export {CLOCK} {FILE_TIMES}
              csalock run -q -w inf --once-per 10m --retries 1000 job dash -c '{job}'; code=$?
              case $code in 0|1|137) ;; *) echo $code >> codes;; esac; done; done",
             noon_and(0).trim_start_matches('+').trim_end_matches('s')
@@ -178,12 +196,12 @@ on_every_store! {
     fn a_busy_lock_is_silent_until_its_job_is_overdue(sandbox: &Sandbox) {
         let call = |minutes: i64| {
             let words = ["run", "-n", "--overdue", "1h", "job", "true"];
-            let done = sandbox.csalock(words).env(CLOCK, noon_and(minutes)).capture();
+            let done = at(sandbox.csalock(words), minutes).capture();
             assert_eq!(done.stdout, "");
             (done.code.unwrap(), sandbox.plain(&done.stderr))
         };
         let overdue = |minutes: i64, words: &[&str]| {
-            let done = sandbox.csalock(["overdue"].iter().chain(words)).env(CLOCK, noon_and(minutes)).capture();
+            let done = at(sandbox.csalock(["overdue"].iter().chain(words)), minutes).capture();
             assert_eq!(done.stderr, "");
             (done.code.unwrap(), sandbox.plain(&done.stdout))
         };
@@ -210,7 +228,7 @@ on_every_store! {
         assert_eq!(call(123), silent);
         assert_eq!([overdue(124, &[]), overdue(182, &[])], [silent.clone(), silent.clone()]);
         let (code, said) = overdue(184, &["--json"]);
-        let document: Value = serde_json::from_str(&sandbox.csalock(["overdue", "--json"]).env(CLOCK, noon_and(184)).capture().stdout).unwrap();
+        let document: Value = serde_json::from_str(&at(sandbox.csalock(["overdue", "--json"]), 184).capture().stdout).unwrap();
         assert_eq!((code, document.as_array().unwrap().len(), &document[0]["name"], &document[0]["within"]), (86, 1, &json!("job"), &json!(3600.0)), "{said}");
         assert_eq!(document[0]["refused"], json!(0));
         let mut holder = sandbox.holder("job");
@@ -220,7 +238,7 @@ on_every_store! {
         holder.wait();
         // A run that fails keeps no promise.
         let words = ["run", "--overdue", "1h", "job", "false"];
-        assert_eq!(sandbox.csalock(words).env(CLOCK, noon_and(185)).capture().code, Some(1));
+        assert_eq!(at(sandbox.csalock(words), 185).capture().code, Some(1));
         assert_eq!(overdue(186, &[]).0, 86);
         sandbox.csalock(["overdue", "--forget", "job"]).run();
         assert_eq!(overdue(186, &[]), silent);

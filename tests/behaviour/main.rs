@@ -22,10 +22,10 @@ mod ssh;
 mod supervised;
 
 /// Modules in which stores differ most. A quick run tries only these on PostgreSQL, which is most like etcd.
-const ON_POSTGRES: [&str; 4] = ["claims", "queue", "several", "values"];
+const ON_POSTGRES: [&str; 5] = ["claims", "hosts", "queue", "several", "values"];
 
 /// The same for ssh, whose server keeps a directory.
-const ON_SSH: [&str; 1] = ["queue"];
+const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
 /// Tests that are not for ssh. Their callers would need a key, a program or an environment of their own, or the test
 /// expects that no store comes to be, which only the host of the store can prevent.

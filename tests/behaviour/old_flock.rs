@@ -274,7 +274,7 @@ on_every_store! {
         wait_until("it is told", || sandbox.plain(&next.said()) == said);
         old.release();
         let done = next.wait();
-        assert_eq!(sandbox.plain(&done.stderr), format!("{said}csalock: lock SANDBOX/files/f is taken, token TOKEN\n"));
+        assert_eq!(sandbox.plain(&done.stderr), format!("{said}csalock: lock SANDBOX/files/f was acquired, token TOKEN\n"));
     }
 
     fn three_holders_are_named_and_the_others_counted(sandbox: &Sandbox) {

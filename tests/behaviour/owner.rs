@@ -238,7 +238,7 @@ on_every_store! {
         // The inner shell becomes csalock when the outer one is gone.
         let inner = "while [ $(ps -o ppid= -p $$) = $OUTER ]; do :; done; exec csalock lock $OPTIONS x > said 2>&1";
         let outer = format!("OUTER=$$ setsid dash -c '{inner}' &");
-        let verbose = format!("csalock: lock x is taken, token TOKEN, no owner, store {}\n", sandbox.plain(&sandbox.store()));
+        let verbose = format!("csalock: lock x was acquired, token TOKEN, no owner, store {}\n", sandbox.plain(&sandbox.store()));
         for (options, wanted) in [("", ORPHAN), ("--print-handle --ttl 1h", "HANDLE\n"), ("-v --forever", &verbose)] {
             let _group = sandbox.script("dash", &outer).env("OPTIONS", options).stdin("").spawn();
             wait_until("csalock has spoken", || sandbox.read("files/said").ends_with('\n'));

@@ -222,7 +222,7 @@ on_every_store! {
     }
 
     fn verbose_output_goes_to_stderr(sandbox: &Sandbox) {
-        let said = "csalock: lock x is taken, token TOKEN\n";
+        let said = "csalock: lock x was acquired, token TOKEN\n";
         sandbox.csalock(["run", "-v", "x", "echo", "done"]).stdout("done\n").stderr(said).run();
     }
 }

@@ -205,20 +205,25 @@ fn troubles_of_a_connection_are_named() {
         ),
     ] {
         let program = sandbox.program("files/odd", format!("#!/bin/sh\n{script}\n")).display().to_string();
-        let done = by(&sandbox, &program, &["run", "x", "touch", "ran"]).capture();
+        let done = by(&sandbox, &program, &["run", "-w", "1s", "x", "touch", "ran"]).capture();
         let lower = |text: &str| text.replace("No such file", "no such file");
         assert_eq!((done.code, lower(&done.stderr)), (Some(code), format!("csalock: {said}\n")), "{script}");
     }
-    let done = by(&sandbox, "/no/such/ssh", &["run", "x", "touch", "ran"]).capture();
+    let done = by(&sandbox, "/no/such/ssh -v", &["run", "-w", "1s", "x", "touch", "ran"]).capture();
     assert_eq!(
         (done.code, done.stderr),
         (
             Some(69),
             format!(
-                "csalock: {url} cannot be reached: cannot start ssh: No such file or directory; install an ssh client, or name its program in CSALOCK_SSH\n"
+                "csalock: {url} cannot be reached: cannot start '/no/such/ssh -v': No such file or directory; install an ssh client, or name its program, without arguments, in CSALOCK_SSH\n"
             )
         )
     );
+    let silent = sandbox.program("files/silent", "#!/bin/sh\n").display().to_string();
+    let call =
+        by(&sandbox, &silent, &["run", "-n", "x", "touch", "ran"]).env("CSALOCK_STORE", "ssh://there:2222/locks");
+    let hint = "see that `ssh -p 2222 there true` works without a question, then try again\n";
+    assert!(call.capture().stderr.ends_with(hint));
     assert!(!sandbox.path("files/ran").exists() && !sandbox.path("store").exists());
 }
 
@@ -246,7 +251,8 @@ fn a_server_that_sends_without_end_exceeds_no_deadline() {
     std::fs::write(sandbox.path("files/told"), "").unwrap();
     wait_until("it has another connection", || !sandbox.path("files/told").exists());
     holder.release();
-    assert_eq!((holder.wait().code, waiter.wait().stdout.as_str()), (Some(0), "locked\n"));
+    let (held, waited) = (holder.wait(), waiter.wait());
+    assert!(held.code == Some(0) && waited.stdout == "locked\n", "{held:?}\n{waited:?}");
 }
 
 #[test]

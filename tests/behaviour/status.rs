@@ -126,6 +126,15 @@ on_every_store! {
         assert_eq!(sandbox.stored(), before);
     }
 
+    fn a_pipe_gets_all_about_one_lock_if_asked(sandbox: &Sandbox) {
+        let _scene = scene(sandbox);
+        let shown = sandbox.csalock(["status", "-v", "held"]).capture().stdout;
+        for part in ["lock     held\n", "\nwaiters  1\n         1.  ", "\nbreak    the lock ends with its holder: `kill "] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        assert_eq!(sandbox.csalock(["status", "held"]).capture().stdout.lines().count(), 2);
+    }
+
     fn names_alone_are_one_a_line(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
         let names = sandbox.csalock(["status", "-1"]).capture().line();

@@ -43,7 +43,7 @@ on_every_kind_of_store! {
         let before = sandbox.sight("x");
         let said = format!(
             "csalock: lock x in store STORE belongs to another holder: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
-             {HOLDS_X}; show its handle with --handle, or wait until it is released\n"
+             {HOLDS_X}; give its handle with --handle, or wait until it is released\n"
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "-q", "x"]).status(82).run();
@@ -56,7 +56,7 @@ on_every_kind_of_store! {
         let wrong = "0".repeat(32);
         let said = format!(
             "csalock: lock x in store STORE was not taken with this handle: held by pid PID on HOST (user USER) since TIME (AGE ago), while \
-             it lives: {HOLDS_X}; show the handle that `csalock lock --print-handle` printed for it, or none if your \
+             it lives: {HOLDS_X}; give the handle that `csalock lock --print-handle` printed for it, or none if your \
              script took it\n"
         );
         for (command, rest) in [(&["unlock"][..], &["x"][..]), (&["renew", "--ttl", "1h"], &["x"]), (&["put"], &["x", "text"])] {
@@ -118,6 +118,16 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
         let said = "csalock: lock x in store STORE is not held; see `csalock status x`\n";
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
+    }
+
+    fn a_waiter_is_told_that_the_lock_was_broken(sandbox: &Sandbox) {
+        let (_job, _) = holding(sandbox);
+        let waiter = sandbox.waiter("x", "true");
+        sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
+        let done = waiter.wait();
+        let before = format!("csalock: lock x was held before by pid PID on HOST (user USER) since TIME (AGE ago): {HOLDS_X}, \
+                              until it was broken by --force\n");
+        assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(0), before));
     }
 
     fn force_removes_the_grants_of_dead_holders_and_names_them(sandbox: &Sandbox) {

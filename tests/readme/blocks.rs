@@ -18,6 +18,16 @@ pub(crate) fn is_for_database(block: &Block) -> bool {
     block.text.contains("psql ")
 }
 
+/// Whether a block needs a server of S3: another test starts one.
+pub(crate) fn is_for_s3(block: &Block) -> bool {
+    block.text.contains("$S3_BUCKET")
+}
+
+/// Whether a block needs a server that another test starts.
+fn is_for_server(block: &Block) -> bool {
+    is_cgi(block) || is_for_database(block) || is_for_s3(block)
+}
+
 /// Whether the programs and rights that a block needs are here.
 fn can_run(block: &Block) -> bool {
     let programs = ["etcd", "git", "perl", "flock", "unshare"];
@@ -32,7 +42,7 @@ fn can_run(block: &Block) -> bool {
 #[test]
 fn every_shell_block_runs() {
     let mut failed = Vec::new();
-    for block in blocks("sh").iter().filter(|block| !is_cgi(block) && !is_for_database(block) && can_run(block)) {
+    for block in blocks("sh").iter().filter(|block| !is_for_server(block) && can_run(block)) {
         for shell in ["dash", "bash"] {
             let home = Home::new();
             let done = home.run(shell, &["-eu"], &block.text);

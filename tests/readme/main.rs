@@ -15,6 +15,7 @@ mod monitoring;
 mod package;
 mod page;
 mod readme;
+mod s3;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

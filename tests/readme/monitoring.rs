@@ -24,6 +24,10 @@ tests:
         values: '3600x30'
       - series: 'csalock_last_ending_timestamp_seconds{store="dir:/b", name="short", ending="died"}'
         values: '60x30'
+      - series: 'csalock_due_timestamp_seconds{store="dir:/b", name="late"}'
+        values: '300x30'
+      - series: 'csalock_due_timestamp_seconds{store="dir:/b", name="punctual"}'
+        values: '3600x30'
       - series: 'csalock_unreadable_records{store="dir:/b"}'
         values: '0x30'
     alert_rule_test:
@@ -50,6 +54,11 @@ tests:
       - eval_time: 20m
         alertname: CsalockHolderGone
         exp_alerts: []
+      - eval_time: 10m
+        alertname: CsalockJobOverdue
+        exp_alerts:
+          - exp_labels: {store: "dir:/b", name: late}
+            exp_annotations: {summary: "The job late has not succeeded in time."}
       - eval_time: 10m
         alertname: CsalockUnreadableRecord
         exp_alerts: []

@@ -62,6 +62,7 @@ mod every_store {
         the_place_of_a_record_shows_its_name_escaped
         a_commit_announces_that_it_stands_once_and_before_the_history
         lines_of_history_come_back_in_order
+        the_time_of_a_store_is_that_of_the_host_that_keeps_it
     } }
 }
 

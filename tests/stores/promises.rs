@@ -3,14 +3,18 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use csalock::error::Error;
 use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Begun, Lease, LeaseClock};
-use csalock::store::{CommitResult, HistoryCursor, Store, Swept, Version, Versioned, Write, WriteOptions, WriteSet};
+use csalock::store::{
+    Access, CommitResult, HistoryCursor, Layout, Location, Scope, Store, Swept, Version, Versioned, Write,
+    WriteOptions, WriteSet,
+};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
@@ -338,6 +342,27 @@ pub(crate) fn many_acquisitions_leave_no_leftovers(rig: &Rig) {
     (0..rig.many()).for_each(acquire_and_release);
     assert_eq!(rig.footprint(), before);
     assert_eq!(rig.bodies(), [b""; 0]);
+}
+
+pub(crate) fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
+    rig.put(b"x", None, b"body");
+    let (faked, fake) = rig.faked();
+    let shared = Location::Directory { path: rig.path(), layout: Layout::Own, shared: true };
+    let shared = (rig.kind == Kind::Directory)
+        .then(|| csalock::store::open(&shared, Access::default, Arc::new(fake.clone())).unwrap());
+    for store in [Some(&*faked), shared.as_deref()].into_iter().flatten() {
+        for wall in [1_000_000_000, 4_000_000_000].map(Duration::from_secs) {
+            fake.set_wall(wall);
+            let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            let time = store.leases().time().unwrap();
+            let after = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            match store.scope() {
+                Scope::Local => assert_eq!(time, wall),
+                // Some clocks tell whole seconds.
+                Scope::Shared => assert!(before < time + SECOND && time <= after, "{before:?} {time:?} {after:?}"),
+            }
+        }
+    }
 }
 
 pub(crate) fn a_lease_ends_when_its_time_is_over(rig: &Rig) {

@@ -157,6 +157,10 @@ impl Leases for Shared {
         boot_lease::lend(&self.0.host, span)
     }
 
+    fn time(&self) -> Result<Duration> {
+        Ok(self.0.host.wall())
+    }
+
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
         let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
         if is_early { Ok(Duration::ZERO) } else { boot_lease::remaining(&self.0.host, lease) }

@@ -13,8 +13,8 @@ use crate::command::context::Context;
 use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{Caller, caller, command_of, may_end_with_call};
-use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner, ProcessId};
+use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner};
 use crate::name::escape;
 use crate::report::Settings;
 use crate::run::deadline::SharedDeadline;
@@ -114,20 +114,20 @@ impl ForScript<'_> {
     /// Returns the request, and true if its owner ends with this call.
     fn request(&self) -> anyhow::Result<(AcquireRequest, bool)> {
         let (taking, handle) = (self.taking, self.context.new_handle()?);
-        let process = self.context.host.this_process()?;
-        let Caller { owners, command, ends_with_call, .. } = self.owner(process)?;
+        let this = ThisProcess::look()?;
+        let Caller { owners, command, ends_with_call, .. } = self.owner(&this)?;
         let request = AcquireRequest {
             owner_outlives_process: true,
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
-            ..request(self.context, &taking.waiting, handle, process, owners, command)?
+            ..request(self.context, &taking.waiting, handle, this.id(), owners, command)?
         };
         Ok((request, ends_with_call))
     }
 
     /// Returns the owner of the locks: the process with the pid of `--pid`, else the script that called `this` process.
-    fn owner(&self, this: ProcessId) -> Result<Caller> {
+    fn owner(&self, this: &ThisProcess) -> Result<Caller> {
         if let Some(pid) = self.pid {
             let process = self.context.host.process(pid)?.ok_or_else(|| {
                 let what = format!("process {pid} does not exist");
@@ -142,7 +142,7 @@ impl ForScript<'_> {
             Lifetime::WhileOwnerLives => true,
             _ => !self.prints,
         };
-        match caller(this.pid) {
+        match this.caller() {
             Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
                 Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
             }

@@ -9,7 +9,6 @@ use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::Acquisition;
-use crate::command::context::Context;
 use crate::duration::shown as span;
 use crate::engine::{AcquireAllResult, OpenLockSet};
 use crate::environment::local_zone;
@@ -23,38 +22,52 @@ const RETRIES: u32 = 3;
 
 /// The job that a command runs.
 pub(super) struct Recurring<'a> {
-    context: &'a Context,
     asked: &'a Run,
-    /// The slot, in milliseconds since 1970.
-    pub(super) slot: Option<u64>,
 }
 
 impl<'a> Recurring<'a> {
     /// Returns the job, unless the command is not one.
-    pub(super) fn of(context: &'a Context, asked: &'a Run) -> Option<Recurring<'a>> {
-        let slot = asked.recurrence.once_per.map(|period| begin_of(period, context.host.wall(), local_zone()));
-        (asked.recurrence != Recurrence::default()).then_some(Recurring { context, asked, slot })
+    pub(super) fn of(asked: &'a Run) -> Option<Recurring<'a>> {
+        (asked.recurrence != Recurrence::default()).then_some(Recurring { asked })
+    }
+
+    /// Returns true if the job must succeed once in a slot.
+    pub(super) fn has_slots(&self) -> bool {
+        self.asked.recurrence.once_per.is_some()
+    }
+
+    /// Returns the slot at this time of the store, in milliseconds since 1970.
+    fn slot(&self, now: Duration) -> Option<u64> {
+        self.asked.recurrence.once_per.map(|period| begin_of(period, now, local_zone()))
     }
 
     /// Returns true if the job has succeeded in this slot, so that its lock need not be acquired.
     pub(super) fn is_done(&self, opened: &OpenLockSet<'_>) -> Result<bool> {
-        let Some(slot) = self.slot else { return Ok(false) };
-        let job = opened.engine(0).record(&opened.target(0).name)?.job;
-        let done = job.and_then(|job| job.success).filter(|success| success.slot >= Some(slot));
-        done.iter().for_each(|success| self.tell_done(opened, success));
-        Ok(done.is_some())
+        if !self.has_slots() {
+            return Ok(false);
+        }
+        let engine = opened.engine(0);
+        let job = engine.record(&opened.target(0).name)?.job;
+        let Some(success) = job.and_then(|job| job.success).filter(|success| success.slot.is_some()) else {
+            return Ok(false);
+        };
+        let is_done = success.slot >= self.slot(engine.time()?);
+        if is_done {
+            self.tell_done(opened, &success);
+        }
+        Ok(is_done)
     }
 
     /// Begins the run under the grant with this handle. Returns the exit of csalock if the command must not run.
     pub(super) fn begin(&self, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
-        let recurrence = &self.asked.recurrence;
+        let (recurrence, now) = (&self.asked.recurrence, engine.time()?);
         let request = BeginRun {
             credentials: engine.by_proof(proof)?,
-            slot: self.slot,
+            slot: self.slot(now),
             most: recurrence.retries.unwrap_or(RETRIES) + 1,
             promise: recurrence.overdue.map(millis),
-            now: millis(self.context.host.wall()),
+            now: millis(now),
         };
         match engine.apply(&target.name, &request)? {
             Ok(RunStart::Begun) => Ok(None),
@@ -91,7 +104,7 @@ impl<'a> Recurring<'a> {
             return acquisition.end(opened, result);
         };
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
-        let now = self.context.host.wall();
+        let now = engine.time()?;
         let complain = Complain { by, span: millis(most), now: millis(now) };
         if engine.apply(&target.name, &complain)? != Complaint::Due {
             return Ok(Exit::Done);

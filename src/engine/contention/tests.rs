@@ -82,6 +82,10 @@ impl Leases for Contended {
         self.memory.leases().grant(span)
     }
 
+    fn time(&self) -> Result<Duration> {
+        self.memory.leases().time()
+    }
+
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
         let is_ended = self.ended.lock().unwrap().contains(lease);
         if is_ended { Ok(Duration::ZERO) } else { self.memory.leases().ttl(lease) }

@@ -8,7 +8,7 @@ use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, ReportSuccess, Success};
+use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, ReportSuccess};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach;
 use crate::store::answers;
@@ -54,9 +54,10 @@ impl Supervisor<'_> {
         let (Some(report), Ok(opened)) = (self.job.reports.filter(|_| exit.code() == 0), &self.opened) else { return };
         let (host, engine, target) = (&self.job.context.host, opened.engine(0), opened.target(0));
         engine.store().set_deadline(Some(host.boottime() + TO_RELEASE));
-        let success = Success { at: host.wall().as_millis() as u64, slot: report.slot, host: host.name() };
-        let request =
-            engine.by_proof(self.job.handle.proof()).map(|credentials| ReportSuccess { credentials, success });
+        let request = engine.by_proof(self.job.handle.proof()).and_then(|credentials| {
+            let at = engine.time()?.as_millis() as u64;
+            Ok(ReportSuccess { credentials, in_slot: report.in_slot, at, host: host.name() })
+        });
         match request.and_then(|request| engine.apply(&target.name, &request)) {
             Err(error) => (self.tell)(&Notice::NotReported(target, &error)),
             Ok(Err(NotHolder { ending, .. })) => {

@@ -3,13 +3,15 @@
 //! time (on NFS the server's). csalock never compares clocks of two hosts.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::Directory;
+use super::root::Root;
 use crate::error::Result;
 use crate::host::{Host, boot_lease};
 use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
-use crate::store::{Scope, guarded};
+use crate::store::{Leases, Scope, Store, guarded};
 
 /// Maximum step between two times of a file system that keeps whole seconds. FAT keeps every second one.
 const COARSE_TICK: Duration = Duration::from_secs(2);
@@ -20,8 +22,41 @@ const TICK: Duration = Duration::from_millis(11);
 /// Number of remembered leases at which csalock forgets those that expired long ago.
 const MANY: usize = 1024;
 
+impl Leases for Directory {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        let lent = |root: &Arc<Root>| lend(self.host.as_ref(), root.scope, span, || root.file_system_time());
+        self.in_store(true, lent)?.ok_or_else(|| self.is_missing())
+    }
+
+    fn time(&self) -> Result<Duration> {
+        // Under one kernel, files have the times of its clock.
+        if self.scope() == Scope::Local {
+            return Ok(self.host.wall());
+        }
+        self.in_store(true, |root| root.file_system_time())?.ok_or_else(|| self.is_missing())
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        let left = |root: &Arc<Root>| remaining(self.host.as_ref(), lease, || root.file_system_time());
+        self.in_store(false, left).map(Option::unwrap_or_default)
+    }
+
+    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    }
+
+    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
+        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.file_system_time())
+    }
+
+    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        self.leases.to_note(self.host.as_ref(), leases, seen, || self.file_system_time())
+    }
+}
+
 /// Returns a lease that expires `span` from now. A local store does not call `file_system_time`.
-pub(super) fn lend(
+fn lend(
     host: &dyn Host,
     scope: Scope,
     span: Duration,
@@ -47,11 +82,7 @@ pub(super) fn tick(time: Duration) -> Duration {
 }
 
 /// Returns the minimum time to live of a lease, for its holder; zero if it has expired.
-pub(super) fn remaining(
-    host: &dyn Host,
-    lease: &Lease,
-    file_system_time: impl FnOnce() -> Result<Duration>,
-) -> Result<Duration> {
+fn remaining(host: &dyn Host, lease: &Lease, file_system_time: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
     match &lease.clock {
         LeaseClock::FileSystem(begun) if begun.boot == boot_of(&host.domain()?.boot) => {
             let ends = Duration::from_micros(begun.at).saturating_add(span_of(begun));

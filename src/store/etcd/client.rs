@@ -52,6 +52,8 @@ struct State {
     idle: Vec<Option<Connection>>,
     /// Number of times that the present request was sent.
     sent: u32,
+    /// Time of the server in its last answer.
+    date: Option<Duration>,
     /// Index of the server to ask first.
     at: usize,
     calls: Calls,
@@ -226,6 +228,7 @@ impl Client {
         while answers.len() < requests.len() {
             let mut line = open.map_or_else(|| self.connector.dial(server), Ok)?;
             answers.extend(line.exchange(server, &requests[answers.len()..], token)?);
+            state.date = answers.last().and_then(|answer| answer.date);
             open = Some(line).filter(|_| answers.last().is_some_and(|answer| answer.keeps_open));
         }
         state.idle[at] = open;
@@ -264,6 +267,12 @@ impl Client {
     pub(super) fn nonsense(&self, what: &str) -> Error {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         CallError::error(&[(server, CallError::Strange(what.to_string()))], &self.cluster)
+    }
+
+    /// Returns the time since 1970 in the head of the last answer.
+    pub(super) fn date(&self) -> Result<Duration> {
+        let date = guarded(&self.state).date;
+        date.ok_or_else(|| self.nonsense("an answer without a date"))
     }
 
     /// Returns the user of the login; `None` without a login.

@@ -4,6 +4,7 @@
 //! another one therefore needs no round trip of its own.
 
 use std::io;
+use std::time::Duration;
 
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
 
@@ -50,6 +51,8 @@ pub(super) struct Answer {
     pub(super) body: Vec<u8>,
     /// True if the connection can be used again.
     pub(super) keeps_open: bool,
+    /// Time of the server since 1970, in whole seconds, if the answer has it.
+    pub(super) date: Option<Duration>,
 }
 
 /// Head of an answer.
@@ -58,6 +61,7 @@ struct Head {
     status: u16,
     framing: Framing,
     keeps_open: bool,
+    date: Option<Duration>,
 }
 
 /// Delimiter of a body.
@@ -80,7 +84,7 @@ type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
 impl Incoming {
     /// Reads the next answer with `receive`.
     pub(super) fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, CallError> {
-        let Head { status, framing, keeps_open, .. } = loop {
+        let Head { status, framing, keeps_open, date, .. } = loop {
             match head(self.unused())? {
                 Some(head) => {
                     self.used += head.length;
@@ -97,7 +101,7 @@ impl Incoming {
             Framing::Chunks => self.chunks(receive)?,
             Framing::EndOfConnection => self.rest(receive)?,
         };
-        Ok(Answer { status, body, keeps_open })
+        Ok(Answer { status, body, keeps_open, date })
     }
 
     /// Returns true if bytes arrived that no request asked for.
@@ -207,7 +211,15 @@ fn head(bytes: &[u8]) -> Result<Option<Head>, CallError> {
     };
     let closes = values("connection").any(|value| value.split(',').any(|option| option.trim() == "close"));
     let keeps_open = head.version == Some(1) && !closes && !matches!(framing, Framing::EndOfConnection);
-    Ok(Some(Head { length, status, framing, keeps_open }))
+    let date = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("date"));
+    let date = date.and_then(|header| seconds(header.value));
+    Ok(Some(Head { length, status, framing, keeps_open, date }))
+}
+
+/// Returns the time since 1970 that this text means, such as `Tue, 24 Nov 2026 15:11:29 GMT`.
+fn seconds(text: &[u8]) -> Option<Duration> {
+    let time = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
+    u64::try_from(time.as_second()).ok().map(Duration::from_secs)
 }
 
 fn strange(what: &str) -> CallError {
@@ -236,7 +248,7 @@ mod tests {
     }
 
     fn answer(status: u16, body: &str, keeps_open: bool) -> Answer {
-        Answer { status, body: body.as_bytes().to_vec(), keeps_open }
+        Answer { status, body: body.as_bytes().to_vec(), keeps_open, date: None }
     }
 
     #[test]
@@ -266,6 +278,21 @@ mod tests {
 
     fn clone(answer: &Answer) -> Answer {
         Answer { body: answer.body.clone(), ..*answer }
+    }
+
+    #[test]
+    fn an_answer_has_the_time_of_its_server() {
+        for (date, expected) in [
+            ("Date: Tue, 24 Nov 2026 15:11:29 GMT\r\n", Some(1_795_533_089)),
+            ("date:Thu, 01 Jan 1970 00:00:00 GMT\r\n", Some(0)),
+            ("Date: Wed, 31 Dec 1969 23:59:59 GMT\r\n", None),
+            ("Date: soon\r\n", None),
+            ("Date: \u{fe0f}\r\n", None),
+            ("", None),
+        ] {
+            let bytes = format!("HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n");
+            assert_eq!(answers(bytes.as_bytes(), 7).0[0].date, expected.map(Duration::from_secs), "{date:?}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::session::array;
 use super::{Postgres, number};
 use crate::error::Result;
+use crate::host::server_time;
 use crate::lock::{Lease, LeaseClock};
 use crate::store::{Leases, guarded};
 
@@ -18,6 +19,7 @@ const LOOK: &str = "SELECT id, (CASE WHEN server = (SELECT $.server()) THEN ceil
                     END)::bigint, (1000 * extract(epoch FROM span))::bigint FROM $.leases WHERE id = ANY ($1::bigint[])";
 const RESTART: &str = "UPDATE $.leases SET ends = clock_timestamp() + span, server = (SELECT $.server()) \
                        WHERE id = ANY ($1::bigint[]) AND server <> (SELECT $.server())";
+const TIME: &str = "SELECT floor(1000 * extract(epoch FROM clock_timestamp()))::bigint";
 
 /// Time for which the result of a look ahead counts.
 const SEEN_LASTING: Duration = Duration::from_secs(1);
@@ -86,6 +88,12 @@ impl Leases for Postgres {
         guarded(&self.leases.pending).push(pending);
         let wall = host.wall().saturating_add(span).as_millis() as u64;
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
+    }
+
+    fn time(&self) -> Result<Duration> {
+        let rows = self.query(TIME, &[])?.unwrap_or_default();
+        let time = rows.first().and_then(|row| number(row, 0)).ok_or_else(|| self.nonsense())?;
+        Ok(server_time(Duration::from_millis(time.unsigned_abs())))
     }
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {

@@ -40,8 +40,9 @@ pub(super) struct Slot {
 impl Slot {
     /// Ends a connection with a trouble. Its server process may still carry out a request.
     pub(super) fn lose(&mut self) {
-        let ended = self.link.take().and_then(|link| link.session);
-        self.earlier.extend(ended);
+        let Some(link) = self.link.take() else { return };
+        link.end();
+        self.earlier.extend(link.session);
     }
 }
 
@@ -167,7 +168,7 @@ impl Client {
     }
 
     pub(super) fn error(&self, trouble: Trouble) -> Error {
-        trouble.error(&self.remote.url(), &self.remote.destination)
+        trouble.error(&self.remote, &self.program)
     }
 
     fn new_id(&self) -> Result<u64> {

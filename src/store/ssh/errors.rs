@@ -1,9 +1,12 @@
 //! Troubles of a connection, and their errors.
 
+use std::ffi::OsStr;
 use std::io;
 
+use super::url::Remote;
 use super::wire::Strange;
 use crate::error::{Error, ErrorKind, describe};
+use crate::name::shell_quote;
 
 /// Parts of messages of ssh(1), shells and csalock about troubles that no repetition ends.
 const LASTING: [&str; 7] = [
@@ -45,21 +48,24 @@ impl Trouble {
         }
     }
 
-    /// Returns the error about the store at this URL, whose host ssh(1) knows as `destination`.
-    pub(super) fn error(self, place: &str, destination: &str) -> Error {
-        let works = format!("see that `ssh {destination} true` works without a question, then try again");
+    /// Returns the error about this store, which `program` in the place of ssh(1) reaches.
+    pub(super) fn error(self, remote: &Remote, program: &OsStr) -> Error {
+        let place = remote.url();
+        let port = remote.port.map(|port| format!("-p {port} ")).unwrap_or_default();
+        let ssh = format!("ssh {port}{}", remote.destination);
+        let works = format!("see that `{ssh} true` works without a question, then try again");
         let (kind, problem, cure) = match self {
-            Trouble::Refused(error) => return error.of_server(place),
+            Trouble::Refused(error) => return error.of_server(&place),
             Trouble::NotStarted(error) => (
                 ErrorKind::Unavailable,
-                format!("cannot start ssh: {}", describe(&error)),
-                "install an ssh client, or name its program in CSALOCK_SSH".to_string(),
+                format!("cannot start {}: {}", shell_quote(program.as_encoded_bytes()), describe(&error)),
+                "install an ssh client, or name its program, without arguments, in CSALOCK_SSH".to_string(),
             ),
             Trouble::Ended(said) if said.contains("Permission denied") => (
                 ErrorKind::Denied,
                 said,
                 format!(
-                    "see that `ssh {destination} true` works without a password: a key in its authorized_keys, and an agent or a key without a passphrase here"
+                    "see that `{ssh} true` works without a password: a key in its authorized_keys, and an agent or a key without a passphrase here"
                 ),
             ),
             Trouble::Ended(said) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => (
@@ -75,9 +81,7 @@ impl Trouble {
             Trouble::Strange | Trouble::NoServer => (
                 ErrorKind::Unavailable,
                 "the answer is not that of csalock".to_string(),
-                format!(
-                    "see that `ssh {destination} csalock --version` prints one line, and the shell there nothing else"
-                ),
+                format!("see that `{ssh} csalock --version` prints one line, and the shell there nothing else"),
             ),
             Trouble::OtherVersion(program) => (
                 ErrorKind::Unavailable,

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -82,7 +83,7 @@ impl Link {
     pub(super) fn reply(&mut self, host: &dyn Host, id: u64, until: Duration) -> Result<Reply, Trouble> {
         loop {
             match self.receive(host, until)? {
-                (of, Reply::Notified) => self.note(of),
+                (of, Reply::Notified) => self.note(of)?,
                 (of, reply) if of == id => return Ok(reply),
                 _ => {}
             }
@@ -99,7 +100,7 @@ impl Link {
         loop {
             while let Some((of, reply)) = self.lines.next()? {
                 if matches!(reply, Reply::Notified) {
-                    self.note(of);
+                    self.note(of)?;
                 }
             }
             if !self.read()? {
@@ -111,11 +112,16 @@ impl Link {
         }
     }
 
-    fn note(&mut self, id: u64) {
+    /// Records the only notification of a subscription.
+    fn note(&mut self, id: u64) -> Result<(), Trouble> {
+        if self.notified.contains(&id) {
+            return Err(Trouble::Strange);
+        }
         self.notified.push(id);
         if self.notified.len() > MOST_SUBSCRIPTIONS {
             self.notified.remove(0);
         }
+        Ok(())
     }
 
     pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], until: Duration) -> Result<(), Trouble> {
@@ -173,6 +179,12 @@ impl Link {
         let text = String::from_utf8_lossy(&said[..length]).into_owned();
         let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
         crate::name::escape(last.unwrap_or_default().as_bytes())
+    }
+
+    /// Ends the connection. Subscriptions and forked processes have its descriptor too, so a close alone would not end it,
+    /// nor the server process, for whose end a repeated request waits.
+    pub(super) fn end(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     /// Returns a duplicate of the socket's descriptor.

@@ -120,6 +120,7 @@ impl Server<'_> {
             }
             Request::Commit(commit) => self.commit(&commit)?,
             Request::Grant(span) => Reply::Lease(leases.grant(Duration::from_millis(span))?),
+            Request::Time => milliseconds(leases.time()?),
             Request::Ttl(lease) => milliseconds(leases.ttl(&lease)?),
             Request::TimeToExpiry(lease, seen) => milliseconds(leases.time_to_expiry(&lease, &seen)?),
             Request::NewSightings(wanted, seen) => {

@@ -2,6 +2,7 @@
 
 use super::errors::Trouble;
 use super::serve::Server;
+use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, Request};
 use crate::host::Fake;
 use crate::store::Memory;
@@ -27,7 +28,8 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
     let mut add = |error: crate::error::Error| said.push(error.of_server("ssh://h/p").to_string());
     if let Ok(Some(greeting)) = lines.next::<Greeting>() {
         let _ = greeting.session.map_err(&mut add);
-        add(Trouble::OtherVersion(greeting.program).error("ssh://h/p", "h"));
+        let remote = Remote { destination: "h".to_string(), port: None, path: "/p".to_string() };
+        add(Trouble::OtherVersion(greeting.program).error(&remote, "ssh".as_ref()));
     }
     while let Ok(Some((_, reply))) = lines.next::<(u64, Reply)>() {
         match reply {

@@ -44,6 +44,8 @@ pub(super) enum Request {
     Commit(Box<Commit>),
     /// Grants a lease of so many milliseconds.
     Grant(u64),
+    /// Asks for the time of the store since 1970.
+    Time,
     Ttl(Lease),
     TimeToExpiry(Lease, Vec<Sighting>),
     NewSightings(Vec<Lease>, Vec<Sighting>),

@@ -6,7 +6,7 @@ use std::io::{Seek, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
-use super::{Job, Sandbox, plain};
+use super::{CLOCK, FILE_TIMES, Job, Sandbox, plain};
 
 /// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +38,11 @@ impl<'a> Call<'a> {
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
+    }
+
+    /// With the clocks of host and store moved by this offset.
+    pub(crate) fn with_clocks(self, offset: &str) -> Self {
+        self.env(CLOCK, offset).env(FILE_TIMES, offset)
     }
 
     pub(crate) fn without(mut self, name: &str) -> Self {

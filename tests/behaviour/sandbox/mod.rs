@@ -39,7 +39,7 @@ pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
 /// The variable that moves the wall clock of csalock in builds for tests: a sign and a duration.
 pub(crate) const CLOCK: &str = "CSALOCK_CLOCK";
 
-/// The variable that moves the times of files in the same way, as if the clock of their server had been set.
+/// The variable that moves the times of files and servers in the same way, as if the clock of the server had been set.
 pub(crate) const FILE_TIMES: &str = "CSALOCK_FILE_TIMES";
 
 /// The variable with the pid namespace that counts as the kernel's first one: the tests may run in a container.
