@@ -10,6 +10,8 @@ mod sandbox;
 #[path = "../trace/checker/mod.rs"]
 mod checker;
 
+#[path = "../cutting/mod.rs"]
+mod cutting;
 #[path = "../etcd/mod.rs"]
 mod etcd;
 #[path = "../extent/mod.rs"]

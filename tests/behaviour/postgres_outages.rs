@@ -141,3 +141,18 @@ fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while
     sandbox.csalock(["run", "-q", "-w", "50s", "x", "true"]).run();
     assert!(sandbox.is_tidy());
 }
+
+#[test]
+fn an_encrypted_connection_is_not_shared_with_the_child() {
+    let Some(server) = Server::start_with(&["log_connections=on"], "hostssl all all all trust\n") else { return };
+    let sandbox = Sandbox::in_database(&server.url("").replace("schema=", "sslmode=require&schema="));
+    let encrypted = || server.log().matches("SSL enabled (protocol").count();
+    sandbox.csalock(["run", "x", "true"]).run();
+    let before = encrypted();
+    let waiter = sandbox.csalock(["run", "y", "sh", "-c", "csalock run -w inf x echo next"]).spawn();
+    let held = sandbox.csalock(["run", "-w", "inf", "x", "sleep", "3.5"]).env(LEASE.0, "3s").capture();
+    assert_eq!((held.code, held.stderr.as_str()), (Some(0), ""));
+    assert_eq!(waiter.wait().stdout, "next\n");
+    assert!(encrypted() >= before + 6, "each process has its own: {}", server.log());
+    assert_eq!((sandbox.state("x").as_str(), sandbox.state("y").as_str()), ("free", "free"));
+}

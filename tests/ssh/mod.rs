@@ -82,7 +82,7 @@ impl Server {
         fs::write(path("authorized"), format!("{restriction} {public}").trim_start()).unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let known = fs::read_to_string(path("host.pub")).unwrap();
-        fs::write(path("known"), format!("[{address}]:{port} {known}")).unwrap();
+        fs::write(path("known"), format!("[{address}]:* {known}")).unwrap();
         let bin = Path::new(env!("CARGO_BIN_EXE_csalock")).parent().unwrap();
         let settings = format!(
             "ListenAddress {address}:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
@@ -148,6 +148,10 @@ impl Server {
     /// The program that replaces ssh(1), for `CSALOCK_SSH`.
     pub(crate) fn program(&self) -> PathBuf {
         self.path("ssh")
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     /// The URL of the store in a directory.

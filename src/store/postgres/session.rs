@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use super::auth;
 use super::errors::Trouble;
 use super::settings::{Settings, SslMode};
+use crate::error::describe;
 use crate::store::etcd::connection::{Socket, Wire, is_readable};
 use crate::store::etcd::dial::Connector;
 use crate::store::etcd::errors::CallError;
@@ -36,7 +37,9 @@ impl Session {
         let wire = match settings.host.starts_with('/') {
             true => {
                 let path = format!("{}/.s.PGSQL.{}", settings.host, settings.port);
-                let stream = TcpStream::from(OwnedFd::from(UnixStream::connect(path)?));
+                let stream = UnixStream::connect(&path)
+                    .map_err(|error| Trouble::Line(CallError::Refused(format!("{path}: {}", describe(&error)))))?;
+                let stream = TcpStream::from(OwnedFd::from(stream));
                 Wire::Plain(Socket::new(stream, connector.call_deadline.clone())?)
             }
             false => dial(connector, settings)?,
