@@ -19,7 +19,8 @@ UTF8 = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8"}
 CRON = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LOGNAME": "root", "SHELL": "/bin/sh"}
 ENVIRONMENTS = {"UTF-8": UTF8, "cron": CRON}
 PEERS = {"flock": "util-linux", "dash": "dash", "setlock": "daemontools", "with-lock-ex": "chiark-utils-bin",
-         "lockfile": "procmail", "etcd": "etcd-server", "etcdctl": "etcd-client", "strace": "strace"}
+         "lockfile": "procmail", "etcd": "etcd-server", "etcdctl": "etcd-client", "psql": "postgresql-client",
+         "ssh": "openssh-client", "strace": "strace"}
 QUIET = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
 
 

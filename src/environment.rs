@@ -46,7 +46,7 @@ const OF_A_LOCK: [&str; 7] = [
 
 /// Variables of libpq that csalock knows, and the home directory with its files.
 const OF_POSTGRES: &str = "PGHOST PGPORT PGDATABASE PGUSER PGPASSWORD PGPASSFILE PGSERVICE PGSERVICEFILE PGSSLMODE \
-                           PGSSLROOTCERT HOME";
+                           PGSSLROOTCERT PGCHANNELBINDING PGREQUIREAUTH HOME";
 
 /// The variables, the current directory and the user at the start of the process.
 #[derive(Debug, Clone)]

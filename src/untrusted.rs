@@ -7,6 +7,7 @@
 mod etcd;
 mod files;
 mod paper;
+mod postgres;
 mod record;
 mod source;
 mod ssh;
@@ -16,7 +17,7 @@ mod texts;
 pub type Property = fn(&[u8]);
 
 /// Every property, with the name of its fuzz target and of its part of the corpus.
-pub const ALL: [(&str, Property); 10] = [
+pub const ALL: [(&str, Property); 11] = [
     ("record", record::bytes),
     ("record_there_and_back", record::there_and_back),
     ("beside", record::beside),
@@ -25,6 +26,7 @@ pub const ALL: [(&str, Property); 10] = [
     ("duration", texts::duration),
     ("name", texts::name),
     ("etcd", etcd::answers),
+    ("postgres", postgres::messages),
     ("ssh", ssh::messages),
     ("file", files::names_and_proc_stat),
 ];

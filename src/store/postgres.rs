@@ -43,13 +43,15 @@ mod leases;
 mod session;
 mod settings;
 mod tls;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod untrusted;
 mod url;
 mod wake;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::client::{Client, State};
+use self::client::Client;
 use self::leases::KnownLeases;
 use self::session::Row;
 use self::settings::Settings;
@@ -87,7 +89,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Returns a store in this database, without contacting it.
+    /// Returns a store in this database. A trouble with its server shows at the first call.
     /// Fails if a setting is invalid or the certificates cannot be read.
     pub fn open(database: &Database, access: &Access, host: Arc<dyn Host>) -> Result<Postgres> {
         let settings = Settings::new(database, access, host.uid())?;
@@ -97,7 +99,7 @@ impl Postgres {
             connector.look_up_names(&[settings.server()]);
         }
         Ok(Postgres {
-            client: Client { host, connector, settings, state: State::default().into() },
+            client: Client::new(host, connector, settings),
             schema: database.schema(),
             place: escape(database.url().as_bytes()),
             leases: KnownLeases::default(),
@@ -182,7 +184,7 @@ impl Store for Postgres {
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
-        super::guarded(&self.client.state).calls.until = until;
+        super::guarded(&self.client.calls).until = until;
     }
 
     fn leases(&self) -> &dyn Leases {

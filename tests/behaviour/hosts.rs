@@ -1,5 +1,7 @@
 //! Jobs on two hosts: namespaces with their own host name, machine id, boot id and processes.
 
+use std::path::Path;
+
 use nix::sys::signal::Signal;
 
 use crate::sandbox::{CLOCK, Call, FILE_TIMES, Sandbox, is_root, wait_until};
@@ -16,15 +18,20 @@ const LONG: &str = "--once-per=99999d";
 /// A short lease, so that the other host need not wait long.
 const LEASE: &str = "3s";
 
-/// Returns a call of csalock on the host with this number.
-fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
-    let own = sandbox.path(format!("host{host}"));
-    std::fs::create_dir_all(&own).unwrap();
+/// Writes the files of the host with this number in this directory. Returns the words that run a program there.
+pub(crate) fn enter(own: &Path, host: u8) -> Vec<String> {
+    std::fs::create_dir_all(own).unwrap();
     std::fs::write(own.join("boot_id"), format!("00000000-0000-4000-8000-00000000000{host}\n")).unwrap();
     std::fs::write(own.join("machine-id"), format!("{host:032}\n")).unwrap();
     let (name, own) = (format!("host{host}"), own.display().to_string());
     let words = ["unshare", "-mupf", "--kill-child", "--mount-proc", "dash", "-c", ENTER, "dash", &name, &own];
-    sandbox.csalock_by(&words.map(str::to_string), arguments).env("CSALOCK_LEASE", LEASE)
+    words.map(str::to_string).to_vec()
+}
+
+/// Returns a call of csalock on the host with this number.
+fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
+    let words = enter(&sandbox.path(format!("host{host}")), host);
+    sandbox.csalock_by(&words, arguments).env("CSALOCK_LEASE", LEASE)
 }
 
 on_every_shared_store! {

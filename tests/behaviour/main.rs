@@ -10,6 +10,8 @@ mod sandbox;
 #[path = "../trace/checker/mod.rs"]
 mod checker;
 
+#[path = "../cutting/mod.rs"]
+mod cutting;
 #[path = "../etcd/mod.rs"]
 mod etcd;
 #[path = "../extent/mod.rs"]
@@ -107,7 +109,6 @@ mod csa;
 mod deadlock;
 mod descriptors;
 mod doctor;
-mod etcd_storm;
 mod exchanges;
 mod exit_codes;
 mod expected_time;
@@ -116,6 +117,7 @@ mod follow;
 mod gc;
 mod help;
 mod history;
+mod host_storm;
 mod hosts;
 mod identity;
 mod jobs;
@@ -133,6 +135,7 @@ mod names;
 mod old_flock;
 mod outages;
 mod owner;
+mod partitions;
 mod postgres_outages;
 mod power;
 mod queue;

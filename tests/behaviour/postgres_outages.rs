@@ -1,50 +1,20 @@
 //! PostgreSQL servers that are killed, stopped and restarted under commands that hold and wait, and behind a pooler.
 
+use std::io::Write;
+use std::process::Stdio;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::postgres::{Bouncer, Server};
-use crate::sandbox::{Sandbox, is_root, wait_until};
+use crate::sandbox::{Sandbox, is_root, proc, wait_until};
 
 /// Short, but long enough for a machine that has other things to do.
 const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
 
 /// The words before a command line that hide all other processes, as on another host.
 const ALONE: [&str; 8] = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
-
-/// The server goes away in one way, for longer than a lease, and comes back.
-fn a_server_goes(go: impl Fn(&Server), come_back: impl Fn(&Server)) {
-    let Some(server) = Server::start(&[]) else { return };
-    let sandbox = Sandbox::in_database(&server.url(""));
-    let notes = "trap '' TERM; while :; do read up rest < /proc/uptime; echo $up > new; mv new alive; sleep 0.02; done";
-    let mut holder = sandbox.csalock(["run", "x", "dash", "-c", notes]).env(LEASE.0, LEASE.1).spawn();
-    wait_until("the holder holds", || !sandbox.read("files/alive").is_empty());
-    let note = "read up rest < /proc/uptime; echo $up > next";
-    let mut waiter = sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", note]).env(LEASE.0, LEASE.1).spawn();
-    wait_until("the waiter waits", || sandbox.waiters("x").len() == 1);
-    go(&server);
-    wait_until("the command is ended before its lease is over", || holder.has_ended());
-    let done = holder.wait();
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains("could not be renewed"), "{done:?}");
-    // A caller that does not wait is told.
-    let done = sandbox.csalock(["run", "-n", "y", "true"]).capture();
-    assert!(done.code == Some(69) && done.stderr.contains("PostgreSQL"), "{done:?}");
-    come_back(&server);
-    wait_until("the waiter has its turn", || waiter.has_ended());
-    assert_eq!(waiter.wait().code, Some(0));
-    let time = |file: &str| sandbox.read(file).trim().parse::<f64>().unwrap();
-    assert!(time("files/next") >= time("files/alive"));
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_server_is_killed() {
-    a_server_goes(Server::kill, Server::restart);
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_server_stands_still() {
-    a_server_goes(|server| server.stop(true), |server| server.stop(false));
-}
 
 #[test]
 fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
@@ -132,4 +102,57 @@ fn a_waiter_on_another_host_is_woken_by_the_server() {
     holder.release();
     wait_until("it has its turn", || waiter.has_ended());
     assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while_using_it() {
+    let Some(server) = Server::start(&["log_connections=on"]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    sandbox.csalock(["run", "x", "true"]).run();
+    let connections =
+        || server.log().matches("connection authorized: user=test database=postgres application_name=csalock").count();
+    // On a busy machine the keeper, too, may make one.
+    let makes_one = || {
+        let before = connections();
+        sandbox.csalock(["run", "x", "true"]).run();
+        connections() == before + 1
+    };
+    assert!((0..20).any(|_| makes_one()));
+
+    // The child waits for the answer to its commit.
+    let mut psql = server.psql();
+    let mut blocker = psql.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let lock = "BEGIN; LOCK TABLE store.removed IN EXCLUSIVE MODE;\n";
+    blocker.stdin.as_mut().unwrap().write_all(lock.as_bytes()).unwrap();
+    let waits = || server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted") == "1";
+    let locked =
+        || server.sql("SELECT count(*) FROM pg_locks WHERE mode = 'ExclusiveLock' AND locktype = 'relation'") == "1";
+    wait_until("it is locked", locked);
+    let before = connections();
+    let job = sandbox.csalock(["run", "x", "echo", "ran"]).spawn();
+    wait_until("the child waits for the server", waits);
+    let child = proc::children(job.pid())[0];
+    kill(Pid::from_raw(child), Signal::SIGKILL).unwrap();
+    wait_until("the supervisor has a connection of its own", || connections() > before + 1);
+    drop(blocker.stdin.take());
+    blocker.wait().unwrap();
+    let done = job.wait();
+    assert_eq!((done.seen_by_shell(), done.stdout.as_str()), (137, ""), "{done:?}");
+    sandbox.csalock(["run", "-q", "-w", "50s", "x", "true"]).run();
+    assert!(sandbox.is_tidy());
+}
+
+#[test]
+fn an_encrypted_connection_is_not_shared_with_the_child() {
+    let Some(server) = Server::start_with(&["log_connections=on"], "hostssl all all all trust\n") else { return };
+    let sandbox = Sandbox::in_database(&server.url("").replace("schema=", "sslmode=require&schema="));
+    let encrypted = || server.log().matches("SSL enabled (protocol").count();
+    sandbox.csalock(["run", "x", "true"]).run();
+    let before = encrypted();
+    let waiter = sandbox.csalock(["run", "y", "sh", "-c", "csalock run -w inf x echo next"]).spawn();
+    let held = sandbox.csalock(["run", "-w", "inf", "x", "sleep", "3.5"]).env(LEASE.0, "3s").capture();
+    assert_eq!((held.code, held.stderr.as_str()), (Some(0), ""));
+    assert_eq!(waiter.wait().stdout, "next\n");
+    assert!(encrypted() >= before + 6, "each process has its own: {}", server.log());
+    assert_eq!((sandbox.state("x").as_str(), sandbox.state("y").as_str()), ("free", "free"));
 }

@@ -1,8 +1,11 @@
 //! The store over ssh when its connection breaks, and what a client and a server may send each other.
 
+use std::sync::atomic::Ordering;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::cutting::cutting;
 use crate::sandbox::{Call, Job, Kind, Sandbox, proc, wait_until};
 use crate::ssh;
 
@@ -65,30 +68,73 @@ fn a_connection_that_is_cut_anywhere_loses_and_doubles_nothing() {
 }
 
 #[test]
+fn a_connection_to_sshd_that_is_cut_in_a_message_loses_and_doubles_nothing() {
+    let Some(server) = ssh::Server::start("") else { return };
+    let sandbox = Sandbox::over_ssh(&server);
+    let value = "v".repeat(1 << 20);
+    sandbox.csalock(["put", "-q", "x", "-"]).stdin(&value).run();
+    let step = if crate::extent::extent() > crate::extent::Extent::Quick { 50_000 } else { 400_000 };
+    for is_answer in [false, true] {
+        // The keys take the first thousands of bytes; then come a value and requests, or the value as it was.
+        for after in (6_000..).step_by(step) {
+            let (proxy, has_cut) = cutting(server.port(), after, is_answer);
+            let url = sandbox.store().replace(&format!(":{}/", server.port()), &format!(":{proxy}/"));
+            let count = sandbox.csalock(["get", "--json", "x"]).capture().stdout;
+            let before = serde_json::from_str::<serde_json::Value>(&count).unwrap()["version"].as_u64().unwrap();
+            let new = format!("{after}{value}")[..value.len()].to_string();
+            let done =
+                sandbox.csalock(["put", "-q", "-w", "50s", "x", "-"]).env("CSALOCK_STORE", url).stdin(&new).capture();
+            let is_cut = has_cut.load(Ordering::SeqCst);
+            let found = sandbox.csalock(["get", "--json", "x"]).capture().stdout;
+            let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+            let version = found["version"].as_u64().unwrap();
+            // A process that has never had an answer gives up at once.
+            let is_refused = done.code == Some(69) && version == before;
+            let is_done = done.code == Some(0) && version > before && found["value"].as_str() == Some(&new);
+            assert!(is_done || is_refused && is_cut, "{is_answer} {after}: {done:?}, version {version} after {before}");
+            if !is_cut {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn claims_are_synced_where_they_are_kept() {
+    if !crate::sandbox::has("strace") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    let program =
+        instead_of_ssh(&sandbox, "traced", "exec strace -f -o log -e trace=fsync,fdatasync sh -c \"$command\"", "");
+    let syncs = |words: &[&str]| {
+        assert_eq!(by(&sandbox, &program, words).capture().code, Some(0), "{words:?}");
+        sandbox.read("files/log").matches("sync(").count()
+    };
+    assert_eq!(syncs(&["run", "x", "true"]), 0);
+    assert!(syncs(&["claim", "-q", "--id", "me", "y"]) > 0);
+    assert!(syncs(&["put", "-q", "z", "value"]) > 0);
+}
+
+#[test]
 fn a_holder_outlives_the_processes_of_its_connection() {
     with_ssh(|sandbox| {
-        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-            let lease = |call: Call<'_>| call.env("CSALOCK_LEASE", "6s").spawn();
-            let mut holder = lease(sandbox.csalock(["run", "x", "dash", "-c", "echo; cat; echo end"]));
-            holder.lines(1);
-            let waiter = lease(sandbox.csalock(["run", "-w", "inf", "x", "echo", "next"]));
-            wait_until("it waits", || sandbox.waiters("x").len() == 1);
-            let found = servers(sandbox);
-            assert!(!found.is_empty());
-            found.iter().for_each(|pid| kill(Pid::from_raw(*pid), signal).unwrap_or(()));
-            let renewed = || sandbox.sight("x")["holders"][0]["renewed_until"].to_string();
-            for _ in 0..2 {
-                let before = renewed();
-                wait_until("the lease is renewed", || renewed() != before);
-            }
-            // A stopped server holds up its clients until it goes on.
-            found.iter().for_each(|pid| kill(Pid::from_raw(*pid), Signal::SIGCONT).unwrap_or(()));
-            holder.release();
-            let done = holder.wait();
-            assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "\nend\n", ""), "{signal}");
-            let done = waiter.wait();
-            assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "next\n", ""), "{signal}");
-        }
+        let lease = |call: Call<'_>| call.env("CSALOCK_LEASE", "6s").spawn();
+        let mut holder = lease(sandbox.csalock(["run", "x", "dash", "-c", "echo; cat; echo end"]));
+        holder.lines(1);
+        let waiter = lease(sandbox.csalock(["run", "-w", "inf", "x", "echo", "next"]));
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let found = servers(sandbox);
+        assert!(!found.is_empty());
+        found.iter().for_each(|pid| kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap_or(()));
+        let renewed = || sandbox.sight("x")["holders"][0]["renewed_until"].to_string();
+        let before = renewed();
+        wait_until("the lease is renewed", || renewed() != before);
+        holder.release();
+        let done = holder.wait();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "\nend\n", ""));
+        let done = waiter.wait();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "next\n", ""));
     });
 }
 
@@ -157,8 +203,8 @@ fn a_key_with_a_forced_command_can_lock_and_nothing_else() {
     // Nothing of a refused client stays.
     server.kill();
     let url = server.url("/elsewhere");
-    let done = call(&["run", "x", "true"]).capture();
-    assert!(done.code == Some(69) && done.stderr.starts_with(&format!("csalock: {url} cannot be reached: ssh: connect to host 127.0.0.1 port {port}: Connection refused; see that `ssh 127.0.0.1 true` works")), "{done:?}");
+    let done = call(&["run", "-n", "x", "true"]).capture();
+    assert!(done.code == Some(69) && done.stderr.starts_with(&format!("csalock: {url} cannot be reached: ssh: connect to host 127.0.0.1 port {port}: Connection refused; see that `ssh -p {port} 127.0.0.1 true` works")), "{done:?}");
     server.restart();
     call(&["run", "x", "echo", "locked"]).stdout("locked\n").run();
 }
@@ -200,6 +246,14 @@ fn troubles_of_a_connection_are_named() {
             69,
             format!(
                 "{url} cannot be reached: csalock 9.0 there speaks another protocol; install the same version on both hosts"
+            ),
+        ),
+        // As csalock 0.2.0 answers.
+        (
+            "echo 'csalock: unknown command serve; see csalock --help' >&2; exit 64",
+            69,
+            format!(
+                "{url} cannot be reached: csalock: unknown command serve; see csalock --help; install the same version of csalock on both hosts"
             ),
         ),
         (

@@ -93,3 +93,17 @@ fn every_dependency_has_a_reason() {
         assert!(text.contains(name), "docs/reasons.md gives a reason for {name}");
     }
 }
+
+#[test]
+fn the_tests_of_promises_exist() {
+    let text = read("docs/proof.md");
+    let table = text.split("## Promises of PostgreSQL and ssh").nth(1).unwrap().split("\n## ").next().unwrap();
+    let named: Vec<&str> = table.split('`').filter(|word| word.contains("::")).collect();
+    let all: String =
+        sources(&in_project("tests")).iter().map(|path| fs::read_to_string(path).unwrap_or_default()).collect();
+    assert!(named.len() > 15, "{named:?}");
+    for name in named {
+        let function = name.rsplit("::").next().unwrap();
+        assert!(all.contains(&format!("fn {function}(")), "docs/proof.md names {name}, which does not exist");
+    }
+}

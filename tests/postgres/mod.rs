@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::etcd::Place;
 use crate::etcd::fair::is_within;
 use crate::supervised::{in_memory, spawn_for_all};
 
@@ -28,7 +29,10 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A running server.
 pub(crate) struct Server {
+    address: String,
     port: u16,
+    /// The words that run a program on its host.
+    enter: Vec<String>,
     arguments: Vec<String>,
     child: Mutex<Option<Child>>,
     place: TempDir,
@@ -91,9 +95,34 @@ fn place() -> TempDir {
     place
 }
 
+/// Returns a directory with the data of a new server; `None`: PostgreSQL is not installed. A copy takes a tenth of the
+/// time of initdb(1).
+fn new_data() -> Option<TempDir> {
+    static FIRST: OnceLock<TempDir> = OnceLock::new();
+    let bin = programs()?;
+    let first = FIRST.get_or_init(|| {
+        let place = place();
+        let mut initdb = program(&bin.join("initdb"), place.path(), "KILL");
+        initdb.args(["-A", "trust", "-U", "test", "-N", "-D"]).arg(place.path().join("data"));
+        assert!(initdb.status().unwrap().success());
+        place
+    });
+    let place = place();
+    let copied = Command::new("cp").arg("-a").arg(first.path().join("data")).arg(place.path()).status();
+    assert!(copied.unwrap().success());
+    Some(place)
+}
+
 /// Returns a program that runs as the servers' user, and ends with the thread that starts it.
 fn program(path: &Path, place: &Path, pdeathsig: &str) -> Command {
-    let mut command = Command::new("setpriv");
+    program_on(&[], path, place, pdeathsig)
+}
+
+/// The same on a host, by the words that run a program there.
+fn program_on(enter: &[String], path: &Path, place: &Path, pdeathsig: &str) -> Command {
+    let mut words = enter.iter().map(String::as_str).chain(["setpriv"]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words);
     if nix::unistd::geteuid().is_root() {
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
     }
@@ -108,12 +137,17 @@ impl Server {
         Server::start_with(settings, "")
     }
 
+    /// Starts one on another host, which all hosts may use.
+    pub(crate) fn start_at(on: Place, settings: &[&str]) -> Option<Server> {
+        let place = new_data()?;
+        fs::write(place.path().join("data/pg_hba.conf"), "local all all trust\nhost all all 0.0.0.0/0 trust\n")
+            .unwrap();
+        Some(Server::run_at(place, on, settings))
+    }
+
     /// Starts one with TLS that uses these lines of pg_hba.conf for all users except `test`; none: it trusts all.
     pub(crate) fn start_with(settings: &[&str], hba: &str) -> Option<Server> {
-        let (bin, place) = (programs()?, place());
-        let mut initdb = program(&bin.join("initdb"), place.path(), "KILL");
-        initdb.args(["-A", "trust", "-U", "test", "-N", "-D"]).arg(place.path().join("data"));
-        assert!(initdb.status().unwrap().success());
+        let place = new_data()?;
         if hba.is_empty() {
             return Some(Server::run(place, settings));
         }
@@ -122,7 +156,7 @@ impl Server {
         if nix::unistd::geteuid().is_root() {
             chown(&key, Some(NOBODY), Some(NOBODY)).unwrap();
         }
-        let all = format!("host all test all trust\n{hba}");
+        let all = format!("local all test trust\nhost all test all trust\n{hba}");
         fs::write(place.path().join("data/pg_hba.conf"), all).unwrap();
         let tls = [
             "ssl=on".into(),
@@ -143,19 +177,25 @@ impl Server {
     }
 
     fn run(place: TempDir, settings: &[&str]) -> Server {
+        Server::run_at(place, Place { address: "127.0.0.1".into(), enter: Vec::new() }, settings)
+    }
+
+    fn run_at(place: TempDir, on: Place, settings: &[&str]) -> Server {
+        let Place { address, enter } = on;
         let port = free_port();
-        let mut arguments = vec![format!("port={port}"), "listen_addresses=127.0.0.1".into(), "fsync=off".into()];
+        let mut arguments = vec![format!("port={port}"), format!("listen_addresses={address}"), "fsync=off".into()];
         arguments.push(format!("unix_socket_directories={}", place.path().display()));
         arguments.extend(["max_connections=300".into(), "autovacuum=off".into()]);
         arguments.extend(settings.iter().map(|setting| setting.to_string()));
-        let server = Server { port, arguments, child: Mutex::default(), place };
+        let server = Server { address, port, enter, arguments, child: Mutex::default(), place };
         server.restart();
         server
     }
 
     /// Starts it again after it was killed.
     pub(crate) fn restart(&self) {
-        let mut command = program(&programs().unwrap().join("postgres"), self.place.path(), "INT");
+        let path = programs().unwrap().join("postgres");
+        let mut command = program_on(&self.enter, &path, self.place.path(), "INT");
         command.arg("-D").arg(self.place.path().join("data"));
         command.args(self.arguments.iter().flat_map(|argument| ["-c", argument]));
         let log = fs::File::options().create(true).append(true).open(self.place.path().join("log")).unwrap();
@@ -185,13 +225,20 @@ impl Server {
 
     /// The URL of a store in it.
     pub(crate) fn url(&self, schema: &str) -> String {
-        url(self.port, schema)
+        url(&self.address, self.port, schema)
+    }
+
+    /// Returns psql(1) for this server.
+    pub(crate) fn psql(&self) -> Command {
+        let mut psql = Command::new("psql");
+        // The socket is a file, so it is there in every network namespace.
+        psql.args(["-X", "-q", "-A", "-t", "-h"]).arg(self.place.path());
+        psql.args(["-p", &self.port.to_string(), "-U", "test", "-v", "ON_ERROR_STOP=1", "-d", "postgres"]);
+        psql
     }
 
     pub(crate) fn try_sql(&self, sql: &str) -> std::process::Output {
-        let mut psql = Command::new("psql");
-        psql.args(["-X", "-q", "-A", "-t", "-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "test"]);
-        psql.args(["-v", "ON_ERROR_STOP=1", "-d", "postgres", "-c", sql]).stdin(Stdio::null()).output().unwrap()
+        self.psql().args(["-c", sql]).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Returns the output of psql.
@@ -233,8 +280,8 @@ impl Drop for Server {
     }
 }
 
-fn url(port: u16, schema: &str) -> String {
-    format!("postgres://test@127.0.0.1:{port}/postgres?schema={schema}")
+fn url(address: &str, port: u16, schema: &str) -> String {
+    format!("postgres://test@{address}:{port}/postgres?schema={schema}")
 }
 
 impl Bouncer {
@@ -265,7 +312,7 @@ impl Bouncer {
 
     /// The URL of a store behind it.
     pub(crate) fn url(&self, schema: &str) -> String {
-        url(self.port, schema)
+        url("127.0.0.1", self.port, schema)
     }
 }
 

@@ -20,7 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A running sshd. Its files go away with it.
 pub(crate) struct Server {
     place: TempDir,
+    address: String,
     port: u16,
+    /// The words that run a program on its host.
+    enter: Vec<String>,
     child: Mutex<Child>,
     master: Option<Mutex<Child>>,
 }
@@ -48,10 +51,11 @@ pub(crate) fn shared() -> Option<&'static Server> {
     SHARED.get_or_init(|| Some(Server::start("")?.with_master())).as_ref()
 }
 
-/// Starts a program that ends with this process.
-fn spawn(program: &str, arguments: &[&str]) -> Child {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", program]).args(arguments);
+/// Starts a program, by these words before it, that ends with this process.
+fn spawn(enter: &[String], program: &str, arguments: &[&str]) -> Child {
+    let mut words = enter.iter().map(String::as_str).chain(["setpriv"]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).args(["--pdeathsig", "KILL", program]).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     spawn_for_all(command)
 }
@@ -59,6 +63,12 @@ fn spawn(program: &str, arguments: &[&str]) -> Child {
 impl Server {
     /// Starts one with this line in front of the key in authorized_keys, and waits until it answers.
     pub(crate) fn start(restriction: &str) -> Option<Server> {
+        Server::start_at(crate::etcd::Place { address: "127.0.0.1".into(), enter: Vec::new() }, restriction)
+    }
+
+    /// The same on a host.
+    pub(crate) fn start_at(on: crate::etcd::Place, restriction: &str) -> Option<Server> {
+        let crate::etcd::Place { address, enter } = on;
         if !is_installed() {
             return None;
         }
@@ -72,10 +82,10 @@ impl Server {
         fs::write(path("authorized"), format!("{restriction} {public}").trim_start()).unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let known = fs::read_to_string(path("host.pub")).unwrap();
-        fs::write(path("known"), format!("[127.0.0.1]:{port} {known}")).unwrap();
+        fs::write(path("known"), format!("[{address}]:* {known}")).unwrap();
         let bin = Path::new(env!("CARGO_BIN_EXE_csalock")).parent().unwrap();
         let settings = format!(
-            "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
+            "ListenAddress {address}:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
              PermitRootLogin yes\nMaxSessions 1000\nMaxStartups 1000\nUseDNS no\nSetEnv PATH={}:/usr/bin:/bin HOME=/nonexistent\n",
             path("host"),
             path("authorized"),
@@ -95,20 +105,23 @@ impl Server {
         if nix::unistd::geteuid().is_root() {
             let _ = fs::create_dir_all("/run/sshd");
         }
-        let child = Server::run(place.path());
-        let server = Server { place, port, child: Mutex::new(child), master: None };
+        let child = Mutex::new(Server::run(place.path(), &enter));
+        let server = Server { place, address, port, enter, child, master: None };
         server.await_answer();
         Some(server)
     }
 
-    fn run(place: &Path) -> Child {
+    fn run(place: &Path, enter: &[String]) -> Child {
         let config = place.join("sshd_config").display().to_string();
-        spawn(&sshd().unwrap().display().to_string(), &["-D", "-f", &config])
+        spawn(enter, &sshd().unwrap().display().to_string(), &["-D", "-f", &config])
     }
 
+    /// Waits until it listens, on a host that this process may not reach.
     fn await_answer(&self) {
         let start = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+        let sockets = format!("/proc/{}/net/tcp", self.child.lock().unwrap().id());
+        let listens = format!(":{:04X} 00000000:0000 0A ", self.port);
+        while !fs::read_to_string(&sockets).unwrap_or_default().contains(&listens) {
             assert!(start.elapsed() < PATIENCE, "sshd does not come up");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -118,7 +131,7 @@ impl Server {
     pub(crate) fn with_master(mut self) -> Server {
         let port = self.port.to_string();
         let config = self.path("ssh_config").display().to_string();
-        let master = spawn("ssh", &["-F", &config, "-M", "-N", "-p", &port, "127.0.0.1"]);
+        let master = spawn(&[], "ssh", &["-F", &config, "-M", "-N", "-p", &port, "127.0.0.1"]);
         let start = Instant::now();
         while !self.path("control").exists() {
             assert!(start.elapsed() < PATIENCE, "ssh does not connect");
@@ -137,9 +150,43 @@ impl Server {
         self.path("ssh")
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The URL of the store in a directory.
     pub(crate) fn url(&self, directory: &str) -> String {
-        format!("ssh://127.0.0.1:{}{directory}", self.port)
+        format!("ssh://{}:{}{directory}", self.address, self.port)
+    }
+
+    /// Returns the server and all processes of its connections.
+    fn processes(&self) -> Vec<String> {
+        let mut all = vec![self.child.lock().unwrap().id().to_string()];
+        let mut at = 0;
+        while at < all.len() {
+            let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", all[at])).unwrap_or_default();
+            all.extend(children.split_whitespace().map(str::to_string));
+            at += 1;
+        }
+        all
+    }
+
+    /// Lets the server and the processes of its connections stand still, or go on.
+    pub(crate) fn stop(&self, stands: bool) {
+        let signal = if stands { "-STOP" } else { "-CONT" };
+        // The server first, so that it starts no further ones.
+        for pid in self.processes() {
+            let _ = Command::new("kill").args([signal, &pid]).stderr(Stdio::null()).status();
+        }
+    }
+
+    /// Kills the server and the processes of its connections, as the end of its host does.
+    pub(crate) fn kill_all(&self) {
+        let all = self.processes();
+        self.kill();
+        for pid in &all[1..] {
+            let _ = Command::new("kill").args(["-KILL", pid]).stderr(Stdio::null()).status();
+        }
     }
 
     /// Kills the server, but not the processes of its connections.
@@ -151,7 +198,7 @@ impl Server {
 
     /// Starts it again after it was killed.
     pub(crate) fn restart(&self) {
-        *self.child.lock().unwrap() = Server::run(self.place.path());
+        *self.child.lock().unwrap() = Server::run(self.place.path(), &self.enter);
         self.await_answer();
     }
 }

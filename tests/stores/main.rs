@@ -5,6 +5,8 @@
 #![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]
 
 mod breaking;
+#[path = "../cutting/mod.rs"]
+mod cutting;
 #[path = "../etcd/mod.rs"]
 mod etcd;
 mod etcd_alone;

@@ -1,12 +1,10 @@
 //! Properties of the PostgreSQL store alone: logins, refusals, lost replies, leases, wake-ups and failovers.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csalock::error::{Error, ErrorKind};
@@ -18,6 +16,7 @@ use csalock::store::{
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::cutting::cutting;
 use crate::etcd::fair::{fair, is_within};
 use crate::postgres::{self, Server};
 use crate::rig::{Effects, Rig, stored};
@@ -363,41 +362,6 @@ fn nothing_waits_for_a_silent_or_absent_server_beyond_its_time() {
     store.set_deadline(None);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     assert!(begun.elapsed() < fair(60 * SECOND));
-}
-
-/// A proxy that cuts its first connection after this number of bytes, in one direction, and lets others pass. Returns
-/// its port, and whether it has cut.
-fn cutting(to: u16, after: usize, is_answer: bool) -> (u16, Arc<AtomicBool>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let has_cut = Arc::new(AtomicBool::new(false));
-    let cuts = has_cut.clone();
-    std::thread::spawn(move || {
-        for (number, client) in listener.incoming().take(2).enumerate() {
-            let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", to)).unwrap());
-            for way in [false, true] {
-                let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                if way {
-                    std::mem::swap(&mut from, &mut into);
-                }
-                let most = if number == 0 && way == is_answer { after } else { usize::MAX };
-                let cuts = cuts.clone();
-                std::thread::spawn(move || {
-                    let (mut buffer, mut left) = ([0; 4096], most);
-                    while let Ok(amount @ 1..) = from.read(&mut buffer) {
-                        let part = amount.min(left);
-                        left -= part;
-                        cuts.fetch_or(left == 0, Ordering::SeqCst);
-                        if into.write_all(&buffer[..part]).is_err() || left == 0 {
-                            break;
-                        }
-                    }
-                    let _ = (from.shutdown(Shutdown::Both), into.shutdown(Shutdown::Both));
-                });
-            }
-        }
-    });
-    (port, has_cut)
 }
 
 #[test]

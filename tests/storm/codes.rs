@@ -48,7 +48,7 @@ fn may_end(call: &Call<'_>, kind: Kind, schedule: &Schedule) -> bool {
     let round = schedule.round_of(call.who);
     let takes = |call: &Call<'_>| call.has("-n") || call.has("-w");
     // The store: its servers are away, or its disk is full.
-    let of_store: &[i32] = if kind == Kind::Etcd { &[69] } else { &[73, 74] };
+    let of_store: &[i32] = if matches!(kind, Kind::Etcd | Kind::Postgres) { &[69] } else { &[73, 74] };
     let busy = if round.wait.other_code { CHOSEN } else { 75 };
     let own: &[i32] = match call.verb() {
         "lock" => &[0, 85],

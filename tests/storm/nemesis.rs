@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::postgres::Server;
 use crate::schedule::{Schedule, Trouble};
 use crate::setup::Ground;
 
@@ -21,6 +22,8 @@ pub(crate) fn befall(ground: &Ground, schedule: &Schedule, over: &AtomicBool) ->
         sleep(trouble.quiet);
         if ground.cluster.is_some() {
             server_is_gone(ground, &trouble, || sleep(trouble.lasts));
+        } else if let Some(server) = &ground.postgres {
+            postgres_is_gone(server, &trouble, || sleep(trouble.lasts));
         } else if ground.disk.is_some() {
             fill(ground, || sleep(trouble.lasts));
         } else {
@@ -44,6 +47,18 @@ fn server_is_gone(ground: &Ground, trouble: &Trouble, wait: impl Fn()) {
         cluster.stop(server, false);
     }
     cluster.await_health();
+}
+
+fn postgres_is_gone(server: &Server, trouble: &Trouble, wait: impl Fn()) {
+    if trouble.kills {
+        server.kill();
+        wait();
+        server.restart();
+    } else {
+        server.stop(true);
+        wait();
+        server.stop(false);
+    }
 }
 
 /// Fills the disk, keeps it full for a while, and makes room again.

@@ -11,6 +11,7 @@ use crate::critical_section::{self, STORM, TOLD};
 use crate::etcd::{Cluster, Setup};
 use crate::exclusion::Witness;
 use crate::extent::{Extent, extent};
+use crate::postgres::Server;
 use crate::sandbox::{CLOCK, CSALOCK, Done, Kind, Mount, Sandbox, is_root};
 
 /// Short, so that leases are renewed, and are over while servers are gone.
@@ -20,6 +21,7 @@ pub(crate) struct Ground {
     // It goes away before the sandbox that it is mounted in.
     pub(crate) disk: Option<Mount>,
     pub(crate) cluster: Option<Cluster>,
+    pub(crate) postgres: Option<Server>,
     pub(crate) place: PathBuf,
     pub(crate) store: String,
     pub(crate) witness: Witness,
@@ -39,7 +41,12 @@ impl Ground {
             })?),
             _ => None,
         };
-        let sandbox = cluster.as_ref().map_or_else(|| Sandbox::new(kind), Sandbox::at);
+        let postgres = if kind == Kind::Postgres { Some(Server::start(&["fsync=on"])?) } else { None };
+        let sandbox = match (&cluster, &postgres) {
+            (Some(cluster), _) => Sandbox::at(cluster),
+            (_, Some(server)) => Sandbox::in_database(&server.url("")),
+            _ => Sandbox::new(kind),
+        };
         let small = || Mount::new(&sandbox, "size=6m,mode=0755");
         let disk = (sandbox.is_of_files() && is_root("a disk that is full")).then(small);
         let store = if sandbox.is_of_files() { sandbox.store_at("files/mount/store") } else { sandbox.store() };
@@ -48,6 +55,7 @@ impl Ground {
         let ground = Ground {
             disk,
             cluster,
+            postgres,
             place: sandbox.path("files"),
             store,
             witness: Witness::new(&sandbox.path("files/witness")),

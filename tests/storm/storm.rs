@@ -51,6 +51,14 @@ fn a_storm_on_etcd_never_admits_two_holders_and_loses_nothing() {
     on(Kind::Etcd);
 }
 
+/// A quick run has a storm on PostgreSQL in `behaviour`, over three hosts, if it is its turn.
+#[test]
+fn a_storm_on_postgres_never_admits_two_holders_and_loses_nothing() {
+    if extent::extent() > Extent::Quick {
+        on(Kind::Postgres);
+    }
+}
+
 /// The directory of several hosts is slower, and much the same; so it is for long storms.
 #[test]
 fn a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing() {

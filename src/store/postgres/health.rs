@@ -52,7 +52,7 @@ impl Postgres {
     fn of_transport(&self) -> Finding {
         let settings = &self.client.settings;
         let is_local = ["/", "127.", "::1", "localhost"].iter().any(|local| settings.host.starts_with(local));
-        let is_encrypted = super::super::guarded(&self.client.state).is_encrypted();
+        let is_encrypted = self.client.is_encrypted();
         match (is_local, is_encrypted, settings.mode) {
             (true, ..) => Finding::good("transport", "within this host"),
             (_, true, SslMode::VerifyFull) => Finding::good("transport", "TLS"),

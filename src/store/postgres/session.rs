@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use super::auth;
 use super::errors::Trouble;
 use super::settings::{Settings, SslMode};
+use crate::error::describe;
 use crate::store::etcd::connection::{Socket, Wire, is_readable};
 use crate::store::etcd::dial::Connector;
 use crate::store::etcd::errors::CallError;
@@ -36,11 +37,18 @@ impl Session {
         let wire = match settings.host.starts_with('/') {
             true => {
                 let path = format!("{}/.s.PGSQL.{}", settings.host, settings.port);
-                let stream = TcpStream::from(OwnedFd::from(UnixStream::connect(path)?));
+                let stream = UnixStream::connect(&path)
+                    .map_err(|error| Trouble::Line(CallError::Refused(format!("{path}: {}", describe(&error)))))?;
+                let stream = TcpStream::from(OwnedFd::from(stream));
                 Wire::Plain(Socket::new(stream, connector.call_deadline.clone())?)
             }
             false => dial(connector, settings)?,
         };
+        Session::over(wire, settings)
+    }
+
+    /// Logs in on a connection.
+    pub(super) fn over(wire: Wire, settings: &Settings) -> Done<Session> {
         let is_encrypted = matches!(wire, Wire::Tls(_));
         let mut session = Session { wire: BufReader::new(wire), pid: 0, is_encrypted };
         let mut start = 0x0003_0000_i32.to_be_bytes().to_vec();
@@ -247,19 +255,5 @@ mod tests {
         assert_eq!(refused, (Trouble::Said("42501".to_string(), "no".to_string()), false));
         let long = [b"M", &[b'x'; 1000][..], b"\0"].concat();
         assert_eq!(said(&long).unwrap(), (Trouble::Said(String::new(), "x".repeat(300)), true));
-    }
-
-    #[test]
-    fn no_message_makes_the_reader_panic_or_reaches_a_terminal_unescaped() {
-        let mut random = fastrand::Rng::with_seed(1);
-        for _ in 0..100_000 {
-            // Small numbers are lengths that fit.
-            let small = |random: &mut fastrand::Rng| if random.bool() { random.u8(..4) } else { random.u8(..) };
-            let bytes: Vec<u8> = (0..random.usize(..40)).map(|_| small(&mut random)).collect();
-            let columns = row(&bytes).map(|row| row.into_iter().flatten().map(|column| column.len()).sum::<usize>());
-            assert!(columns.unwrap_or_default() <= bytes.len());
-            let shown = said(&bytes).unwrap().0.error("place", "schema").to_string();
-            assert!(!shown.contains(char::is_control), "{shown:?}");
-        }
     }
 }

@@ -69,6 +69,15 @@ impl Settings {
             "verify-full" => SslMode::VerifyFull,
             other => return Err(wrong("sslmode", other, "disable, prefer, require, verify-ca or verify-full")),
         };
+        // A user who asks for these must not get less.
+        for (key, name) in [("channel_binding", "PGCHANNELBINDING"), ("require_auth", "PGREQUIREAUTH")] {
+            let asked = find(key, name).unwrap_or_default();
+            if !["", "disable", "prefer"].contains(&&asked[..]) {
+                let what =
+                    format!("{name}={asked}: csalock cannot insist on a login", asked = escape(asked.as_bytes()));
+                return Err(Error::new(ErrorKind::InvalidInput, what, "unset it, and use sslmode=verify-full"));
+            }
+        }
         let root = find("sslrootcert", "PGSSLROOTCERT").filter(|root| root != "system").map(PathBuf::from);
         let root = root.or_else(|| Some(home.join(".postgresql/root.crt")).filter(|root| root.exists()));
         let password = find("password", "PGPASSWORD").or_else(|| {
@@ -144,10 +153,17 @@ mod tests {
         };
         assert_eq!(seen("postgres://", &all), ("u@other:6/d".to_string(), SslMode::Prefer));
         assert_eq!(seen("postgres://a%40b@[::1]:7/e", &all).0, "a@b@::1:7/e");
+        assert!(settings("postgres://h", &[("PGCHANNELBINDING", "prefer")]).is_ok());
         assert_eq!(seen("postgres://h/e?sslmode=verify-full", &all), ("u@h:6/e".to_string(), SslMode::VerifyFull));
         assert_eq!(seen("postgres://%2Frun%2Fp", &all), ("u@/run/p:6/d".to_string(), SslMode::Disable));
         assert_eq!(seen("postgres:///", &[("HOME", "/nowhere"), ("PGUSER", "u")]).0, "u@/var/run/postgresql:5432/u");
-        for wrong in [[("PGPORT", "x")], [("PGSSLMODE", "never")], [("PGSERVICE", "none")]] {
+        for wrong in [
+            [("PGPORT", "x")],
+            [("PGSSLMODE", "never")],
+            [("PGSERVICE", "none")],
+            [("PGCHANNELBINDING", "require")],
+            [("PGREQUIREAUTH", "scram-sha-256")],
+        ] {
             let error = settings("postgres://h", &wrong).err();
             assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::InvalidInput), "{wrong:?}");
         }

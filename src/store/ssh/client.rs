@@ -1,18 +1,15 @@
 //! Sends requests to the server until it answers or the time is over.
 //!
-//! **One connection for a run.** A process that is forked uses the connection of its parent: `csalock run` connects, its
-//! child acquires the lock and becomes the command, and then the parent releases the lock on the same connection. The two
-//! do not use it at the same time. A process that has closed the descriptor, as a keeper has, makes a new connection.
+//! **One connection for a run.** A process that is forked uses the connection of its parent ([`super::super::inherited`]).
+//! The two do not use it at the same time. A process that has closed the descriptor, as a keeper has, makes a new one.
 //!
 //! **Lost answers.** After a trouble the client repeats the request on a new connection. The new server process first
 //! waits until those of the earlier connections have ended, so no copy of a request is carried out late.
 
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-use nix::sys::stat::fstat;
 
 use super::errors::Trouble;
 use super::link::Link;
@@ -24,6 +21,7 @@ use crate::lock::HandleHash;
 use crate::store::answers::answered;
 use crate::store::calls::{Calls, PATIENCE, pause};
 use crate::store::guarded;
+use crate::store::inherited::{Connected, Connections};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(2);
@@ -48,14 +46,13 @@ impl Slot {
     }
 }
 
-/// The connections that this process or its parent has made.
-static LINKS: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+impl Connected for Slot {
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(AsFd::as_fd)
+    }
+}
 
-/// URL of a store, its socket, and the connection.
-type Shared = (String, SocketId, Arc<Mutex<Slot>>);
-
-/// Device and number of a socket.
-type SocketId = (u64, u64);
+static CONNECTIONS: Connections<Slot> = Connections::new();
 
 pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
@@ -69,23 +66,21 @@ pub(super) struct Client {
 impl Client {
     /// Returns a client with the connection of the parent, or a new one. A trouble shows at the first request.
     pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
-        let slot = inherited(&remote.url()).unwrap_or_default();
-        let client = Client { host, remote: remote.clone(), program, slot, calls: Mutex::default() };
-        let mut slot = guarded(&client.slot);
-        if slot.link.is_none()
-            && let Ok(mut link) = Link::open(&client.program, remote, client.host.boottime())
-        {
-            let greeted = link.greet(client.host.as_ref(), client.host.boottime() + TO_CONNECT);
-            if greeted.is_ok()
-                && let Ok(id) = socket_id(&link)
-            {
-                guarded(&LINKS).push((remote.url(), id, client.slot.clone()));
+        let inherited = CONNECTIONS.find(&remote.url());
+        let is_new = inherited.is_none();
+        let slot = inherited.unwrap_or_default();
+        if is_new && let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
+            let greeted = link.greet(host.as_ref(), host.boottime() + TO_CONNECT);
+            let is_greeted = greeted.is_ok();
+            guarded(&slot).link =
+                greeted.err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
+            if is_greeted {
+                CONNECTIONS.add(remote.url(), &slot);
             }
-            slot.link = greeted.err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
         }
-        guarded(&client.calls).answered = slot.link.as_ref().is_some_and(|link| link.session.is_some());
-        drop(slot);
-        client
+        let mut calls = Calls::default();
+        calls.answered = guarded(&slot).link.as_ref().is_some_and(|link| link.session.is_some());
+        Client { host, remote: remote.clone(), program, slot, calls: calls.into() }
     }
 
     /// Sends a request, and returns its reply with the id of the request.
@@ -179,19 +174,4 @@ impl Client {
     fn new_id(&self) -> Result<u64> {
         Ok((u128::from_ne_bytes(self.host.random()?) >> 65) as u64)
     }
-}
-
-fn socket_id(link: &Link) -> nix::Result<SocketId> {
-    fstat(link.as_fd()).map(|found| (found.st_dev, found.st_ino))
-}
-
-/// Returns the slot of an open connection to this store, if this process has one.
-fn inherited(url: &str) -> Option<Arc<Mutex<Slot>>> {
-    let mut links = guarded(&LINKS);
-    let is_open = |(_, id, slot): &Shared| guarded(slot).link.as_ref().is_some_and(|link| socket_id(link) == Ok(*id));
-    let (open, closed): (Vec<_>, Vec<_>) = std::mem::take(&mut *links).into_iter().partition(is_open);
-    *links = open;
-    // The descriptor of each is closed or has been replaced, and its number may belong to another file by now.
-    closed.into_iter().for_each(std::mem::forget);
-    links.iter().find(|(of, _, _)| of == url).map(|(_, _, slot)| slot.clone())
 }

@@ -68,6 +68,10 @@ impl Trouble {
                     "see that `{ssh} true` works without a password: a key in its authorized_keys, and an agent or a key without a passphrase here"
                 ),
             ),
+            // An older version knows no `serve`.
+            Trouble::Ended(said) if said.starts_with("csalock: unknown command") => {
+                (ErrorKind::Unavailable, said, "install the same version of csalock on both hosts".to_string())
+            }
             Trouble::Ended(said) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => (
                 ErrorKind::Unavailable,
                 said,

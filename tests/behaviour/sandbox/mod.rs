@@ -99,19 +99,32 @@ impl Sandbox {
 
     /// With a store of this kind that does not exist yet.
     pub(crate) fn new(kind: Kind) -> Sandbox {
-        Sandbox::with_store(kind, |place| match kind {
-            Kind::Directory => (format!("dir:{place}/"), ""),
-            Kind::Shared => (format!("dir:{place}/"), "?shared=1"),
-            Kind::Sqlite => (format!("sqlite:{place}/"), ""),
-            Kind::Postgres => (postgres::shared().unwrap().url(&format!("{}_", postgres::new_schema())), ""),
-            Kind::Ssh => (ssh::shared().unwrap().url(&format!("{place}/")), ""),
-            Kind::Etcd => (etcd::shared().unwrap().url(&format!("{}/", etcd::new_prefix().replace(' ', "-"))), ""),
-        })
+        let own = |scheme: &str, after| Sandbox::with_store(kind, |place| (format!("{scheme}:{place}/"), after));
+        match kind {
+            Kind::Directory => own("dir", ""),
+            Kind::Shared => own("dir", "?shared=1"),
+            Kind::Sqlite => own("sqlite", ""),
+            Kind::Etcd => {
+                let url = etcd::shared().unwrap().url(&format!("{}/", etcd::new_prefix().replace(' ', "-")));
+                Sandbox::with_store(kind, |_| (url, ""))
+            }
+            Kind::Postgres => {
+                Sandbox::in_database(&postgres::shared().unwrap().url(&format!("{}_", postgres::new_schema())))
+            }
+            Kind::Ssh => Sandbox::over_ssh(ssh::shared().unwrap()),
+        }
     }
 
     /// With a store at this URL, which ends in the beginning of a schema.
     pub(crate) fn in_database(url: &str) -> Sandbox {
         Sandbox::with_store(Kind::Postgres, |_| (url.to_string(), ""))
+    }
+
+    /// With a store that this sshd serves.
+    pub(crate) fn over_ssh(server: &ssh::Server) -> Sandbox {
+        let sandbox = Sandbox::with_store(Kind::Ssh, |place| (server.url(&format!("{place}/")), ""));
+        std::os::unix::fs::symlink(server.program(), sandbox.path("bin/ssh")).unwrap();
+        sandbox
     }
 
     /// With a store in this cluster, which is the test's own.
@@ -134,9 +147,6 @@ impl Sandbox {
             std::fs::create_dir(sandbox.path(made)).unwrap();
         }
         std::os::unix::fs::symlink(CSALOCK, sandbox.path("bin/csalock")).unwrap();
-        if kind == Kind::Ssh {
-            std::os::unix::fs::symlink(ssh::shared().unwrap().program(), sandbox.path("bin/ssh")).unwrap();
-        }
         sandbox
     }
 
@@ -391,7 +401,7 @@ impl Sandbox {
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
         let access = || csalock::store::Access {
-            ssh: ssh::shared().filter(|_| self.kind == Kind::Ssh).map(|server| server.program().into()),
+            ssh: (self.kind == Kind::Ssh).then(|| self.path("bin/ssh").into()),
             ..csalock::environment::Environment::etcd()
         };
         csalock::store::open(&location, access, Arc::new(Unix::new())).unwrap()

@@ -1,14 +1,17 @@
-//! Three hosts with a server of etcd each, and workers on all of them that share two locks. Servers are killed and
-//! stopped, hosts are cut off, and a majority is lost and returns; meanwhile workers are killed and stopped. A referee
-//! that knows nothing of csalock checks that no two workers are inside at once, and that tokens only grow. At the end
-//! every surviving worker finishes soon.
+//! Three hosts, and workers on all of them that share two locks in one store: in etcd with a server on each host, in a
+//! PostgreSQL server on the first one, or in a directory there that its host uses without ssh and the others by ssh.
+//! Servers are killed and stopped, hosts are cut off, and a majority is lost and returns; meanwhile workers are killed
+//! and stopped. A referee that knows nothing of csalock checks that no two workers are inside at once, and that tokens
+//! only grow. At the end every surviving worker finishes soon.
 //!
-//! It lasts ten seconds, longer with `CSALOCK_TESTS`; `CSALOCK_SEED` chooses the faults.
+//! A storm lasts ten seconds, longer with `CSALOCK_TESTS`; `CSALOCK_SEED` chooses the faults. A quick run has one of the
+//! stores, another one in each run.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -17,9 +20,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::etcd::{Cluster, Place, Setup};
-use crate::extent;
-use crate::sandbox::{Job, Network, Sandbox, proc, wait_until};
+use crate::extent::{self, Extent, extent};
+use crate::sandbox::{Job, Kind, Network, Sandbox, proc, wait_until};
 use crate::storm::{Dice, members};
+use crate::{postgres, ssh};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -72,54 +76,101 @@ const WORKERS: [&Work; 12] =
 /// ran; a process was killed.
 const ENDS: [&str; 6] = ["0", "69", "81", "82", "85", "137"];
 
-/// Something that happens to a server or its host.
+/// The servers of a store, on the first hosts.
+enum Servers {
+    Etcd(Cluster),
+    Postgres(postgres::Server),
+    Ssh(ssh::Server),
+}
+
+impl Servers {
+    fn count(&self) -> usize {
+        if let Servers::Etcd(cluster) = self { cluster.size() } else { 1 }
+    }
+
+    fn kill(&self, server: usize) {
+        match self {
+            Servers::Etcd(cluster) => cluster.kill(server),
+            Servers::Postgres(postgres) => postgres.kill(),
+            Servers::Ssh(sshd) => sshd.kill_all(),
+        }
+    }
+
+    fn restart(&self, server: usize) {
+        match self {
+            Servers::Etcd(cluster) => cluster.restart(server),
+            Servers::Postgres(postgres) => postgres.restart(),
+            Servers::Ssh(sshd) => sshd.restart(),
+        }
+    }
+
+    fn stop(&self, server: usize, stands: bool) {
+        match self {
+            Servers::Etcd(cluster) => cluster.stop(server, stands),
+            Servers::Postgres(postgres) => postgres.stop(stands),
+            Servers::Ssh(sshd) => sshd.stop(stands),
+        }
+    }
+
+    /// Waits until the servers have a majority again.
+    fn await_health(&self) {
+        if let Servers::Etcd(cluster) = self {
+            cluster.await_health();
+        }
+    }
+}
+
+/// Something that happens to a server or to a host.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Killed(usize),
     Stopped(usize),
     CutOff(usize),
-    /// All but this one are stopped.
+    /// All other servers are stopped.
     Left(usize),
 }
 
 impl Fault {
-    fn pick(dice: &mut Dice, cluster: &Cluster, may_cut: bool) -> Fault {
-        let leader = cluster.leader();
-        let member = if dice.roll(2) == 0 { leader } else { dice.roll(cluster.size()) };
+    fn pick(dice: &mut Dice, servers: &Servers, may_cut: bool) -> Fault {
+        let leader = if let Servers::Etcd(cluster) = servers { cluster.leader() } else { 0 };
+        let [server, host] = [servers.count(), 3].map(|all| if dice.roll(2) == 0 { leader } else { dice.roll(all) });
         match dice.roll(if may_cut { 6 } else { 4 }) {
-            0 => Fault::Killed(member),
-            1 | 2 => Fault::Stopped(member),
-            3 => Fault::Left(member),
-            _ => Fault::CutOff(member),
+            0 => Fault::Killed(server),
+            1 | 2 => Fault::Stopped(server),
+            3 if servers.count() == 1 => Fault::Stopped(server),
+            3 => Fault::Left(server),
+            _ => Fault::CutOff(host),
         }
     }
 
-    fn happens(self, cluster: &Cluster, network: Option<&Network>) {
+    fn happens(self, servers: &Servers, network: Option<&Network>) {
         match self {
-            Fault::Killed(member) => cluster.kill(member),
-            Fault::Stopped(member) => cluster.stop(member, true),
-            Fault::CutOff(member) => network.unwrap().cut(member, true),
-            Fault::Left(member) => others(cluster, member).for_each(|other| cluster.stop(other, true)),
+            Fault::Killed(server) => servers.kill(server),
+            Fault::Stopped(server) => servers.stop(server, true),
+            Fault::CutOff(host) => network.unwrap().cut(host, true),
+            Fault::Left(server) => others(servers, server).for_each(|other| servers.stop(other, true)),
         }
     }
 
-    fn is_over(self, cluster: &Cluster, network: Option<&Network>) {
+    fn is_over(self, servers: &Servers, network: Option<&Network>) {
         match self {
-            Fault::Killed(member) => cluster.restart(member),
-            Fault::Stopped(member) => cluster.stop(member, false),
-            Fault::CutOff(member) => network.unwrap().cut(member, false),
-            Fault::Left(member) => others(cluster, member).for_each(|other| cluster.stop(other, false)),
+            Fault::Killed(server) => servers.restart(server),
+            Fault::Stopped(server) => servers.stop(server, false),
+            Fault::CutOff(host) => network.unwrap().cut(host, false),
+            Fault::Left(server) => others(servers, server).for_each(|other| servers.stop(other, false)),
         }
     }
 }
 
-fn others(cluster: &Cluster, member: usize) -> impl Iterator<Item = usize> {
-    (0..cluster.size()).filter(move |other| *other != member)
+fn others(servers: &Servers, server: usize) -> impl Iterator<Item = usize> {
+    (0..servers.count()).filter(move |other| *other != server)
 }
 
 /// Kills and stops processes of workers.
 struct Shooter<'a> {
     jobs: &'a [Job],
+    /// The shells that begin the rounds, and the processes that put them on their hosts.
+    loops: Vec<i32>,
     /// The stopped processes, with their times: at most one of each job, because the other must end its command in
     /// time.
     stopped: BTreeMap<usize, (i32, Instant)>,
@@ -136,9 +187,8 @@ impl Shooter<'_> {
         }
         let at = dice.roll(self.jobs.len());
         let work = WORKERS[at];
-        let script = self.jobs[at].pid();
         let comm = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let is_aim = |pid: &i32| *pid != script && comm(*pid) != "csalock-keeper\n";
+        let is_aim = |pid: &i32| !self.loops.contains(pid) && comm(*pid) != "csalock-keeper\n";
         let aims: Vec<i32> = members(&self.jobs[at..=at]).into_iter().filter(is_aim).collect();
         if aims.is_empty() || self.stopped.contains_key(&at) {
             return;
@@ -166,14 +216,14 @@ fn span(dice: &mut Dice) -> Duration {
 
 fn words_of_section() -> String {
     let this = std::env::current_exe().unwrap().display().to_string();
-    format!("{this} etcd_storm::section --exact --ignored --test-threads=1")
+    format!("{this} host_storm::section --exact --ignored --test-threads=1")
 }
 
 /// Begins one of the workers, in its own process group, on its host.
 fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
     let work = WORKERS[at];
     let script = format!("while [ ! -e over ]; do {{ {}; }} > /dev/null 2>> said; echo $? >> ends; done", work.round);
-    let enter = network.map(|network| network.on(at % 3)).unwrap_or_default();
+    let enter = network.map(|network| enter(network, at % 3)).unwrap_or_default();
     let words: Vec<String> = enter.into_iter().chain(["dash".into(), "-c".into(), script]).collect();
     let mut call = sandbox.call(&words[0], &words[1..]).env("CSALOCK_LEASE", format!("{}s", LEASE.as_secs()));
     call = call.env("SECTION", words_of_section()).env(PLACE, sandbox.path("files")).env(UNDER, work.under);
@@ -183,13 +233,41 @@ fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
     if work.stops {
         call = call.env(LONG, "1");
     }
+    // The host of the directory needs no ssh, if there are hosts.
+    if network.is_some() && at.is_multiple_of(3) && sandbox.kind() == Kind::Ssh {
+        call = call.env("CSALOCK_STORE", format!("dir:{}", sandbox.path("store").display()));
+    }
     call.stdin("").spawn()
 }
 
+/// Returns the words that run a program on a host. No other host sees the processes of the last one; so its locks end by
+/// release or lease only.
+fn enter(network: &Network, host: usize) -> Vec<String> {
+    if host == 2 { network.on_a_machine(host) } else { network.on(host) }
+}
+
+/// Returns the process of a job that runs its loop, and those above it.
+fn loops(at: usize, job: &Job, network: Option<&Network>) -> Vec<i32> {
+    let mut all = vec![job.pid()];
+    // unshare(1), process 1 of the machine, and the loop.
+    for _ in 0..if network.is_some() && at % 3 == 2 { 2 } else { 0 } {
+        let above = all[all.len() - 1];
+        wait_until("the worker is on its host", || !proc::children(above).is_empty());
+        all.push(proc::children(above)[0]);
+    }
+    all
+}
+
+fn place(network: &Network, host: usize) -> Place {
+    Place { address: network.address(host), enter: network.on(host) }
+}
+
 #[test]
-fn a_storm_over_three_hosts_never_admits_two_holders() {
+fn a_storm_over_three_hosts_with_etcd_never_admits_two_holders() {
+    if !is_tried(0) {
+        return;
+    }
     let network = Network::new(3);
-    let place = |network: &Network, host| Place { address: network.address(host), enter: network.on(host) };
     let setup = Setup {
         members: 3,
         places: network.iter().flat_map(|network| (0..3).map(|host| place(network, host))).collect(),
@@ -198,7 +276,41 @@ fn a_storm_over_three_hosts_never_admits_two_holders() {
         ..Setup::default()
     };
     let Some(cluster) = Cluster::start(setup) else { return };
-    let sandbox = Sandbox::at(&cluster);
+    storm(Sandbox::at(&cluster), Servers::Etcd(cluster), network);
+}
+
+#[test]
+fn a_storm_over_three_hosts_with_postgres_never_admits_two_holders() {
+    if !is_tried(1) {
+        return;
+    }
+    let Some(network) = Network::new(3) else { return };
+    let Some(server) = postgres::Server::start_at(place(&network, 0), &[]) else { return };
+    storm(Sandbox::in_database(&server.url("")), Servers::Postgres(server), Some(network));
+}
+
+#[test]
+fn a_storm_over_three_hosts_with_ssh_never_admits_two_holders() {
+    if !is_tried(2) {
+        return;
+    }
+    let Some(network) = Network::new(3) else { return };
+    let Some(server) = ssh::Server::start_at(place(&network, 0), "") else { return };
+    let sandbox = Sandbox::over_ssh(&server);
+    // Its mark tells the first host that other hosts use the directory.
+    sandbox.csalock_by(&network.on(1), &["run", "x", "true"]).run();
+    storm(sandbox, Servers::Ssh(server), Some(network));
+}
+
+/// Returns true if this run has the storm with this number.
+fn is_tried(storm: u32) -> bool {
+    extent() > Extent::Quick || std::process::id() % 3 == storm
+}
+
+fn storm(sandbox: Sandbox, servers: Servers, network: Option<Network>) {
+    // The machine has room for one storm.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let network = network.as_ref();
     let seed = extent::seed();
     println!("CSALOCK_SEED={seed}");
@@ -207,23 +319,23 @@ fn a_storm_over_three_hosts_never_admits_two_holders() {
 
     let jobs: Vec<Job> = (0..WORKERS.len()).map(|at| begin(&sandbox, network, at)).collect();
     wait_until("the first worker was inside", || !sandbox.read("files/grants").is_empty());
-    let mut shooter = Shooter { jobs: &jobs, stopped: BTreeMap::new(), killed: 0 };
+    let loops = jobs.iter().enumerate().flat_map(|(at, job)| loops(at, job, network)).collect();
+    let mut shooter = Shooter { jobs: &jobs, loops, stopped: BTreeMap::new(), killed: 0 };
     let begun = Instant::now();
     let mut faults = Vec::new();
     while begun.elapsed() < lasts {
-        let fault = Fault::pick(&mut dice, &cluster, network.is_some());
+        let fault = Fault::pick(&mut dice, &servers, network.is_some());
         let span = span(&mut dice);
         println!("{:5.1} s: {fault:?} for {:.1} s", begun.elapsed().as_secs_f64(), span.as_secs_f64());
-        fault.happens(&cluster, network);
+        fault.happens(&servers, network);
         faults.push(fault);
         let happened = Instant::now();
         while happened.elapsed() < span {
             shooter.shoot(&mut dice);
             std::thread::sleep(MILLISECOND * dice.roll(200) as u32);
         }
-        fault.is_over(&cluster, network);
-        // A majority always comes back.
-        cluster.await_health();
+        fault.is_over(&servers, network);
+        servers.await_health();
     }
     let killed = shooter.killed;
     for (pid, _) in shooter.stopped.into_values() {

@@ -1,0 +1,40 @@
+//! Interpretation of messages from any program, for [`crate::untrusted`], which cannot access this module otherwise.
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use super::Database;
+use super::session::{Session, statement};
+use super::settings::Settings;
+use crate::host::Fake;
+use crate::store::Access;
+use crate::store::etcd::connection::{CallDeadline, Socket, Wire};
+
+/// Maximum size of an input, which the socket takes at once.
+const LONGEST: usize = 1 << 16;
+
+/// Reads the login and the answer to a statement. Returns the messages of the error.
+pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
+    let (ours, mut theirs) = UnixStream::pair().expect("there are descriptors");
+    theirs.write_all(&bytes[..bytes.len().min(LONGEST)]).expect("the socket takes it");
+    theirs.shutdown(Shutdown::Write).expect("it can be shut down");
+    let host = Arc::new(Fake::new(1));
+    let socket = Socket::new(TcpStream::from(OwnedFd::from(ours)), Arc::new(CallDeadline::new(host)));
+    let access = Access { postgres: [("PGPASSWORD", "sesame".to_string())].into(), ..Access::default() };
+    let settings = Database::parse(b"//u@h/d").ok().and_then(|database| Settings::new(&database, &access, 0).ok());
+    let (Ok(socket), Some(settings)) = (socket, settings) else { return Vec::new() };
+    let done = Session::over(Wire::Plain(socket), &settings).and_then(|mut session| {
+        let rows = session.exchange(&statement("SELECT 1", &[]))?;
+        let size: usize = rows.iter().flatten().flatten().map(Vec::len).sum();
+        assert!(size <= bytes.len(), "the rows are longer than the answer");
+        Ok(())
+    });
+    let said = |trouble: super::errors::Trouble| {
+        let _ = (trouble.is_missing(), trouble.is_taken(), trouble.is_conflict(), trouble.is_hopeless());
+        trouble.error("postgres://h/d", "s").to_string()
+    };
+    done.err().map(said).into_iter().collect()
+}
