@@ -1,5 +1,5 @@
 //! A fast path for the command lines of nearly every cron job and script: `run`, `lock` and `unlock` with the few options
-//! of [`Options`]. Building clap's description of all options costs more time than the lock itself. This module returns
+//! of `Options`. Building clap's description of all options costs more time than the lock itself. This module returns
 //! nothing for any other command line, so clap alone refuses and explains. A test checks that both ways mean the same.
 
 use std::ffi::{OsStr, OsString};
