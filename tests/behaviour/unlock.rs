@@ -192,7 +192,10 @@ on_every_kind_of_store! {
         let names: Vec<_> = broken.iter().map(|(name, _)| *name).collect();
         assert_eq!((done.code, names), (Some(65), vec!["broke held", "broke permanent", "removed dead"]), "{done:?}");
         assert!(broken[2].1.ends_with(", which died without releasing it"), "{done:?}");
-        assert!(done.stderr.starts_with("csalock: passed over: ") && done.stderr.lines().count() == 1, "{done:?}");
+        // On a busy machine, the command of the holder may still run.
+        let mut said = done.stderr.lines().filter(|line| !line.starts_with("csalock: lock held: its command on "));
+        assert!(said.next().is_some_and(|line| line.starts_with("csalock: passed over: ")), "{done:?}");
+        assert_eq!(said.next(), None, "{done:?}");
         assert_eq!(sandbox.open().read(b"bad").unwrap().unwrap().body, b"garbage");
         sandbox.csalock(["lookup", "claimed"]).stdout("7\n").run();
         sandbox.csalock(["get", "guarded"]).stdout("text").run();
