@@ -46,8 +46,9 @@ pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, End
     let over = lease_expired(grant, facts)?;
     if let Some(waiter) = &grant.provisional {
         let liveness = facts.liveness(&grant.owner.domain, waiter)?;
-        let is_ownerless = liveness != Liveness::Dead && !over && has_dead_owner(&grant.owner, &grant.lifetime, facts)?;
-        if liveness != Liveness::Dead && !over && !is_ownerless {
+        let waits = liveness != Liveness::Dead && !over;
+        let is_ownerless = waits && has_dead_owner(&grant.owner, &grant.lifetime, facts)?;
+        if waits && !is_ownerless {
             return Ok(Ok(liveness));
         }
         if !facts.committed(&grant.proof)? {
