@@ -13,8 +13,9 @@
 //! the caller's handle hash is the caller's grant. A release that finds its own ending in the record has succeeded.
 //!
 //! **Provisional grants** ([`Grant::provisional`]). A grant that another process made for a waiter ends with that
-//! waiter, or with the script that the waiter acquires it for, until the waiter confirms. Otherwise a waiter killed during the grant would leave its shell a lock that the
-//! shell does not know of. For several names, csalock confirms all grants or none ([`super::CommitRecord`]).
+//! waiter, or with the script that the waiter acquires it for, until the waiter confirms. Otherwise a waiter killed
+//! during the grant would leave its shell a lock that the shell does not know of. For several names, csalock confirms
+//! all grants or none ([`super::CommitRecord`]).
 //!
 //! Each request has its own rule: `acquire.rs` has the rules for the start of a grant, `release.rs` those for its end,
 //! `value.rs` those for values, and `queue.rs` serves the queue. This file returns the status of a grant.
