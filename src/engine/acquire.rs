@@ -30,7 +30,7 @@ pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
-    Granted(Grant, Option<EndedGrant>),
+    Granted(Box<Grant>, Option<Box<EndedGrant>>),
     /// The caller does not get the lock.
     Refused(Refusal),
     /// The attempt ended by an interrupt. The caller holds nothing; what the store did not remove ends by itself.
@@ -98,7 +98,7 @@ impl Engine {
             ..request.clone()
         };
         match self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)? {
-            AcquireResult::Granted(grant, _) => Ok(Some(grant)),
+            AcquireResult::Granted(grant, _) => Ok(Some(*grant)),
             _ => Ok(None),
         }
     }
@@ -191,7 +191,7 @@ impl<'a> Acquisition<'a> {
                     match self.commit(update, &mut retry) {
                         Ok(Some(version)) => match Acquire::numbered(step, version.number) {
                             AcquireStep::Granted(grant, before) => {
-                                engine.keep_committed(version, next, &grant);
+                                engine.keep_committed(version, *next, &grant);
                                 Some(AcquireResult::Granted(grant, before))
                             }
                             AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
@@ -199,11 +199,18 @@ impl<'a> Acquisition<'a> {
                                 self.request.queued = true;
                                 // A grant in the record that ends before the next read must keep its token.
                                 lock::number(&mut next, version.number);
-                                committed = Some((Some(version), next));
+                                committed = Some((Some(version), *next));
                                 None
                             }
                         },
-                        Ok(None) => self.after_lost_commit(record, &mut retry)?,
+                        Ok(None) => {
+                            let end = self.after_lost_commit(record, &mut retry)?;
+                            // On a shared store, the next try reads after its pause.
+                            let found = engine.take_known(self.name);
+                            committed = found.filter(|_| engine.store.scope() == Scope::Local);
+                            may_be_old = committed.is_some();
+                            end
+                        }
                         Err(error) if joins => Some(self.after_refused_entry(record, error, clock)?),
                         Err(error) => return Err(error),
                     }
@@ -258,12 +265,7 @@ impl<'a> Acquisition<'a> {
     /// Commits a change of the record. Returns `None` if another writer committed first.
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
-        let version = self.engine.commit_update(&[update], &[], None)?;
-        if version.is_none() {
-            // The next try reads after its pause.
-            let _ = self.engine.take_known(self.name);
-        }
-        Ok(version)
+        self.engine.commit_update(&[update], &[], None)
     }
 
     /// Enters the queue on this page.
