@@ -53,7 +53,7 @@ fn a_release_to_a_waiter_makes_few_system_calls() {
     check("system calls of a hand-over", |kind, words, _, _| {
         let limit = match (kind, words) {
             (Kind::Directory, RUN) => 97,
-            (Kind::Sqlite, RUN) => 172,
+            (Kind::Sqlite, RUN) => 168,
             _ => return None,
         };
         Some((median(|| calls(kind, &["run", "L", "sh", "-c", wait])), limit))

@@ -71,6 +71,7 @@ impl Commit<'_> {
             return Ok(CommitResult::Conflict);
         }
         if look.version().as_ref() != expect {
+            self.keep_conflicting(Some(look));
             return Ok(CommitResult::Conflict);
         }
         match body {
