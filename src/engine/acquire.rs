@@ -3,6 +3,7 @@
 mod end;
 mod wait;
 
+use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::blocked_callers::BlockedCallers;
 use super::commit::RecordUpdate;
 use super::contention::CasRetry;
 use super::wait_policy::WaitClock;
-use super::{AcquireRequest, Engine, WaitPolicy};
+use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
 use crate::lock::{self, Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Record, Refusal, Request as _, Transition};
@@ -180,7 +181,7 @@ impl<'a> Acquisition<'a> {
                 Transition::Done(_) if is_old => None,
                 Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
                 Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
-                Transition::Write { record: mut next, response: step, wake, over } => {
+                Transition::Write { record: next, response: step, wake, over } => {
                     let joins = matches!(step, AcquireStep::Again);
                     if joins {
                         // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
@@ -189,17 +190,10 @@ impl<'a> Acquisition<'a> {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     match self.commit(update, &mut retry) {
-                        Ok(Some(version)) => match Acquire::numbered(step, version.number) {
-                            AcquireStep::Granted(grant, before) => {
-                                engine.keep_committed(version, *next, &grant);
-                                Some(AcquireResult::Granted(grant, before))
-                            }
-                            AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
-                            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-                                self.request.queued = true;
-                                // A grant in the record that ends before the next read must keep its token.
-                                lock::number(&mut next, version.number);
-                                committed = Some((Some(version), *next));
+                        Ok(Some(version)) => match self.after_commit(version, *next, step) {
+                            ControlFlow::Break(end) => Some(end),
+                            ControlFlow::Continue(now) => {
+                                committed = Some(now);
                                 None
                             }
                         },
@@ -266,6 +260,28 @@ impl<'a> Acquisition<'a> {
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
         self.engine.commit_update(&[update], &[], None)
+    }
+
+    /// Ends the attempt after a commit, or returns the record to go on with.
+    fn after_commit(
+        &mut self,
+        version: Version,
+        mut now: Record,
+        step: AcquireStep,
+    ) -> ControlFlow<AcquireResult, VersionedRecord> {
+        match Acquire::numbered(step, version.number) {
+            AcquireStep::Granted(grant, before) => {
+                self.engine.keep_committed(version, now, &grant);
+                ControlFlow::Break(AcquireResult::Granted(grant, before))
+            }
+            AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
+            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
+                self.request.queued = true;
+                // A grant in the record that ends before the next read must keep its token.
+                lock::number(&mut now, version.number);
+                ControlFlow::Continue((Some(version), now))
+            }
+        }
     }
 
     /// Enters the queue on this page.
