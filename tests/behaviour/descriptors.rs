@@ -1,6 +1,6 @@
 //! The state that a command under a lock inherits: descriptors, dispositions and masks, as without csalock.
 
-use crate::sandbox::{FIRST_PIDS, Sandbox};
+use crate::sandbox::{Done, FIRST_PIDS, Sandbox};
 
 /// Runs a shell line with `$WRAP` empty, then with ours in it, plain and with -F; all must say the same.
 fn same_with_and_without_us(sandbox: &Sandbox, script: &str) -> String {
@@ -83,5 +83,25 @@ on_every_store! {
 
     fn resource_limits_are_the_callers(sandbox: &Sandbox) {
         same_with_and_without_us(sandbox, "ulimit -n 300 -c 0; $WRAP cat /proc/self/limits");
+    }
+}
+
+on_every_store_of_files! {
+    fn with_few_descriptors_the_command_runs_to_its_end_or_not_at_all(sandbox: &Sandbox) {
+        for options in ["", "--max-hold 1m", "-w 1s", "--once-per day", "--ttl 1m"] {
+            for limit in (3..16).chain([20]) {
+                let store = sandbox.store_at(format!("store-{limit}{}", options.replace(' ', "")));
+                let call = format!("ulimit -n {limit}; csalock run {options} x dash -c 'echo began; sleep 0.1; echo ended; exit 7'");
+                let Done { code, stdout, stderr, .. } = sandbox.script("dash", &call).env("CSALOCK_STORE", &store).capture();
+                let is_clear = stderr.starts_with("csalock: ") && (stderr.contains("open files") || stderr.contains("unable to open"));
+                match code {
+                    Some(7) => assert_eq!((stdout.as_str(), stderr.as_str()), ("began\nended\n", ""), "{limit} {options}"),
+                    _ => assert!(code == Some(71) && stdout.is_empty() && is_clear && limit < 20, "{limit} {options}: {code:?} {stdout} {stderr}"),
+                }
+                // A failed release leaves the lock to the next caller.
+                let state = sandbox.csalock(["status", "--store", &store, "x"]).capture().code;
+                assert!(code != Some(7) || state == Some(81), "{limit} {options}: {state:?}");
+            }
+        }
     }
 }
