@@ -84,6 +84,25 @@ on_every_store! {
     fn resource_limits_are_the_callers(sandbox: &Sandbox) {
         same_with_and_without_us(sandbox, "ulimit -n 300 -c 0; $WRAP cat /proc/self/limits");
     }
+
+    fn a_closed_stdout_is_an_error_like_a_full_disk(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "--overdue", "1ms", "job", "true"]).run();
+        sandbox.csalock(["put", "value", "1"]).run();
+        sandbox.csalock(["lock", "--forever", "held"]).run();
+        sandbox.csalock(["claim", "claimed", "--id", "1"]).stdout("1\n").run();
+        for call in ["status", "status held", "status --json", "history", "history --json", "audit", "overdue --json", "metrics",
+                     "get value", "get --json value", "lookup claimed", "gc --json", "renew --json --ttl 1m held", "--help", "--version", "man", "completions bash"] {
+            for (to, problem) in [(">&-", "closed"), ("> /dev/full", "No space left on device")] {
+                let done = sandbox.script("dash", &format!("csalock {call} {to}")).capture();
+                let has_problem = done.stderr.starts_with("csalock: ") && done.stderr.contains("stdout") && done.stderr.contains(problem);
+                assert!(done.code == Some(74) && has_problem && done.stderr.lines().count() == 1, "{call} {to}: {done:?}");
+            }
+        }
+        // Without output, no stdout is necessary.
+        for call in ["status -q held", "gc", "put value 2", "metrics --output metrics"] {
+            sandbox.script("dash", &format!("csalock {call} >&-")).run();
+        }
+    }
 }
 
 on_every_store_of_files! {
