@@ -787,7 +787,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__overdue)
-            opts="-q -v -h --forget --utc --store --json --quiet --verbose --color --help"
+            opts="-q -v -h --all --forget --utc --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

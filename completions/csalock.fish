@@ -205,6 +205,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l store -d 'Ke
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l all -d 'List the jobs that are on time too, and when each of them is due'
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l forget -d 'Forget when the named jobs succeeded and when they must'
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l utc -d 'Show times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l json -d 'Print the result as one JSON document'

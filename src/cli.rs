@@ -129,16 +129,21 @@ impl Cli {
         *common = std::mem::take(common).after(std::mem::take(&mut cli.common));
         // clap compares options only if both stand before the command, or both after it.
         if common.quiet && common.verbose {
-            let mut error = clap::Error::new(ErrorKind::ArgumentConflict);
-            error.insert(ContextKind::InvalidArg, ContextValue::String("--verbose".to_string()));
-            error.insert(ContextKind::PriorArg, ContextValue::String("--quiet".to_string()));
-            return Err(error);
+            return Err(conflict("--verbose", "--quiet"));
         }
         if let Command::Run(run) = &mut cli.command {
-            run.expand();
+            run.expand().map_err(|option| conflict("--busy skip", option))?;
         }
         Ok(cli)
     }
+}
+
+/// Returns the error of clap for two options that exclude each other.
+fn conflict(option: &str, other: &str) -> clap::Error {
+    let mut error = clap::Error::new(ErrorKind::ArgumentConflict);
+    error.insert(ContextKind::InvalidArg, ContextValue::String(option.to_string()));
+    error.insert(ContextKind::PriorArg, ContextValue::String(other.to_string()));
+    error
 }
 
 impl Command {

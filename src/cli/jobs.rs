@@ -62,6 +62,9 @@ impl Period {
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock overdue [OPTION]... [NAME]...")]
 pub struct Overdue {
+    /// List the jobs that are on time too, and when each of them is due
+    #[arg(long, conflicts_with = "forget")]
+    pub all: bool,
     /// Forget when the named jobs succeeded and when they must
     #[arg(long, requires = "names")]
     pub forget: bool,

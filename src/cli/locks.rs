@@ -73,7 +73,7 @@ pub struct Unlock {
 #[command(
     override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
     mut_args(|argument| hide(argument, &["json"])),
-    mut_arg("timeout", |timeout| timeout.default_value_if("busy", "latest", "inf"))
+    mut_arg("timeout", |timeout| timeout.default_value_ifs([("busy", "latest", "inf"), ("busy", "skip", "0")]))
 )]
 pub struct Run {
     /// Options of the acquisition.
@@ -117,12 +117,21 @@ pub struct Run {
 }
 
 impl Run {
-    /// Replaces `--busy skip` by the options that it stands for.
-    pub(super) fn expand(&mut self) {
-        if self.busy == Busy::Skip {
-            self.taking.waiting.nonblock = true;
-            self.taking.waiting.conflict_exit_code.get_or_insert(0);
+    /// Replaces `--busy skip` by the options that it stands for. Returns an option that says something else.
+    pub(super) fn expand(&mut self) -> Result<(), &'static str> {
+        let waiting = &mut self.taking.waiting;
+        if self.busy != Busy::Skip {
+            return Ok(());
         }
+        if waiting.timeout.0 != Some(Duration::ZERO) {
+            return Err("--timeout <DURATION>");
+        }
+        waiting.nonblock = true;
+        // A busy lock is no error here, so it has no code of its own.
+        if waiting.conflict_exit_code.replace(0).is_some() {
+            return Err("--conflict-exit-code <N>");
+        }
+        Ok(())
     }
 }
 

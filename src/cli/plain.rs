@@ -198,6 +198,8 @@ mod tests {
             "--store",
             "dir:x",
             "--max-hold",
+            "--busy",
+            "skip",
         ];
         let mut dice = fastrand::Rng::with_seed(7);
         let mut plain_ones = 0;
@@ -224,6 +226,7 @@ mod tests {
             &["csalock", "run", "--", "L", "true"],
             &["csalock", "run", "-n", "-n", "L", "true"],
             &["csalock", "run", "-w", "5", "-n", "L", "true"],
+            &["csalock", "run", "--busy", "skip", "-E", "4", "L", "true"],
             &["csalock", "lock", "-F", "L"],
             &["csalock", "lock", "-w"],
             &["csalock", "unlock", "-n", "L"],

@@ -1,7 +1,7 @@
 //! The common basis of the commands: environment, host, store, caller, and the output of results.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, StdoutLock, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(super) use crate::engine::{Context, LockRef};
 use crate::engine::{Engine, LockSet};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, ThisProcess, new_owner};
+use crate::host::{Invocation, StartupState, ThisProcess, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
@@ -244,8 +244,30 @@ pub(super) fn print_before(context: &Context, until: Duration, text: &str) -> an
 
 /// Prints a result unchanged on stdout.
 pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = Stdout::lock();
     stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()).context("cannot write to stdout")
+}
+
+/// Stdout, which takes nothing if it was closed at the start. Descriptor 1 is /dev/null then, and would lose the result.
+pub(super) struct Stdout(StdoutLock<'static>);
+
+impl Stdout {
+    pub(super) fn lock() -> Stdout {
+        Stdout(std::io::stdout().lock())
+    }
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if StartupState::of_this_process().closed(1) {
+            return Err(std::io::Error::other("it is closed"));
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
 }
 
 pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<String> {

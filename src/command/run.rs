@@ -24,6 +24,7 @@ use crate::host::{WakeAddress, WakeSocket};
 use crate::report::notice;
 use crate::run::deadline::SharedDeadline;
 use crate::run::job::{Job, Limits, SuccessReport};
+use crate::run::keepalive;
 use crate::run::spawn::{CommandLine, Fork, VforkOutcome};
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
@@ -48,7 +49,16 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     // The process ends soon, and the kernel closes its descriptors.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let opened = locks.open(context);
+    // Descriptors or memory are scarce here, and the child would not have more of them.
+    if let Err(error) = &opened
+        && error.kind() == ErrorKind::System
+    {
+        return Err(error.clone().into());
+    }
     let has_lease = opened.as_ref().is_ok_and(OpenLockSet::need_leases) || asked.taking.ttl.is_some();
+    if has_lease {
+        keepalive::check_limit()?;
+    }
     let recurring = Recurring::of(asked);
     if let (Some(recurring), Ok(opened)) = (&recurring, &opened)
         && recurring.is_done(opened)?
@@ -103,7 +113,7 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
     let bell = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));
     let tell = |message: &Notice<'_>| asked.common.note(&notice(job.locks, message));
     let files = child.flock_compat.map(|flock_compat| &flock_compat.handover);
-    let supervisor = Supervisor::new(job, opened, bell, files, &tell);
+    let supervisor = Supervisor::new(job, opened, bell, files, &tell)?;
     if let Ok(opened) = supervisor.opened()
         && is_quick
     {

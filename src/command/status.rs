@@ -13,7 +13,7 @@ use anyhow::Context as _;
 
 use self::details::Details;
 use self::select::{Selected, is_directory, nothing_to_show, select, select_store, stores};
-use super::context::Context;
+use super::context::{Context, Stdout};
 use crate::cli::{Common, Status};
 use crate::engine::LockRef;
 use crate::error::{Error, ErrorKind, Result};
@@ -196,7 +196,7 @@ impl<'a> Page<'a> {
     }
 
     fn print(mut self) -> anyhow::Result<()> {
-        let mut out = BufWriter::new(std::io::stdout().lock());
+        let mut out = BufWriter::new(Stdout::lock());
         self.write(&mut out).and_then(|()| out.flush()).context("cannot write to stdout")
     }
 

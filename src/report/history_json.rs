@@ -36,10 +36,12 @@ struct WhoJson {
     command: String,
 }
 
-/// A job that has not succeeded in time.
+/// A job that must succeed in time.
 #[derive(Debug, Serialize)]
 pub struct OverdueJson {
     name: String,
+    /// True if it has not.
+    overdue: bool,
     #[serde(flatten)]
     job: JobJson,
 }
@@ -59,8 +61,8 @@ pub struct JobJson {
 
 impl OverdueJson {
     /// Returns the document for the job under the lock of this name.
-    pub fn new(name: &[u8], job: &JobState) -> OverdueJson {
-        OverdueJson { name: text(name), job: JobJson::new(job) }
+    pub fn new(name: &[u8], job: &JobState, overdue: bool) -> OverdueJson {
+        OverdueJson { name: text(name), overdue, job: JobJson::new(job) }
     }
 }
 

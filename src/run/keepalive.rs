@@ -20,9 +20,10 @@ use std::time::Duration;
 
 use nix::unistd::{read, write};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, getrlimit};
 
 use crate::engine::{Context, LockSet, OpenLockSet};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, HandleHash, ProcessId};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach::{self, Detach};
@@ -32,6 +33,9 @@ pub use handle::Keeper;
 
 /// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Number of descriptors of a keeper: ten of its own, and those that a call of the store needs at the same time.
+const DESCRIPTORS: u64 = 20;
 
 /// The locks that a keeper renews, and the owners that it watches.
 pub struct KeeperConfig<'a> {
@@ -48,6 +52,14 @@ pub struct KeeperConfig<'a> {
     pub is_reported: bool,
     /// True if each lock has a lease, even if its store belongs to this host alone.
     pub timed: bool,
+}
+
+/// Returns an error if a keeper could not renew leases, because the limit of open files is too low. A keeper closes what
+/// it inherits, so the open files of this process do not matter.
+pub fn check_limit() -> Result<()> {
+    let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < DESCRIPTORS) else { return Ok(()) };
+    let what = format!("a lock with a lease needs {DESCRIPTORS} open files for its renewal, and the limit is {limit}");
+    Err(Error::new(ErrorKind::System, what, "raise the limit of open files (ulimit -n)"))
 }
 
 /// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores whose
@@ -82,7 +94,8 @@ fn retry_until_ok<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     }
 }
 
-fn pause() {
+/// Waits for [`POLL_INTERVAL`].
+pub(super) fn pause() {
     let _ = wait_readable([], Some(POLL_INTERVAL));
 }
 

@@ -5,6 +5,7 @@ mod release;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use self::event_loop::{EventLoop, ExitReport};
@@ -27,6 +28,8 @@ pub struct Supervisor<'a> {
     opened: Result<OpenLockSet<'a>>,
     /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
     bell: Option<WakeSocket>,
+    /// An eventfd for the reports of the keeper, if there must be one. It exists before the command starts, too.
+    news: Option<OwnedFd>,
     /// Files that the child locked with flock(2).
     files: Option<&'a FdChannel>,
     tell: &'a (dyn Fn(&Notice<'_>) + Sync),
@@ -60,8 +63,9 @@ impl<'a> Supervisor<'a> {
         bell: Option<WakeSocket>,
         files: Option<&'a FdChannel>,
         tell: &'a (dyn Fn(&Notice<'_>) + Sync),
-    ) -> Supervisor<'a> {
-        Supervisor { job, opened, bell, files, tell, released: RefCell::default() }
+    ) -> Result<Supervisor<'a>> {
+        let news = job.shared_deadline.map(|_| Keeper::news()).transpose()?;
+        Ok(Supervisor { job, opened, bell, news, files, tell, released: RefCell::default() })
     }
 
     /// Returns the open stores of the locks.
@@ -70,28 +74,37 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Waits for the end of the command and releases the locks. Returns the exit of csalock.
-    pub fn supervise(self, command: &RunningCommand) -> Result<Exit> {
-        let exit = self.wait_and_release(command);
+    pub fn supervise(mut self, command: &RunningCommand) -> Result<Exit> {
+        let (bell, news) = (self.bell.take(), self.news.take());
+        let exit = self.wait_and_release(command, bell, news);
         command.reap();
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(self);
         exit
     }
 
-    fn wait_and_release(&self, command: &RunningCommand) -> Result<Exit> {
+    fn wait_and_release(
+        &self,
+        command: &RunningCommand,
+        bell: Option<WakeSocket>,
+        news: Option<OwnedFd>,
+    ) -> Result<Exit> {
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.job.context.host.domain();
         let process = || self.job.context.host.process(command.pid().as_raw()).unwrap_or(None);
         let config = || process().and_then(|command| self.job.keeper(command));
-        let keeper = self.job.shared_deadline.map(|_| Keeper::new(config(), self.bell.as_ref())).transpose()?;
-        let ended = EventLoop::new(self, command, keeper.as_ref()).run()?;
+        let keeper = news.map(|news| Keeper::new(config(), bell.as_ref(), news));
+        let ended = EventLoop::new(self, command, keeper.as_ref(), bell.as_ref()).run()?;
         self.files.inspect(|files| files.unlock_all());
         match ended.told {
             Some(Report::Exit(code)) => {
-                keeper.inspect(Keeper::stop);
+                keeper.as_ref().inspect(|keeper| keeper.stop());
                 Ok(Exit::Code(code))
             }
-            Some(Report::Granted) => Ok(self.release_and_report(&ended, keeper.as_ref())),
+            Some(Report::Granted) => Ok(match keeper {
+                Some(keeper) => self.release_and_report(&ended, Some(&keeper), None),
+                None => self.release_and_report(&ended, None, bell),
+            }),
             // The child was killed while it waited, or just as it was granted the lock. A grant that cannot be
             // released at once ends by itself.
             None => match self.clean_up() {
@@ -102,13 +115,13 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
-    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>) -> Exit {
+    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare: Option<WakeSocket>) -> Exit {
         let exit = exit_of(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.job.limits.ttl.is_some() || keeper.is_none();
         let release = || {
             self.report_success(exit);
-            self.release(ended.lease_ends)
+            self.release(ended.lease_ends, spare)
         };
         // The keeper goes on if the store does not answer.
         let (lost, had_limit) = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
@@ -123,15 +136,21 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not
-    /// answer. `None` means that no lock has a lease, or that the command released the locks with leases.
-    fn lease_left(&self) -> Option<Duration> {
+    /// answer, but `known` if this process only lacks a descriptor. `None` means that no lock has a lease, or that the
+    /// command released the locks with leases.
+    fn lease_left(&self, known: Option<Duration>) -> Option<Duration> {
         let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
         let lefts = opened.each().enumerate().map(|(at, (target, engine))| {
             let mine = |grant: &Grant| grant.proof == self.job.handle.proof();
             if self.is_released(at) {
                 return None;
             }
-            let Ok(record) = engine.record(&target.name) else { return Some(Duration::ZERO) };
+            let record = match engine.record(&target.name) {
+                Ok(record) => record,
+                // The store has no leases of its own, so other callers see that the owner lives.
+                Err(error) if error.kind() == ErrorKind::System => return known,
+                Err(_) => return Some(Duration::ZERO),
+            };
             match record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
                 Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(&lease).unwrap_or_default()),
                 Some(_) => None,

@@ -1,6 +1,6 @@
 //! The state that a command under a lock inherits: descriptors, dispositions and masks, as without csalock.
 
-use crate::sandbox::{FIRST_PIDS, Sandbox};
+use crate::sandbox::{Done, FIRST_PIDS, Sandbox};
 
 /// Runs a shell line with `$WRAP` empty, then with ours in it, plain and with -F; all must say the same.
 fn same_with_and_without_us(sandbox: &Sandbox, script: &str) -> String {
@@ -83,5 +83,44 @@ on_every_store! {
 
     fn resource_limits_are_the_callers(sandbox: &Sandbox) {
         same_with_and_without_us(sandbox, "ulimit -n 300 -c 0; $WRAP cat /proc/self/limits");
+    }
+
+    fn a_closed_stdout_is_an_error_like_a_full_disk(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "--overdue", "1ms", "job", "true"]).run();
+        sandbox.csalock(["put", "value", "1"]).run();
+        sandbox.csalock(["lock", "--forever", "held"]).run();
+        sandbox.csalock(["claim", "claimed", "--id", "1"]).stdout("1\n").run();
+        for call in ["status", "status held", "status --json", "history", "history --json", "audit", "overdue --all", "overdue --json", "metrics",
+                     "get value", "get --json value", "lookup claimed", "gc --json", "renew --json --ttl 1m held", "--help", "--version", "man", "completions bash"] {
+            for (to, problem) in [(">&-", "closed"), ("> /dev/full", "No space left on device")] {
+                let done = sandbox.script("dash", &format!("csalock {call} {to}")).capture();
+                let has_problem = done.stderr.starts_with("csalock: ") && done.stderr.contains("stdout") && done.stderr.contains(problem);
+                assert!(done.code == Some(74) && has_problem && done.stderr.lines().count() == 1, "{call} {to}: {done:?}");
+            }
+        }
+        // Without output, no stdout is necessary.
+        for call in ["status -q held", "gc", "put value 2", "metrics --output metrics"] {
+            sandbox.script("dash", &format!("csalock {call} >&-")).run();
+        }
+    }
+}
+
+on_every_store_of_files! {
+    fn with_few_descriptors_the_command_runs_to_its_end_or_not_at_all(sandbox: &Sandbox) {
+        for options in ["", "--max-hold 1m", "-w 1s", "--once-per day", "--ttl 1m"] {
+            for limit in (3..16).chain([20]) {
+                let store = sandbox.store_at(format!("store-{limit}{}", options.replace(' ', "")));
+                let call = format!("ulimit -n {limit}; csalock run {options} x dash -c 'echo began; sleep 0.1; echo ended; exit 7'");
+                let Done { code, stdout, stderr, .. } = sandbox.script("dash", &call).env("CSALOCK_STORE", &store).capture();
+                let is_clear = stderr.starts_with("csalock: ") && (stderr.contains("open files") || stderr.contains("unable to open"));
+                match code {
+                    Some(7) => assert_eq!((stdout.as_str(), stderr.as_str()), ("began\nended\n", ""), "{limit} {options}"),
+                    _ => assert!(code == Some(71) && stdout.is_empty() && is_clear && limit < 20, "{limit} {options}: {code:?} {stdout} {stderr}"),
+                }
+                // A failed release leaves the lock to the next caller.
+                let state = sandbox.csalock(["status", "--store", &store, "x"]).capture().code;
+                assert!(code != Some(7) || state == Some(81), "{limit} {options}: {state:?}");
+            }
+        }
     }
 }

@@ -89,10 +89,7 @@ const SERVER: [&str; 5] = [
 fn the_same_everywhere(sandbox: &Sandbox, records: &str) -> Vec<String> {
     let hosts = match sandbox.is_shared() {
         false => "good hosts: this host alone: the end of an owner is seen at once, and waiters are woken",
-        true => {
-            "good hosts: other hosts may share it: a holder renews a lease of 1m, and waiters on other hosts \
-             are woken by the store"
-        }
+        true => HOSTS,
     };
     [hosts, records, "good leftovers: none", "good history: 0 kept, for 30d at most", LOCKS, REFUSAL]
         .map(String::from)
@@ -106,6 +103,9 @@ fn us() -> (String, String) {
 }
 
 const CLOCK: &str = "good clock: leases count on this host's time since boot, which cannot be set";
+
+const HOSTS: &str = "good hosts: other hosts may share it: a holder renews a lease of 1m, and waiters on other hosts are \
+                     woken by the store";
 
 const LOCKS: &str = "good locks: acquired, changed and released in N ms";
 
@@ -378,6 +378,18 @@ fn a_shared_directory_counts_on_the_time_of_its_file_system() {
         has(&findings, LOCKS);
         has(&findings, REFUSAL);
         assert_eq!(sandbox.csalock(["run", "--store", &store, "x", "true"]).capture().code, Some(0));
+    }
+}
+
+#[test]
+fn a_server_wakes_the_waiters_on_other_hosts() {
+    for kind in [Kind::Etcd, Kind::Postgres, Kind::Ssh] {
+        Sandbox::with(kind, |sandbox| {
+            let (code, findings) = doctor(sandbox, &[]);
+            assert_eq!(code, 0, "{findings:#?}");
+            let hosts: Vec<&String> = findings.iter().filter(|line| line.contains(" hosts: ")).collect();
+            assert_eq!(hosts, [HOSTS], "{kind:?}");
+        });
     }
 }
 

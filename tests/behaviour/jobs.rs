@@ -217,6 +217,8 @@ on_every_kind_of_store! {
         let listed = (86, "job: its job has not succeeded since TIME (AGE ago), and must succeed once in 1h\n".to_string());
         assert_eq!([overdue(62, &[]), overdue(62, &["job"])], [listed.clone(), listed]);
         assert_eq!(overdue(62, &["-q"]), (86, String::new()));
+        let all = (86, "job: its job has not succeeded since TIME (AGE ago), and must succeed once in 1h, overdue since TIME\n".to_string());
+        assert_eq!(overdue(62, &["--all"]), all);
         let said = "csalock: lock other in store STORE has no job that must succeed in time; give the name that `csalock run --overdue` has\n";
         let done = sandbox.csalock(["overdue", "other"]).capture();
         assert_eq!((done.code, done.stdout.as_str(), sandbox.plain(&done.stderr).as_str()), (Some(81), "", said));
@@ -227,7 +229,12 @@ on_every_kind_of_store! {
         holder.wait();
         assert_eq!(call(123), silent);
         assert_eq!([overdue(124, &[]), overdue(182, &[])], [silent.clone(), silent.clone()]);
+        let all = (0, "job: its job last succeeded at TIME (AGE ago), and must succeed once in 1h, next by TIME\n".to_string());
+        assert_eq!([overdue(124, &["--all"]), overdue(182, &["--all", "job"])], [all.clone(), all]);
+        let (code, said) = overdue(182, &["--all", "--json"]);
+        assert!(code == 0 && said.starts_with("[{\"name\":\"job\",\"overdue\":false,\"last_success\":"), "{said}");
         let (code, said) = overdue(184, &["--json"]);
+        assert!(said.contains("\"overdue\":true,"), "{said}");
         let document: Value = serde_json::from_str(&at(sandbox.csalock(["overdue", "--json"]), 184).capture().stdout).unwrap();
         assert_eq!((code, document.as_array().unwrap().len(), &document[0]["name"], &document[0]["within"]), (86, 1, &json!("job"), &json!(3600.0)), "{said}");
         assert_eq!(document[0]["refused"], json!(0));
@@ -254,6 +261,7 @@ on_every_kind_of_store! {
             (&["run", "--retries", "1", "job", "true"], "run: --once-per SLOT is missing; add --once-per SLOT"),
             (&["run", LONG, "job", "--also", "other", "true"], "--once-per is for one lock, and here are several; leave --also or --once-per out"),
             (&["run", "--overdue", "1d", "job", "--also=other", "--", "true"], "--overdue is for one lock, and here are several; leave --also or --overdue out"),
+            (&["overdue", "--all", "--forget", "job"], "--all cannot be used with --forget; leave out one of them"),
             (&["overdue", "--forget"], "overdue: NAME is missing; use: csalock overdue [OPTION]... [NAME]..."),
         ] {
             sandbox.csalock(words).status(64).stderr(format!("csalock: {said}\n")).run();

@@ -3,6 +3,19 @@
 use crate::sandbox::wait_until;
 
 on_every_shared_store! {
+    fn a_lease_that_could_not_be_renewed_for_lack_of_descriptors_is_refused(sandbox: &Sandbox) {
+        let said = "csalock: a lock with a lease needs 20 open files for its renewal, and the limit is 19; raise the limit of open files (ulimit -n)\n";
+        let with_limit = |limit, call: &str| {
+            let done = sandbox.script("dash", &format!("ulimit -n {limit}; {call}")).env("CSALOCK_LEASE", "3s").capture();
+            (done.code, done.stdout, done.stderr)
+        };
+        for call in ["csalock run x echo began", "csalock run -F x echo began", "csalock lock x"] {
+            assert_eq!(with_limit(19, call), (Some(71), String::new(), said.to_string()), "{call}");
+        }
+        let calls = "csalock run x sleep 4 && csalock lock y && sleep 4 && csalock unlock y && csalock run -F z sleep 4";
+        assert_eq!(with_limit(20, calls), (Some(0), String::new(), String::new()));
+    }
+
     fn a_lease_that_is_renewed_is_never_seen_to_be_over(sandbox: &Sandbox) {
         let mut job = sandbox.script("dash", "csalock lock x; echo; cat; :").env("CSALOCK_LEASE", "3s").spawn();
         job.lines(1);

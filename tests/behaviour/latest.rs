@@ -111,7 +111,7 @@ on_every_store! {
         let done = sandbox.csalock(["run", "--busy", "skip", "x", "echo", "runs"]).capture();
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""));
         assert!(done.stderr.starts_with("csalock: lock x in store "), "{}", done.stderr);
-        sandbox.csalock(["run", "-q", "--busy", "skip", "-E", "7", "x", "echo", "runs"]).status(7).run();
+        sandbox.csalock(["run", "-q", "--busy", "skip", "-w", "0", "x", "echo", "runs"]).run();
         let waiter = sandbox.csalock(["run", "-w", "inf", "--busy", "wait", "x", "echo", "runs"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         holder.release();
@@ -188,6 +188,10 @@ fn busy_that_makes_no_sense_is_refused() {
         .status(64)
         .stderr(said)
         .run();
+    for (option, shown) in [("-E4", "--conflict-exit-code N"), ("-w5", "--timeout DURATION")] {
+        let said = format!("csalock: --busy skip cannot be used with {shown}; leave out one of them\n");
+        sandbox.csalock(["run", option, "--busy=skip", "x", "touch", "ran"]).status(64).stderr(&said).run();
+    }
     for words in [["--busy", "latest", "-n"], ["--busy", "skip", "--nonblock"], ["--busy", "sometimes", "-q"]] {
         let done = sandbox.csalock(["run"].iter().chain(&words).chain(&["x", "touch", "ran"])).capture();
         assert_eq!(done.code, Some(64), "{done:?}");

@@ -57,36 +57,44 @@ fn the_second_is_next_after_the_first_is_killed(sandbox: &Sandbox, mut holder: J
     assert_eq!(sandbox.state("x"), "free");
 }
 
-/// A script that waits for the lock, and the process of csalock that is stopped while it waits.
-fn script_with_stopped_waiter(sandbox: &Sandbox) -> (Job, Pid) {
-    let shell = sandbox.script("dash", "csalock lock -w inf x; cat; :").spawn();
+/// A script that waits for the lock, and the process of csalock that is stopped while it waits. The first is its parent.
+/// The script has a session of its own, as under cron. Elsewhere the kernel continues a stopped process whose parent dies,
+/// and hangs it up.
+fn script_with_stopped_waiter(sandbox: &Sandbox) -> (Job, Pid, Pid) {
+    let job =
+        sandbox.script("dash", "exec setsid -w dash -c 'echo $$ > script; csalock lock -w inf x; cat; :'").spawn();
     wait_until("it waits", || sandbox.waiters("x").len() == 1);
-    let csalock = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid())).unwrap();
+    let script: i32 = sandbox.read("files/script").trim().parse().unwrap();
+    let csalock = std::fs::read_to_string(format!("/proc/{script}/task/{script}/children")).unwrap();
     let waits = Pid::from_raw(csalock.trim().parse().unwrap());
     kill(waits, Signal::SIGSTOP).unwrap();
-    wait_until("it is stopped", || matches!(proc::stat(waits.as_raw()), Some(('T', _))));
-    (shell, waits)
+    wait_until("it is stopped", || is_stopped(waits));
+    (job, Pid::from_raw(script), waits)
+}
+
+fn is_stopped(process: Pid) -> bool {
+    matches!(proc::stat(process.as_raw()), Some(('T', _)))
 }
 
 on_every_store_of_files! {
     fn a_stopped_waiter_of_a_dead_script_is_passed_over(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
-        let (mut shell, waits) = script_with_stopped_waiter(sandbox);
+        let (_job, script, waits) = script_with_stopped_waiter(sandbox);
         let next = sandbox.waiter("x", "echo ran");
-        shell.kill();
+        kill(script, Signal::SIGKILL).unwrap();
         holder.release();
-        assert_eq!(next.wait().stdout, "ran\n");
+        assert_eq!((next.wait().stdout.as_str(), is_stopped(waits)), ("ran\n", true));
         kill(waits, Signal::SIGKILL).unwrap();
     }
 
     fn a_grant_of_a_stopped_waiter_ends_with_its_script(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
-        let (mut shell, waits) = script_with_stopped_waiter(sandbox);
+        let (_job, script, waits) = script_with_stopped_waiter(sandbox);
         let next = sandbox.waiter("x", "echo ran");
         holder.release();
         assert_eq!((holder.wait().code, sandbox.state("x").as_str()), (Some(0), "held"));
-        shell.kill();
-        assert_eq!(next.wait().stdout, "ran\n");
+        kill(script, Signal::SIGKILL).unwrap();
+        assert_eq!((next.wait().stdout.as_str(), is_stopped(waits)), ("ran\n", true));
         kill(waits, Signal::SIGKILL).unwrap();
     }
 }
@@ -202,7 +210,7 @@ on_every_store! {
         let waiter = sandbox.waiter("x", "echo first >> order");
         let stopped = Pid::from_raw(sandbox.waiters("x")[0]);
         kill(stopped, Signal::SIGSTOP).unwrap();
-        wait_until("it is stopped", || matches!(proc::stat(stopped.as_raw()), Some(('T', _))));
+        wait_until("it is stopped", || is_stopped(stopped));
         let second = sandbox.waiter("x", "echo second >> order");
         holder.release();
         assert_eq!(holder.wait().code, Some(0));
@@ -214,13 +222,13 @@ on_every_store! {
 
     fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
-        let (mut shell, waits) = script_with_stopped_waiter(sandbox);
+        let (mut job, _script, waits) = script_with_stopped_waiter(sandbox);
         holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert_eq!(sandbox.state("x"), "held");
         kill(waits, Signal::SIGKILL).unwrap();
         let done = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture();
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"));
-        assert!(!shell.has_ended() && shell.printed().is_empty());
+        assert!(!job.has_ended() && job.printed().is_empty());
     }
 }

@@ -18,7 +18,7 @@ use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner};
 use crate::name::escape;
 use crate::report::Settings;
 use crate::run::deadline::SharedDeadline;
-use crate::run::keepalive::{KeeperConfig, spawn_detached};
+use crate::run::keepalive::{KeeperConfig, check_limit, spawn_detached};
 use crate::signals::Signals;
 
 /// The locks that a script asks for, and their terms.
@@ -60,6 +60,9 @@ impl ForScript<'_> {
         // If this process dies after the first of several names, the script must not hold that one.
         let provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
         let request = AcquireRequest { provisional, ..request };
+        if opened.need_leases() {
+            check_limit()?;
+        }
         let signals = ManuallyDrop::new(Signals::listen_also(self.context.inherited, &[])?);
         let acquisition = Acquisition {
             settings: self.settings,

@@ -66,9 +66,10 @@ impl CommandChild<'_> {
         }
         report_taken(&self.asked.common, opened, &grants, evicted.as_ref(), None);
         let begin = |recurring: &Recurring<'_>| recurring.begin(opened, self.job.handle.proof());
-        if let Some(exit) = self.recurring.map(begin).transpose()?.flatten() {
+        let begun = self.recurring.map(begin).transpose();
+        if let Some(ended) = begun.map(Option::flatten).transpose() {
             self.job.release(opened)?;
-            return Ok(exit);
+            return Ok(ended?);
         }
         let error = self.job.exec(opened, &grants, child_side, &self.variables(&grants));
         self.job.release(opened)?;

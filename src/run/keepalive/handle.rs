@@ -29,12 +29,15 @@ pub struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
+    /// Returns an eventfd for [`Keeper::new`].
+    pub fn news() -> Result<OwnedFd> {
+        new_event().map_err(|errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), ""))
+    }
+
     /// Returns a keeper that has not started yet.
-    pub fn new(config: Option<KeeperConfig<'a>>, bell: Option<&'a WakeSocket>) -> Result<Keeper<'a>> {
-        let failed = |errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), "");
-        let news = new_event().map_err(failed)?;
+    pub fn new(config: Option<KeeperConfig<'a>>, bell: Option<&'a WakeSocket>, news: OwnedFd) -> Keeper<'a> {
         let (pid, was_started, done) = (Cell::new(None), Cell::new(false), Cell::new(false));
-        Ok(Keeper { config, bell, news, pid, was_started, done })
+        Keeper { config, bell, news, pid, was_started, done }
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.

@@ -8,15 +8,18 @@ use nix::sys::signal::Signal;
 use rustix::process::WaitIdStatus;
 
 use super::Supervisor;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::run::child::{Report, RunningCommand};
 use crate::run::deadline::SharedDeadline;
-use crate::run::keepalive::Keeper;
+use crate::run::keepalive::{Keeper, pause};
 use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::signals::FORWARDED;
+
+/// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
+const WITHOUT_TIMER: Duration = Duration::from_secs(1);
 
 /// A command, as far as its end is known.
 pub(super) struct ExitReport {
@@ -39,6 +42,7 @@ pub(super) struct EventLoop<'a> {
     supervisor: &'a Supervisor<'a>,
     command: &'a RunningCommand,
     keeper: Option<&'a Keeper<'a>>,
+    bell: Option<&'a WakeSocket>,
     /// Start of the command on CLOCK_BOOTTIME.
     began: Option<Duration>,
     lease: Option<LeaseSchedule>,
@@ -54,11 +58,13 @@ impl<'a> EventLoop<'a> {
         supervisor: &'a Supervisor<'a>,
         command: &'a RunningCommand,
         keeper: Option<&'a Keeper<'a>>,
+        bell: Option<&'a WakeSocket>,
     ) -> EventLoop<'a> {
         EventLoop {
             supervisor,
             command,
             keeper,
+            bell,
             began: None,
             lease: None,
             limits: Vec::new(),
@@ -93,15 +99,18 @@ impl<'a> EventLoop<'a> {
             }
             let next = self.next_limit();
             if next.is_some() && timer.is_none() {
-                timer = Some(BoottimeTimer::new()?);
+                timer = BoottimeTimer::new().ok();
             }
             timer.iter().for_each(|timer| timer.set(next));
             let reports = self.command.reports().filter(|_| limited && self.report.told.is_none());
             let signals = self.supervisor.job.signals.as_fd();
             let events = [Some(signals), reports, self.events(), timer.as_ref().map(AsFd::as_fd)];
-            wait_readable(events.into_iter().flatten(), None).map_err(|errno| {
-                Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), "")
-            })?;
+            // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
+            let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);
+            let at_most = next.filter(|_| timer.is_none()).map(left);
+            if wait_readable(events.into_iter().flatten(), at_most).is_err() {
+                pause();
+            }
             self.forward_signal();
         }
     }
@@ -134,7 +143,7 @@ impl<'a> EventLoop<'a> {
     fn events(&self) -> Option<BorrowedFd<'_>> {
         match self.keeper {
             Some(keeper) => Some(keeper.descriptor()),
-            None => self.supervisor.bell.as_ref().map(AsFd::as_fd),
+            None => self.bell.map(AsFd::as_fd),
         }
     }
 
@@ -142,7 +151,7 @@ impl<'a> EventLoop<'a> {
     fn drain(&self) -> bool {
         match self.keeper {
             Some(keeper) => keeper.drain(),
-            None => self.supervisor.bell.as_ref().is_some_and(WakeSocket::was_woken),
+            None => self.bell.is_some_and(WakeSocket::was_woken),
         }
     }
 
@@ -155,7 +164,10 @@ impl<'a> EventLoop<'a> {
         let now = self.boottime();
         let ends = match job.shared_deadline {
             Some(shared_deadline) => shared_deadline.load(),
-            None => self.supervisor.lease_left().map(|left| now + left),
+            None => {
+                let known = self.lease.map(|lease| lease.ends.saturating_sub(now));
+                self.supervisor.lease_left(known).map(|left| now + left)
+            }
         };
         self.lease = ends.map(|ends| LeaseSchedule::seen(self.lease, ends, now));
         let (began, limits) = (*self.began.get_or_insert(now), &job.limits);

@@ -8,6 +8,7 @@ use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::host::WakeSocket;
 use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, ReportSuccess};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach;
@@ -74,9 +75,10 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Releases the locks, whose lease, if any, ends at `lease_ends`. Returns whether a lock was lost while the command
+    /// Releases the locks, whose lease, if any, ends at `lease_ends`. If descriptors are scarce, the release takes that of
+    /// the `spare` socket. Returns whether a lock was lost while the command
     /// ran, and whether the last lease of a lock was a time limit that a caller set.
-    pub(super) fn release(&self, lease_ends: Option<Duration>) -> (bool, bool) {
+    pub(super) fn release(&self, lease_ends: Option<Duration>, spare: Option<WakeSocket>) -> (bool, bool) {
         let now = self.job.context.host.boottime();
         let opened = match &self.opened {
             Ok(opened) => opened,
@@ -94,7 +96,16 @@ impl Supervisor<'_> {
             opened.engine(0).keep_bytes(&opened.target(0).name, version, record, ends);
         }
         let (mut lost, mut had_limit) = (false, false);
-        let released = opened.release(self.job.handle.proof());
+        let mut released = opened.release(self.job.handle.proof());
+        // The first release of a database opens more files than the acquisition that created it.
+        let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
+        if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
+            drop(spare);
+            released = opened.release(self.job.handle.proof());
+        } else {
+            // The process ends soon, and the kernel closes its descriptors.
+            std::mem::forget(spare);
+        }
         for (at, ((target, engine), released)) in opened.each().zip(&released).enumerate() {
             match released {
                 Ok(Ok(grant)) => had_limit |= matches!(grant.lifetime, Lifetime::ExpiresAt(_)),
