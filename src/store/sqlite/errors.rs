@@ -66,9 +66,14 @@ pub(super) fn looks_damaged(cause: &Cause) -> bool {
 /// Returns true if other processes kept the database locked until the call's limit.
 pub(super) fn is_busy(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
-    // SQLite calls it a failed protocol if it cannot begin to read a log for ten seconds.
-    let codes = [ErrorCode::DatabaseBusy, ErrorCode::DatabaseLocked, ErrorCode::FileLockingProtocolFailed];
-    error.sqlite_error_code().is_some_and(|code| codes.contains(&code))
+    let codes = [ErrorCode::DatabaseBusy, ErrorCode::DatabaseLocked];
+    error.sqlite_error_code().is_some_and(|code| codes.contains(&code)) || ran_out_of_tries(cause)
+}
+
+/// Returns true if SQLite tried a hundred times in vain to begin a read of the log. SQLite calls that a failed protocol.
+pub(super) fn ran_out_of_tries(cause: &Cause) -> bool {
+    let Cause::Sqlite(error) = cause else { return false };
+    error.sqlite_error_code() == Some(ErrorCode::FileLockingProtocolFailed)
 }
 
 /// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
