@@ -1,5 +1,7 @@
 //! An SQLite database that another process keeps locked: by a transaction, or only by reading.
 
+mod stopped;
+
 use std::time::Instant;
 
 use nix::sys::signal::Signal;

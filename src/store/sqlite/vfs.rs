@@ -33,7 +33,8 @@ pub(super) fn name() -> &'static CStr {
         // works: SQLite registers such copies itself, under other names.
         unsafe {
             if let Some(own) = ffi::sqlite3_vfs_find(ptr::null()).as_ref() {
-                let ours = ffi::sqlite3_vfs { zName: NAME.as_ptr(), pNext: ptr::null_mut(), xSleep: Some(pause), ..*own };
+                let ours =
+                    ffi::sqlite3_vfs { zName: NAME.as_ptr(), pNext: ptr::null_mut(), xSleep: Some(pause), ..*own };
                 ffi::sqlite3_vfs_register(Box::leak(Box::new(ours)), 0);
             }
         }
@@ -56,4 +57,33 @@ unsafe extern "C" fn pause(_: *mut ffi::sqlite3_vfs, micros: c_int) -> c_int {
         limit.pause(span);
     }
     micros
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::busy::LEAST;
+    use super::*;
+    use crate::host::{Fake, Host};
+
+    #[test]
+    fn the_pauses_of_sqlite_last_as_long_as_the_call() {
+        let fake = Fake::new(1);
+        let busy = Arc::new(Busy::new("/nonexistent".into(), Arc::new(fake.clone())));
+        let pauses = || {
+            for _ in 0..100 {
+                // SAFETY: SQLite knows this VFS, which nothing changes, and its pause does not use its first argument.
+                unsafe {
+                    let vfs = ffi::sqlite3_vfs_find(name().as_ptr()).as_ref().unwrap();
+                    assert_eq!(vfs.xSleep.unwrap()(ptr::null_mut(), 300_000), 300_000);
+                }
+            }
+        };
+        let began = fake.boottime();
+        busy.bound(Some(began));
+        within(&busy, pauses);
+        assert_eq!(fake.boottime() - began, LEAST);
+        pauses();
+        busy.without_waiting(|| within(&busy, pauses));
+        assert_eq!(fake.boottime() - began, LEAST);
+    }
 }
