@@ -128,8 +128,8 @@ impl Busy {
     }
 }
 
-/// Returns the length of the pause after this number of failed tries: short at first because most transactions take 0.1 ms, later
-/// longer and random. The tries of a crowd would otherwise keep the processors busy.
+/// Returns the length of a pause, short at first because most transactions take 0.1 ms. Later pauses are longer and
+/// random: the tries of a crowd would otherwise keep the processors busy.
 fn length(tries: i32) -> Duration {
     let mut random = [0; 2];
     if tries < EAGER_TRIES || getrandom::fill(&mut random).is_err() {

@@ -57,11 +57,11 @@ fn stopped(sandbox: &Sandbox, lock: Lock) -> (Job, i32) {
     let has_it = |pid: i32| {
         let locks = std::fs::read_to_string("/proc/locks").unwrap();
         let its = format!(" WRITE {pid} ");
-        let ranges = locks.lines().filter(|line| line.contains(&its)).filter_map(|line| {
+        let mut ranges = locks.lines().filter(|line| line.contains(&its)).filter_map(|line| {
             let (line, last) = line.rsplit_once(' ')?;
             Some(line.rsplit_once(' ')?.1.parse::<u64>().ok()?..=last.parse::<u64>().ok()?)
         });
-        ranges.into_iter().any(|range| range.contains(&lock.byte))
+        ranges.any(|range| range.contains(&lock.byte))
     };
     let mut found = None;
     wait_until("it is stopped", || {
