@@ -146,8 +146,8 @@ impl Sqlite {
         })
     }
 
-    /// Runs `work`, and repeats it with another connection: once if the database looks damaged or is busy, and until the
-    /// call's limit if SQLite only ran out of tries. SQLite reports a failed disk read as damage too, and after a failed
+    /// Runs `work`, and repeats it with another connection: once if the database looks damaged or is busy, and until
+    /// the call's limit if SQLite only ran out of tries. SQLite reports a failed read as damage too, and after a failed
     /// unlock it waits for its own lock. The file of a database that is not open yet has the identity `file`, if it is
     /// known.
     fn with_retries<T>(

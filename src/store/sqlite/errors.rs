@@ -70,7 +70,7 @@ pub(super) fn is_busy(cause: &Cause) -> bool {
     error.sqlite_error_code().is_some_and(|code| codes.contains(&code)) || ran_out_of_tries(cause)
 }
 
-/// Returns true if SQLite tried a hundred times in vain to begin a read of the log. SQLite calls that a failed protocol.
+/// Returns true if SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
 pub(super) fn ran_out_of_tries(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
     error.sqlite_error_code() == Some(ErrorCode::FileLockingProtocolFailed)
@@ -84,7 +84,7 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     if holders.is_empty() {
         holders = posix_holders(path);
     }
-    // Other csalock calls hold the lock only briefly. The process that keeps it is stopped, or started before this call.
+    // Other csalock calls hold the lock only briefly. The process that keeps it is stopped or started before this call.
     let (by, cure) = match holders.into_iter().min_by_key(|pid| (!is_stopped(*pid), start_of(*pid))) {
         Some(pid) if is_stopped(pid) => (
             format!("{}, which is stopped", shown(pid)),
