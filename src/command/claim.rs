@@ -58,7 +58,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
             let mut taken = self::taken(&opened, &id)?;
             if taken.is_empty() {
                 // The claim was given up at this moment.
-                taken.push((targets.all[at].clone(), grant));
+                taken.push((targets.all[at].clone(), *grant));
             }
             not_unique(asked, &taken)
         }

@@ -3,6 +3,7 @@
 mod end;
 mod wait;
 
+use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::blocked_callers::BlockedCallers;
 use super::commit::RecordUpdate;
 use super::contention::CasRetry;
 use super::wait_policy::WaitClock;
-use super::{AcquireRequest, Engine, WaitPolicy};
+use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
 use crate::lock::{self, Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Record, Refusal, Request as _, Transition};
@@ -30,7 +31,7 @@ pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
-    Granted(Grant, Option<EndedGrant>),
+    Granted(Box<Grant>, Option<Box<EndedGrant>>),
     /// The caller does not get the lock.
     Refused(Refusal),
     /// The attempt ended by an interrupt. The caller holds nothing; what the store did not remove ends by itself.
@@ -98,7 +99,7 @@ impl Engine {
             ..request.clone()
         };
         match self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)? {
-            AcquireResult::Granted(grant, _) => Ok(Some(grant)),
+            AcquireResult::Granted(grant, _) => Ok(Some(*grant)),
             _ => Ok(None),
         }
     }
@@ -180,7 +181,7 @@ impl<'a> Acquisition<'a> {
                 Transition::Done(_) if is_old => None,
                 Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
                 Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
-                Transition::Write { record: mut next, response: step, wake, over } => {
+                Transition::Write { record: next, response: step, wake, over } => {
                     let joins = matches!(step, AcquireStep::Again);
                     if joins {
                         // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
@@ -189,21 +190,21 @@ impl<'a> Acquisition<'a> {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     match self.commit(update, &mut retry) {
-                        Ok(Some(version)) => match Acquire::numbered(step, version.number) {
-                            AcquireStep::Granted(grant, before) => {
-                                engine.keep_committed(version, next, &grant);
-                                Some(AcquireResult::Granted(grant, before))
-                            }
-                            AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
-                            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-                                self.request.queued = true;
-                                // A grant in the record that ends before the next read must keep its token.
-                                lock::number(&mut next, version.number);
-                                committed = Some((Some(version), next));
+                        Ok(Some(version)) => match self.after_commit(version, *next, step) {
+                            ControlFlow::Break(end) => Some(end),
+                            ControlFlow::Continue(now) => {
+                                committed = Some(now);
                                 None
                             }
                         },
-                        Ok(None) => self.after_lost_commit(record, &mut retry)?,
+                        Ok(None) => {
+                            let end = self.after_lost_commit(record, &mut retry)?;
+                            // On a shared store, the next try reads after its pause.
+                            let found = engine.take_known(self.name);
+                            committed = found.filter(|_| engine.store.scope() == Scope::Local);
+                            may_be_old = committed.is_some();
+                            end
+                        }
                         Err(error) if joins => Some(self.after_refused_entry(record, error, clock)?),
                         Err(error) => return Err(error),
                     }
@@ -258,12 +259,29 @@ impl<'a> Acquisition<'a> {
     /// Commits a change of the record. Returns `None` if another writer committed first.
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
-        let version = self.engine.commit_update(&[update], &[], None)?;
-        if version.is_none() {
-            // The next try reads after its pause.
-            let _ = self.engine.take_known(self.name);
+        self.engine.commit_update(&[update], &[], None)
+    }
+
+    /// Ends the attempt after a commit, or returns the record to go on with.
+    fn after_commit(
+        &mut self,
+        version: Version,
+        mut now: Record,
+        step: AcquireStep,
+    ) -> ControlFlow<AcquireResult, VersionedRecord> {
+        match Acquire::numbered(step, version.number) {
+            AcquireStep::Granted(grant, before) => {
+                self.engine.keep_committed(version, now, &grant);
+                ControlFlow::Break(AcquireResult::Granted(grant, before))
+            }
+            AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
+            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
+                self.request.queued = true;
+                // A grant in the record that ends before the next read must keep its token.
+                lock::number(&mut now, version.number);
+                ControlFlow::Continue((Some(version), now))
+            }
         }
-        Ok(version)
     }
 
     /// Enters the queue on this page.

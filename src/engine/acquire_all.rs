@@ -267,7 +267,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         match taken? {
             AcquireResult::Interrupted => Ok(Some(NotAcquired::Interrupted)),
             AcquireResult::Granted(grant, evicted) => {
-                self.hold(at, grant, evicted);
+                self.hold(at, *grant, evicted.map(|ending| *ending));
                 Ok(None)
             }
             AcquireResult::Refused(refusal) if policy.is_none() => Ok(Some(NotAcquired::Tried(at, refusal))),

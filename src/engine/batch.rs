@@ -72,7 +72,7 @@ impl Engine {
                 self.begin_grant(&terms.entry.lifetime, &mut begun[at], record, grant)?;
             }
             Ok(step.map(|step| match step {
-                AcquireStep::Granted(grant, before) => Ok((grant, before)),
+                AcquireStep::Granted(grant, before) => Ok((*grant, before.map(|ending| *ending))),
                 AcquireStep::Refused(refusal) => Err(refusal),
                 // The caller does not queue.
                 AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {

@@ -6,7 +6,7 @@
 //! on a busy machine, and between two commands a script looks as if it waited again. So a caller counts as blocked
 //! after two observations, and stops counting once it was seen to continue. A request that does not wait uses the first
 //! observation. Most waits are shorter than a second, so the observations come just before the first deadlock check. A
-//! caller that may hold this very lock is observed sooner.
+//! caller that may hold this very lock is observed sooner; most waits end before this is examined.
 
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ const INSPECTION_DELAY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct BlockedCallers {
     called: Option<Invocation>,
+    /// The holders at the beginning of the wait, until it is known whether the callers may be among them.
+    holders: Option<Vec<ProcessId>>,
     /// Time of the first inspection on CLOCK_BOOTTIME.
     first: Duration,
     /// Callers that seem to wait, and the time of their next inspection on CLOCK_BOOTTIME.
@@ -29,7 +31,7 @@ pub(super) struct BlockedCallers {
 
 impl BlockedCallers {
     pub(super) fn new(called: Option<Invocation>) -> BlockedCallers {
-        BlockedCallers { called, first: Duration::ZERO, provisional: None }
+        BlockedCallers { called, holders: None, first: Duration::ZERO, provisional: None }
     }
 
     /// Returns the callers that seem blocked from the beginning, or `None` if there is no caller.
@@ -38,9 +40,9 @@ impl BlockedCallers {
     }
 
     /// Begins the observation of a wait for these holders at `now` on CLOCK_BOOTTIME. Returns that time.
-    pub(super) fn begin(&mut self, host: &dyn Host, now: Duration, holders: &[ProcessId]) -> Duration {
-        let may_hold = self.called.is_some_and(|called| host.may_be_called_by(&called, holders));
-        self.first = now + if may_hold { INSPECTION_DELAY } else { DEADLOCK_DELAY - INSPECTION_DELAY };
+    pub(super) fn begin(&mut self, now: Duration, holders: Vec<ProcessId>) -> Duration {
+        self.holders = Some(holders);
+        self.first = now + INSPECTION_DELAY;
         now
     }
 
@@ -48,6 +50,10 @@ impl BlockedCallers {
     pub(super) fn look_again(&mut self, host: &dyn Host, now: Duration, within: &mut Vec<ProcessId>) {
         let is_over = within.is_empty() && self.is_known();
         let Some(called) = self.called.filter(|_| now >= self.first && !is_over) else { return };
+        if self.holders.take().is_some_and(|holders| !host.may_be_called_by(&called, &holders)) {
+            self.first += DEADLOCK_DELAY - 2 * INSPECTION_DELAY;
+            return;
+        }
         let mut seen = host.blocked_callers(&called, true);
         let (doubtful, at) = self.provisional.get_or_insert_with(|| {
             let doubtful = seen.iter().filter(|process| !within.contains(process)).copied().collect();
@@ -114,14 +120,17 @@ mod tests {
     fn most_callers_are_observed_only_before_the_first_deadlock_check() {
         let host = crate::host::Unix::new();
         let this = host.this_process().unwrap();
-        let first = |holder: ProcessId| {
+        let looks = |holder: ProcessId| {
             let called = Invocation { pid: this.pid, ignores_interrupt: true };
             let mut blocked_callers = BlockedCallers::new(Some(called));
-            blocked_callers.begin(&host, FIRST, &[holder]);
-            blocked_callers.next_look().unwrap()
+            blocked_callers.begin(FIRST, vec![holder]);
+            let first = blocked_callers.next_look().unwrap();
+            blocked_callers.look_again(&host, first, &mut Vec::new());
+            (first, blocked_callers.next_look())
         };
-        assert_eq!(first(this), FIRST + INSPECTION_DELAY);
-        assert_eq!(first(ProcessId { start: u64::MAX, ..this }), FIRST + DEADLOCK_DELAY - INSPECTION_DELAY);
+        let (first, before_check) = (FIRST + INSPECTION_DELAY, FIRST + DEADLOCK_DELAY - INSPECTION_DELAY);
+        assert_eq!(looks(ProcessId { start: u64::MAX, ..this }), (first, Some(before_check)));
+        assert_ne!(looks(this), (first, Some(before_check)));
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl LockSet {
 
     /// Opens the stores of the locks, each once.
     pub fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
-        let mut opened = OpenLockSet { targets: self, engines: Vec::new(), of: Vec::new() };
+        let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new() };
         for (at, target) in self.all.iter().enumerate() {
             // The locks are sorted by store.
             if at == 0 || self.all[at - 1].location != target.location {

@@ -4,7 +4,7 @@ use super::*;
 use crate::host::Fake;
 use crate::store::guarded;
 
-use crate::lock::{EndReason, EndedGrant, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Refusal, Release};
+use crate::lock::{EndReason, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Refusal, Release};
 use crate::store::{CommitResult, Memory, WriteSet};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.
@@ -58,9 +58,8 @@ fn a_wait_ends_with_the_holders_lease_and_does_not_shorten_the_callers() {
     let response = take(&engine, &request(&engine, 2, Lifetime::Ttl(7000)), within(30));
     let waited = host.boottime() - before;
     assert!(waited >= Duration::from_secs(5) && waited < Duration::from_millis(5100), "{waited:?}");
-    let AcquireResult::Granted(grant, Some(EndedGrant { reason: EndReason::Expired, .. })) = response else {
-        panic!("{response:?}")
-    };
+    let AcquireResult::Granted(grant, Some(ending)) = response else { panic!("{response:?}") };
+    assert_eq!(ending.reason, EndReason::Expired);
     let Lifetime::ExpiresAt(lease) = grant.lifetime else { panic!("{grant:?}") };
     assert_eq!(engine.store().leases().ttl(&lease).unwrap(), Duration::from_secs(7));
 }

@@ -26,7 +26,7 @@ impl Request for Acquire {
     fn numbered(step: AcquireStep, version: u64) -> AcquireStep {
         let numbered = |grant: Grant| Grant { token: grant.token.or(Some(version)), ..grant };
         match step {
-            AcquireStep::Granted(grant, before) => AcquireStep::Granted(numbered(grant), before),
+            AcquireStep::Granted(grant, before) => AcquireStep::Granted(Box::new(numbered(*grant)), before),
             AcquireStep::Refused(Refusal::Busy(grants)) => busy(grants.into_iter().map(numbered).collect()),
             step => step,
         }
@@ -34,6 +34,10 @@ impl Request for Acquire {
 }
 
 type Step = Transition<AcquireStep>;
+
+fn granted(grant: Grant, before: Option<EndedGrant>) -> AcquireStep {
+    AcquireStep::Granted(Box::new(grant), before.map(Box::new))
+}
 
 fn busy(holders: Vec<Grant>) -> AcquireStep {
     AcquireStep::Refused(Refusal::Busy(holders))
@@ -54,7 +58,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     }
     if request.confirming {
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
-        return Ok(refused(Refusal::Lost(NotHolder { holders: Vec::new(), ending: mine.cloned() })));
+        return Ok(refused(Refusal::Lost(Box::new(NotHolder { holders: Vec::new(), ending: mine.cloned() }))));
     }
     if let Some(refusal) = replacement::refusal(record, request) {
         return Ok(refused(refusal));
@@ -82,7 +86,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     wake.retain(|proof| *proof != me);
     if let Some(grant) = next.holder(&me) {
         let grant = grant.clone();
-        return Ok(write(next, AcquireStep::Granted(grant, stale.into_iter().next_back()), wake));
+        return Ok(write(next, granted(grant, stale.into_iter().next_back()), wake));
     }
     if let Some(own) = waits_for_itself(&next, &request.entry, facts)? {
         return Ok(refused(Refusal::Deadlock(vec![Edge { name: next.name, grant: own }])));
@@ -115,7 +119,7 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
         return Ok(write(next, AcquireStep::Refused(Refusal::Stale(vec![stale])), wake));
     }
     if grant.provisional.is_none() || request.provisional {
-        return Ok(Transition::Done(AcquireStep::Granted(grant.clone(), before)));
+        return Ok(Transition::Done(granted(grant.clone(), before)));
     }
     Ok(confirm(record, at, request, before))
 }
@@ -129,7 +133,7 @@ fn confirm(record: &Record, at: usize, request: &Acquire, before: Option<EndedGr
     // Waiters that want to claim the name too need not wait any longer.
     let others = next.waiters.iter().filter(|waiter| grant.claim.is_some() && waiter.claim.is_some());
     let wake = others.map(|waiter| waiter.proof).collect();
-    write(next, AcquireStep::Granted(grant, before), wake)
+    write(next, granted(grant, before), wake)
 }
 
 /// Returns the response to a request for a claim if the name is already claimed permanently.
@@ -140,7 +144,7 @@ fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<A
         return Ok(None);
     }
     let is_mine = grant.claim.as_ref() == Some(id);
-    let grant = grant.clone();
+    let grant = Box::new(grant.clone());
     Ok(Some(if is_mine { AcquireStep::Granted(grant, None) } else { AcquireStep::Refused(Refusal::Claimed(grant)) }))
 }
 

@@ -258,7 +258,7 @@ mod tests {
             let request = Complain { by: Handle::new([caller; 16]).proof(), span: 100, now };
             match request.rule(&record, &Facts::default()) {
                 Ok(Transition::Write { record: written, response, .. }) => {
-                    record = written;
+                    record = *written;
                     response
                 }
                 Ok(Transition::Done(response)) => response,

@@ -111,7 +111,7 @@ pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
 
 /// Returns the step that commits this record and then returns this response.
 pub(super) fn write<R>(record: Record, response: R, wake: Vec<HandleHash>) -> Transition<R> {
-    Transition::Write { record, response, wake, over: Vec::new() }
+    Transition::Write { record: Box::new(record), response, wake, over: Vec::new() }
 }
 
 #[cfg(test)]

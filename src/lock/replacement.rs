@@ -58,7 +58,9 @@ pub(super) fn refusal(record: &Record, request: &Acquire) -> Option<Refusal> {
     let me = &request.entry.proof;
     let replacement = record.replacement.as_ref().filter(|replacement| replacement.waiters.contains(me));
     let is_lost = replacement.is_some() || (request.entry.latest_only && request.queued && record.waiter(me).is_none());
-    is_lost.then(|| Refusal::Replaced(replacement.and_then(|replacement| successor(record, &replacement.by))))
+    is_lost.then(|| {
+        Refusal::Replaced(replacement.and_then(|replacement| successor(record, &replacement.by)).map(Box::new))
+    })
 }
 
 fn successor(record: &Record, by: &HandleHash) -> Option<Successor> {

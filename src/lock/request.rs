@@ -194,7 +194,7 @@ pub enum Transition<R> {
     /// The engine commits this record, then wakes these waiters and returns the response.
     Write {
         /// New record.
-        record: Record,
+        record: Box<Record>,
         /// Response to return after the commit.
         response: R,
         /// Waiters whose situation has changed.
@@ -227,7 +227,7 @@ impl<R> Transition<R> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
-    Granted(Grant, Option<EndedGrant>),
+    Granted(Box<Grant>, Option<Box<EndedGrant>>),
     /// The caller does not get the lock.
     Refused(Refusal),
     /// The caller has joined the queue, or the queue has a new page. The caller repeats the request.
@@ -258,11 +258,11 @@ pub enum Refusal {
     /// The record has this slot count, and the request has another one.
     SlotCountConflict(u32),
     /// Another id has claimed the name permanently.
-    Claimed(Grant),
+    Claimed(Box<Grant>),
     /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.
-    Replaced(Option<Successor>),
+    Replaced(Option<Box<Successor>>),
     /// The caller had the lock and only confirms that, but the grant has ended.
-    Lost(NotHolder),
+    Lost(Box<NotHolder>),
 }
 
 /// Response to a caller that does not hold the lock.

@@ -66,7 +66,7 @@ impl<'a> RefusedLock<'a> {
             Refusal::Stale(endings) => self.stale(endings),
             Refusal::Deadlock(cycle) => self.deadlock(cycle),
             Refusal::SlotCountConflict(slots) => self.slot_count_conflict(*slots),
-            Refusal::Replaced(successor) => self.replaced(successor.as_ref()),
+            Refusal::Replaced(successor) => self.replaced(successor.as_deref()),
             Refusal::Lost(not_holder) => self.not_holder(not_holder),
         }
     }

@@ -213,7 +213,8 @@ impl Store for Directory {
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         let done = set.commit_alone(self, |change| {
             let swap = self.in_store(change.expect.is_none() && change.body.is_some(), |root| {
-                let commit = Commit { store: self, root, keep: change.options, stands: &|| set.changes_stand() };
+                let (keep, conflicting) = (change.options, set.conflicting);
+                let commit = Commit { store: self, root, keep, conflicting, stands: &|| set.changes_stand() };
                 commit.swap(change.name, change.expect.as_ref(), change.body)
             });
             Ok(swap?.unwrap_or(CommitResult::Conflict))

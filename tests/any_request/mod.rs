@@ -37,7 +37,7 @@ any_request!(Acquire Cancel Release Renew OwnerDied Prepare Writing Break Gc Not
 
 fn next_record<R: Request>(record: &Record, request: &R, facts: &Facts) -> Result<Option<Record>, Query> {
     Ok(match decide(record, request, facts)? {
-        Transition::Write { record, .. } => Some(record),
+        Transition::Write { record, .. } => Some(*record),
         Transition::Done(_) => None,
     })
 }

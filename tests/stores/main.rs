@@ -68,6 +68,12 @@ mod every_store {
     } }
 }
 
+mod stores_that_know_what_a_commit_conflicts_with {
+    keep! { promises on directory, beside, sqlite, etcd, postgres: {
+        a_conflict_passes_on_the_record_as_it_is
+    } }
+}
+
 mod stores_whose_leases_end_by_clocks_that_a_test_can_set {
     keep! { promises on memory, directory, beside, sqlite: {
         a_lease_ends_when_its_time_is_over

@@ -103,22 +103,6 @@ fn commits_of_several_names_are_made_all_or_none() {
 }
 
 #[test]
-fn a_conflict_returns_the_record_as_it_is() {
-    let Some(rig) = Rig::postgres() else { return };
-    let version = rig.put(b"x", None, b"body");
-    let found = std::cell::RefCell::new(None);
-    let conflict = |expect: Option<&Version>| {
-        let set = WriteSet { conflicting: Some(&found), ..WriteSet::of(b"x", expect, Some(b"late")) };
-        assert_eq!(rig.store.commit(&set).unwrap(), CommitResult::Conflict);
-        found.take().unwrap().map(|found| (found.version, found.body))
-    };
-    let stale = Version { number: version.number + 7, mark: 0 };
-    assert_eq!(conflict(Some(&stale)), Some((version, b"body".to_vec())));
-    rig.remove(b"x", &version);
-    assert_eq!(conflict(Some(&version)), None);
-}
-
-#[test]
 fn a_lease_lasts_its_duration_on_the_servers_clock() {
     let Some(rig) = Rig::postgres() else { return };
     let other = rig.again();

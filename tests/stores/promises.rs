@@ -76,6 +76,27 @@ pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) 
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
+pub(crate) fn a_conflict_passes_on_the_record_as_it_is(rig: &Rig) {
+    let other = rig.again();
+    rig.put(b"y", None, b"so that the store stays");
+    let conflict = |expect: &Version, body: Option<&[u8]>| {
+        let found = RefCell::default();
+        let set = WriteSet { conflicting: Some(&found), ..WriteSet::of(b"x", Some(expect), body) };
+        assert_eq!(rig.store.commit(&set).unwrap(), CommitResult::Conflict);
+        found.take().expect("the store tells").map(|found| (found.version, found.body))
+    };
+    for body in [None, Some(&b"late"[..])] {
+        let stale = rig.put(b"x", None, b"one");
+        let next = stored(other.commit(&WriteSet::of(b"x", Some(&stale), Some(b"two"))).unwrap());
+        for _ in 0..2 {
+            assert_eq!(conflict(&stale, body), Some((next, b"two".to_vec())));
+        }
+        // The record that was passed on is the basis of the next commit.
+        let version = rig.put(b"x", Some(&next), b"three");
+        rig.remove(b"x", &version);
+    }
+}
+
 pub(crate) fn an_absence_that_another_opener_ended_conflicts(rig: &Rig) {
     let other = rig.again();
     rig.put(b"y", None, b"so that the store stays");

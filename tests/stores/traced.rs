@@ -77,11 +77,11 @@ pub(crate) fn a_durable_record_is_synced_from_the_inside_outward(rig: &Rig) {
     ];
     assert_eq!(steps[2], changed);
     let left_to_rest = [
-        "create store/.work/rest.x 0644",
-        "chmod store/.work/rest.x 0644",
         "rename store/x/cur.N.ID store/x/end.N.ID",
         "sync store/x",
         "sync store",
+        "create store/.work/rest.x 0644",
+        "chmod store/.work/rest.x 0644",
         "unlink store/x/rec.ID",
     ];
     assert_eq!(steps[3], left_to_rest);

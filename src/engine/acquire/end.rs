@@ -12,7 +12,7 @@ use crate::store::WriteSet;
 
 impl Acquisition<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
-    pub(super) fn found_grant(&mut self, grant: Grant, before: Option<EndedGrant>) -> Result<AcquireResult> {
+    pub(super) fn found_grant(&mut self, grant: Box<Grant>, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
         if grant.proof != self.request.entry.proof {
             self.leave_if_possible()?;
         }

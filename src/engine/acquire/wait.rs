@@ -155,8 +155,8 @@ impl<'a> Acquisition<'a> {
         }
         let since = *self.waits_since.get_or_insert_with(|| {
             let holders = record.holders.iter().filter(|grant| here.shares_pids_with(&grant.owner.domain));
-            let owners = holders.flat_map(|grant| grant.owner.processes.iter().copied()).collect::<Vec<_>>();
-            self.blocked_callers.begin(&*engine.host, engine.host.boottime(), &owners)
+            let owners = holders.flat_map(|grant| grant.owner.processes.iter().copied()).collect();
+            self.blocked_callers.begin(engine.host.boottime(), owners)
         });
         loop {
             let now = engine.host.boottime();

@@ -262,7 +262,7 @@ fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
         );
     }
     let taken = take(&mut record, 9, 2, Mode::Exclusive);
-    assert!(matches!(taken, AcquireStep::Granted(_, Some(EndedGrant { reason: EndReason::Expired, .. }))));
+    assert!(matches!(taken, AcquireStep::Granted(_, Some(ending)) if ending.reason == EndReason::Expired));
     let late = settle(&record, &Release(handle_of(1)), &[]);
     assert!(matches!(late, Transition::Done(Err(NotHolder { holders, ending: Some(_) })) if !holders.is_empty()));
 }
@@ -583,7 +583,7 @@ fn a_waiter_that_finds_the_record_full_goes_to_a_page() {
         matches!(settle(&record, &placed, &[]), Transition::Done(AcquireStep::Wait { ahead, .. }) if ahead == INLINE_WAITERS + 2)
     );
     // A page that the record no longer names is not a position.
-    let moved_on = Record { pages: Some(Pages { first: 8, last: 9 }), ..record };
+    let moved_on = Record { pages: Some(Pages { first: 8, last: 9 }), ..*record };
     assert!(matches!(settle(&moved_on, &placed, &[]), Transition::Done(AcquireStep::Enqueue(9))));
 }
 
@@ -626,7 +626,7 @@ fn held_by(pid: i32, lifetime: Lifetime) -> Record {
     let mut take = wants(pid, Mode::Exclusive);
     take.entry.lifetime = lifetime;
     let Transition::Write { record, .. } = settle(&Record::free(b"x"), &take, &[]) else { panic!() };
-    record
+    *record
 }
 
 #[test]

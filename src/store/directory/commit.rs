@@ -28,13 +28,15 @@ use super::pointer::{Pointer, Stage, UniqueId, after};
 use super::root::Root;
 use super::work::used_up;
 use crate::error::{Error, Result};
-use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions, guarded};
+use crate::store::{CommitResult, Conflicting, Durability, Layout, Scope, Version, WriteOptions, guarded};
 
 /// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
     pub(super) root: &'a Arc<Root>,
     pub(super) keep: WriteOptions,
+    /// Place for the record that the change conflicts with ([`crate::store::WriteSet::conflicting`]).
+    pub(super) conflicting: Option<&'a Conflicting>,
     /// Called when others may see the change, before the cleanup.
     pub(super) stands: &'a dyn Fn(),
 }
@@ -69,6 +71,7 @@ impl Commit<'_> {
             return Ok(CommitResult::Conflict);
         }
         if look.version().as_ref() != expect {
+            self.keep_conflicting(Some(look));
             return Ok(CommitResult::Conflict);
         }
         match body {
@@ -115,15 +118,19 @@ impl Commit<'_> {
     }
 
     fn remove(&self, look: Listing, pointer: &Pointer) -> Result<CommitResult> {
-        let is_parked = self.is_parked(&look.entry)?;
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
         let removed = look.advance(pointer, &end)?;
-        // If the reply to our rename was lost, our tombstone is there.
-        if !removed && look.entry.look()?.is_none_or(|now| now.pointer != Some(end)) {
-            return Ok(CommitResult::Conflict);
+        if !removed {
+            let now = look.entry.look()?;
+            // If the reply to our rename was lost, our tombstone is there.
+            if now.as_ref().is_none_or(|now| now.pointer != Some(end)) {
+                self.keep_conflicting(now);
+                return Ok(CommitResult::Conflict);
+            }
         }
         self.settle(Some(&look))?;
-        if is_parked {
+        // A register that cannot be used costs time, but the record is gone.
+        if self.is_parked(&look.entry).unwrap_or(false) {
             look.remove_records();
             self.store.expect_no_change(look.after(end));
         } else if let Err(error) = self.purge(&look, &end)
@@ -164,9 +171,30 @@ impl Commit<'_> {
     fn was_it_us(&self, entry: &Entry, ident: UniqueId) -> Result<CommitResult> {
         let look = entry.look()?;
         self.settle(look.as_ref())?;
-        let ours = look.and_then(|look| look.pointer);
+        let ours = look.as_ref().and_then(|look| look.pointer);
         let ours = ours.filter(|pointer| pointer.ident == ident && pointer.stage != Stage::Unnumbered);
-        Ok(ours.map_or(CommitResult::Conflict, |pointer| CommitResult::Done(pointer.version())))
+        let Some(pointer) = ours else {
+            self.keep_conflicting(look);
+            return Ok(CommitResult::Conflict);
+        };
+        Ok(CommitResult::Done(pointer.version()))
+    }
+
+    /// Passes on the record that this listing shows, which saves the caller a read. On a shared store a lost reply may
+    /// hide that the change was made.
+    fn keep_conflicting(&self, look: Option<Listing>) {
+        let (Some(look), Some(place), Scope::Local) = (look, self.conflicting, self.root.scope) else { return };
+        let Some(pointer) = look.pointer.filter(|pointer| pointer.stage != Stage::Unnumbered) else { return };
+        let found = match pointer.is_in_use() {
+            true => look.stored(&pointer, self.store.host.as_ref()),
+            false => Ok(None),
+        };
+        if let Ok(found) = found
+            && found.is_some() == pointer.is_in_use()
+        {
+            place.replace(Some(found));
+            self.store.expect_no_change(look);
+        }
     }
 
     /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.

@@ -11,7 +11,7 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, SFlag, fstatat};
 
 use super::listing::Listing;
-use super::pointer::{Name, Pointer, boot_tag};
+use super::pointer::{Name, Pointer};
 use super::root::Root;
 use super::{MOST_LOOKS, sys};
 use crate::error::{Error, ErrorKind, Result};
@@ -125,10 +125,8 @@ impl Entry {
             // An unnumbered record has no version yet: the next commit numbers it, and its caller reads again.
             let pointer = look.as_ref().and_then(|look| look.pointer).filter(Pointer::is_in_use);
             let (Some(listing), Some(pointer)) = (&look, pointer) else { return Ok((None, look)) };
-            let version = pointer.version();
-            if let Some(body) = listing.body(&pointer).map_err(|error| error.in_version(version))? {
-                let may_be_torn = is_local && boot_tag(&host.domain()?.boot) != pointer.ident.boot;
-                return Ok((Some(Versioned { version, body, may_be_torn }), look));
+            if let Some(stored) = listing.stored(&pointer, host)? {
+                return Ok((Some(stored), look));
             }
             // A record is removed only after its pointer moves on. A pointer that stays has lost its record.
             if is_local && missing == Some(pointer) {

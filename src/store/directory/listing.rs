@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 
 use super::entry::{Entry, REMOVED_WHILE_OPEN};
-use super::pointer::{Name, Pointer, Stage, UniqueId};
+use super::pointer::{Name, Pointer, Stage, UniqueId, boot_tag};
 use super::sys::{self, os};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Scope, Version, WriteOptions};
+use crate::host::Host;
+use crate::store::{Scope, Version, Versioned, WriteOptions};
 
 /// The result of listing an entry's directory.
 pub(super) struct Listing {
@@ -71,7 +72,7 @@ impl Listing {
     }
 
     /// Returns the bytes that the pointer refers to; `None` if they are missing because the record has changed.
-    pub(super) fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
+    fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
         let name = pointer.record();
         match sys::read_file(&self.directory, &name, self.entry.root.uncached, crate::lock::MOST_BYTES) {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
@@ -82,6 +83,15 @@ impl Listing {
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
             Err(errno) => Err(self.entry.failed("read the record")(errno)),
         }
+    }
+
+    /// Returns the record that the pointer leads to; `None` if its bytes are missing because the record has changed.
+    pub(super) fn stored(&self, pointer: &Pointer, host: &dyn Host) -> Result<Option<Versioned>> {
+        let version = pointer.version();
+        let Some(body) = self.body(pointer).map_err(|error| error.in_version(version))? else { return Ok(None) };
+        let is_local = self.entry.root.scope == Scope::Local;
+        let may_be_torn = is_local && boot_tag(&host.domain()?.boot) != pointer.ident.boot;
+        Ok(Some(Versioned { version, body, may_be_torn }))
     }
 
     /// Renames the pointer. Returns `false` if another process was faster.

@@ -5,7 +5,7 @@ use std::fs::Permissions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
@@ -50,6 +50,8 @@ pub(super) struct Root {
     pub(super) ownership: Ownership,
     pub(super) layout: Layout,
     pub(super) work: OnceLock<OwnedFd>,
+    /// The token that the register had when this process last read it. Tokens only rise.
+    pub(super) known_token: Mutex<Option<u64>>,
     /// Set once the directories above the store are synced.
     pub(super) anchored: OnceLock<()>,
 }
@@ -111,6 +113,7 @@ impl Root {
             ownership,
             layout,
             work: OnceLock::new(),
+            known_token: Mutex::default(),
             anchored: OnceLock::new(),
         };
         let is_there = !has_locks || root.enter_locks(create)?;

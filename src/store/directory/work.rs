@@ -19,7 +19,7 @@ use super::sys;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::name::escape_path;
-use crate::store::{Layout, Scope};
+use crate::store::{Layout, Scope, guarded};
 
 /// Name of the working directory. The name of a record's directory never begins with a dot.
 pub(super) const WORK: &str = ".work";
@@ -55,7 +55,7 @@ impl Root {
         };
         let used = match self.layout {
             Layout::Beside => 0,
-            _ => self.in_work(|work| Ok(Register::read(work)?.token.unwrap_or(0)))?,
+            _ => self.in_work(|work| Ok(self.register(work)?.token.unwrap_or(0)))?,
         };
         let above = after(used).ok_or_else(|| used_up(&self.path.join(WORK)))?;
         Ok((clock.as_micros() as u64).max(above))
@@ -65,7 +65,14 @@ impl Root {
     pub(super) fn raise_token(&self, number: u64) -> Result<()> {
         match self.layout {
             Layout::Beside => Ok(()),
-            _ => self.in_work(|work| Register::read(work)?.raise(work, number, self.file_mode)),
+            _ => self.in_work(|work| {
+                let known = *guarded(&self.known_token);
+                let mut register = match known {
+                    None => self.register(work)?,
+                    token => Register { token, ..Register::default() },
+                };
+                register.raise(work, number, self.file_mode)
+            }),
         }
     }
 
@@ -74,8 +81,14 @@ impl Root {
         let name = entry.file_name.as_bytes();
         self.in_work(|work| match Register::has_parked(work, name) {
             true => Ok(Some(Vec::new())),
-            false => Register::read(work)?.park(work, name, now, self.file_mode),
+            false => self.register(work)?.park(work, name, now, self.file_mode),
         })
+    }
+
+    fn register(&self, work: &OwnedFd) -> std::result::Result<Register, Errno> {
+        let register = Register::read(work)?;
+        *guarded(&self.known_token) = register.token;
+        Ok(register)
     }
 
     pub(super) fn in_work<T>(&self, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {

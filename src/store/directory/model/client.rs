@@ -220,6 +220,7 @@ fn private_root(directory: OwnedFd, scope: Scope) -> Root {
         ownership: Ownership::default(),
         layout: Layout::Own,
         work: OnceLock::new(),
+        known_token: Mutex::default(),
         anchored: OnceLock::new(),
     }
 }

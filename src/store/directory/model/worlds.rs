@@ -106,8 +106,9 @@ fn replies_are_lost_while_a_record_is_changed() {
 fn two_hold_where(wrong: Wrong, clients: &[Script]) {
     let clients = clients.to_vec();
     let world = World { is_nfs: false, has_tombstone: false, clients, faults: NOTHING, wrong: Some(wrong) };
-    let checker = world.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    checker.assert_any_discovery(ONE_HOLDER);
+    // Other promises may be broken earlier.
+    let finish = HasDiscoveries::AnyOf([ONE_HOLDER].into());
+    world.checker().finish_when(finish).spawn_bfs().join().assert_any_discovery(ONE_HOLDER);
 }
 
 #[test]
