@@ -8,10 +8,10 @@
 
 #![expect(unsafe_code, reason = "SQLite's interface to the operating system is a table of C functions")]
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 use std::ptr;
-use std::sync::{Arc, Once};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rusqlite::ffi;
@@ -21,46 +21,55 @@ use super::busy::Busy;
 const NAME: &CStr = c"csalock";
 
 thread_local! {
-    /// Limit of the call that this thread makes.
-    static LIMIT: RefCell<Option<Arc<Busy>>> = const { RefCell::new(None) };
+    /// Limit of the call that this thread makes, or null. A value that had to be dropped would cost page faults.
+    static LIMIT: Cell<*const Busy> = const { Cell::new(ptr::null()) };
 }
 
 /// Returns the name of the VFS, for opening a database.
 pub(super) fn name() -> &'static CStr {
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| {
+    static REGISTERED: OnceLock<&CStr> = OnceLock::new();
+    REGISTERED.get_or_init(|| {
         // SAFETY: SQLite returns its default VFS, which exists until the process ends, as the leaked copy does. A copy
         // works: SQLite registers such copies itself, under other names.
         unsafe {
             if let Some(own) = ffi::sqlite3_vfs_find(ptr::null()).as_ref() {
-                let ours =
-                    ffi::sqlite3_vfs { zName: NAME.as_ptr(), pNext: ptr::null_mut(), xSleep: Some(pause), ..*own };
+                let (name, next) = (NAME.as_ptr(), ptr::null_mut());
+                let ours = ffi::sqlite3_vfs { zName: name, pNext: next, xSleep: Some(pause), ..*own };
                 ffi::sqlite3_vfs_register(Box::leak(Box::new(ours)), 0);
             }
         }
-    });
-    NAME
+        NAME
+    })
 }
 
 /// Runs `work`, in which SQLite's pauses have this limit.
-pub(super) fn within<T>(limit: &Arc<Busy>, work: impl FnOnce() -> T) -> T {
-    let outer = LIMIT.replace(Some(limit.clone()));
-    let done = work();
-    LIMIT.set(outer);
-    done
+pub(super) fn within<T>(limit: &Busy, work: impl FnOnce() -> T) -> T {
+    let _outer = Outer(LIMIT.replace(limit));
+    work()
+}
+
+/// Limit of the call around a call, which it gets back at the end of the other, even by a panic.
+struct Outer(*const Busy);
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        LIMIT.set(self.0);
+    }
 }
 
 /// Pauses for some microseconds, or less if the call has no time left: then SQLite soon runs out of tries.
 unsafe extern "C" fn pause(_: *mut ffi::sqlite3_vfs, micros: c_int) -> c_int {
-    let span = Duration::from_micros(micros.unsigned_abs().into());
-    if let Some(limit) = LIMIT.with_borrow(Clone::clone) {
-        limit.pause(span);
+    // SAFETY: `within` has borrowed the limit until it removes this pointer.
+    if let Some(limit) = unsafe { LIMIT.get().as_ref() } {
+        limit.pause(Duration::from_micros(micros.unsigned_abs().into()));
     }
     micros
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::super::busy::LEAST;
     use super::*;
     use crate::host::{Fake, Host};
@@ -68,7 +77,7 @@ mod tests {
     #[test]
     fn the_pauses_of_sqlite_last_as_long_as_the_call() {
         let fake = Fake::new(1);
-        let busy = Arc::new(Busy::new("/nonexistent".into(), Arc::new(fake.clone())));
+        let busy = Busy::new("/nonexistent".into(), Arc::new(fake.clone()));
         let pauses = || {
             for _ in 0..100 {
                 // SAFETY: SQLite knows this VFS, which nothing changes, and its pause does not use its first argument.
