@@ -24,7 +24,7 @@ pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
 pub use owner::{Caller, Invocation, ThisProcess, may_end_with_call, new_owner};
-pub use proc_stat::start_of;
+pub use proc_stat::{is_stopped, start_of};
 pub use programs::command_of;
 #[cfg(debug_assertions)]
 pub use times::OFFSETS;

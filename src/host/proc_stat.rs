@@ -45,6 +45,11 @@ pub fn start_of(pid: i32) -> Option<u64> {
     Some(read(pid).ok()??.start)
 }
 
+/// Returns true if a signal or a debugger has stopped this process, as far as that is visible.
+pub fn is_stopped(pid: i32) -> bool {
+    read(pid).ok().flatten().is_some_and(|stat| stat.is_stopped())
+}
+
 impl ProcStat {
     /// Returns true if the process has ended but is not reaped. (A first thread may end before the others.)
     pub(crate) fn is_zombie(&self) -> bool {

@@ -47,6 +47,7 @@ mod journal;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod vfs;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,6 @@
-//! An SQLite database that another process keeps locked: by a transaction, or only by reading.
+//! An SQLite database that another process keeps locked: by a transaction, only by reading, or because it is stopped.
+
+mod stopped;
 
 use std::time::Instant;
 

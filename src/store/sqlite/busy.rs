@@ -3,7 +3,7 @@
 //! A transaction of csalock takes a fraction of a millisecond, but any program may keep one open. Each call therefore
 //! has a limit: the caller's deadline or else [`PATIENCE`]. A signal that ends the caller's wait ends this wait too. A
 //! call that begins without time left waits for [`LEAST`]; in a crowd, where the database keeps changing, it waits for
-//! its turn.
+//! its turn. All this holds for SQLite's own pauses too ([`super::vfs`]).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -28,6 +28,9 @@ const LONGEST_AFTER_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Number of tries with the shortest pauses, which take 250 ms.
 const EAGER_TRIES: i32 = 40;
+
+/// Maximum length of a pause. SQLite asks for up to 323 ms.
+const LONGEST_PAUSE: Duration = Duration::from_millis(25);
 
 /// Waits of all calls on one database.
 pub(super) struct Busy {
@@ -83,7 +86,12 @@ impl Busy {
     }
 
     /// Pauses after this number of failed tries. Returns true if the call may try again.
-    pub(super) fn pause(&self, tries: i32) -> bool {
+    pub(super) fn pause_after(&self, tries: i32) -> bool {
+        self.pause(length(tries))
+    }
+
+    /// Pauses for this span, or less. Returns true if the call may try again.
+    pub(super) fn pause(&self, span: Duration) -> bool {
         let mut state = guarded(&self.state);
         if state.never {
             return false;
@@ -103,7 +111,7 @@ impl Busy {
             return false;
         }
         drop(state);
-        self.host.sleep(pause(tries).min(end - now));
+        self.host.sleep(span.min(LONGEST_PAUSE).min(end - now));
         true
     }
 
@@ -122,7 +130,7 @@ impl Busy {
 
 /// Returns the length of a pause, short at first because most transactions take 0.1 ms. Later pauses are longer and
 /// random: the tries of a crowd would otherwise keep the processors busy.
-fn pause(tries: i32) -> Duration {
+fn length(tries: i32) -> Duration {
     let mut random = [0; 2];
     if tries < EAGER_TRIES || getrandom::fill(&mut random).is_err() {
         return Duration::from_micros(50 << tries.clamp(0, 7));
@@ -145,7 +153,7 @@ mod tests {
         busy.begin();
         let began = fake.boottime();
         let mut tries = 0..;
-        while busy.pause(tries.next().unwrap()) {}
+        while busy.pause_after(tries.next().unwrap()) {}
         fake.boottime() - began
     }
 
@@ -168,9 +176,9 @@ mod tests {
         let fake = Fake::new(1);
         let busy = busy(&fake);
         busy.bound(Some(Duration::MAX));
-        assert!((0..10_000).all(|tries| busy.pause(tries)));
+        assert!((0..10_000).all(|tries| busy.pause_after(tries)));
         fake.interrupt();
-        assert!(!busy.pause(0));
+        assert!(!busy.pause_after(0));
         assert_eq!(waits(&busy, &fake), AFTER_SIGNAL);
     }
 
@@ -183,7 +191,7 @@ mod tests {
         let mut tries = 0..;
         // The other processes commit until this time.
         let until = began + Duration::from_secs(5);
-        while busy.pause(tries.next().unwrap()) {
+        while busy.pause_after(tries.next().unwrap()) {
             if fake.boottime() < until {
                 file.as_file().set_modified(std::time::UNIX_EPOCH + fake.boottime()).unwrap();
             }
@@ -194,10 +202,10 @@ mod tests {
 
     #[test]
     fn tries_become_fewer_and_fall_apart_in_time() {
-        let pauses: Vec<_> = (0..1000).map(pause).collect();
+        let pauses: Vec<_> = (0..1000).map(length).collect();
         let millis = Duration::from_millis;
         assert!(pauses[..5].iter().sum::<Duration>() < millis(2));
-        assert!(pauses.iter().all(|pause| *pause <= millis(25)));
+        assert!(pauses.iter().all(|pause| *pause <= LONGEST_PAUSE));
         let late: std::collections::BTreeSet<_> = pauses[100..200].iter().collect();
         assert!(late.len() > 50 && late.iter().all(|pause| **pause >= millis(12)));
     }

@@ -9,7 +9,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 use super::errors::{self, Cause};
-use super::{COUNT, Sqlite, checks, journal, schema};
+use super::{COUNT, Sqlite, checks, journal, schema, vfs};
 use crate::error::{Error, Result};
 use crate::store::{Durability, WriteOptions, guarded};
 
@@ -87,7 +87,7 @@ impl Sqlite {
                 false => work(connection),
             })
         };
-        let mut done = self.retry_once(&mut database, file, |database| read(&database.connection));
+        let mut done = self.with_retries(&mut database, file, |database| read(&database.connection));
         if done.as_ref().is_err_and(errors::is_refused) && journal::cannot_make_log(&self.path) {
             let read = self.connect_without_log().map_err(Cause::from).and_then(|connection| read(&connection));
             // Without a log, no other process has changed the file meanwhile.
@@ -115,7 +115,7 @@ impl Sqlite {
         }
         // The check comes after the creation, since another process may have created the file first.
         keep.mode.map_or(Ok(()), |mode| checks::check_mode(&self.path, mode))?;
-        let done = self.retry_once(&mut database, file, |database| {
+        let done = self.with_retries(&mut database, file, |database| {
             database.tune(keep.durability)?;
             let Database { connection, file, frames, .. } = database;
             let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
@@ -146,22 +146,30 @@ impl Sqlite {
         })
     }
 
-    /// Runs `work`, and repeats it once with another connection if the database looks damaged or is busy. SQLite reports
-    /// a failed disk read as damage too, and after a failed unlock it waits for its own lock. The file of a database that
-    /// is not open yet has the identity `file`, if it is known.
-    fn retry_once<T>(
+    /// Runs `work`, and repeats it with another connection: once if the database looks damaged or is busy, and until
+    /// the call's limit if SQLite only ran out of tries. SQLite reports a failed read as damage too, and after a failed
+    /// unlock it waits for its own lock. The file of a database that is not open yet has the identity `file`, if it is
+    /// known.
+    fn with_retries<T>(
         &self,
         database: &mut Option<Database>,
-        file: Option<checks::FileId>,
+        mut file: Option<checks::FileId>,
         work: impl Fn(&mut Database) -> Done<T>,
     ) -> Done<T> {
         self.busy.begin();
-        let done = self.opened(database, file).and_then(&work);
-        if !done.as_ref().is_err_and(|cause| errors::looks_damaged(cause) || errors::is_busy(cause)) {
-            return done;
+        let mut is_first = true;
+        loop {
+            let done = vfs::within(&self.busy, || self.opened(database, file.take()).and_then(&work));
+            let again = done.as_ref().is_err_and(|cause| {
+                let may_pass = errors::looks_damaged(cause) || errors::is_busy(cause);
+                (is_first && may_pass) || (errors::ran_out_of_tries(cause) && self.busy.pause_after(0))
+            });
+            if !again {
+                return done;
+            }
+            is_first = false;
+            *database = None;
         }
-        *database = None;
-        self.opened(database, None).and_then(&work)
     }
 
     /// Returns the connection, and opens it if necessary.
@@ -181,10 +189,10 @@ impl Sqlite {
     fn connect(&self, frames: &Arc<AtomicI32>) -> rusqlite::Result<Connection> {
         let flags =
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let mut opened = Connection::open_with_flags(&self.path, flags);
+        let mut opened = Connection::open_with_flags_and_vfs(&self.path, flags, vfs::name());
         if errors::is_link(&opened) {
             // Symlinks in the path of its directory are the user's choice, so they are allowed.
-            opened = Connection::open_with_flags(checks::without_links(&self.path), flags);
+            opened = Connection::open_with_flags_and_vfs(checks::without_links(&self.path), flags, vfs::name());
         }
         let mut connection = harmless(opened?)?;
         // `tend_journal` writes the log into the database, from time to time.
@@ -195,7 +203,7 @@ impl Sqlite {
             Ok(())
         }))?;
         let busy = self.busy.clone();
-        connection.busy_handler(Some(move |tries| busy.pause(tries)))?;
+        connection.busy_handler(Some(move |tries| busy.pause_after(tries)))?;
         Ok(connection)
     }
 

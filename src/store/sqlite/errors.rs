@@ -8,7 +8,7 @@ use rusqlite::{ErrorCode, ffi};
 
 use super::checks;
 use crate::error::{Error, ErrorKind};
-use crate::host::{command_of, exclusive_holders, posix_holders, start_of};
+use crate::host::{command_of, exclusive_holders, is_stopped, posix_holders, start_of};
 use crate::name::{escape, escape_path, shell_quote};
 use crate::store::with_suffix;
 
@@ -66,9 +66,14 @@ pub(super) fn looks_damaged(cause: &Cause) -> bool {
 /// Returns true if other processes kept the database locked until the call's limit.
 pub(super) fn is_busy(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
-    // SQLite calls it a failed protocol if it cannot begin to read a log for ten seconds.
-    let codes = [ErrorCode::DatabaseBusy, ErrorCode::DatabaseLocked, ErrorCode::FileLockingProtocolFailed];
-    error.sqlite_error_code().is_some_and(|code| codes.contains(&code))
+    let codes = [ErrorCode::DatabaseBusy, ErrorCode::DatabaseLocked];
+    error.sqlite_error_code().is_some_and(|code| codes.contains(&code)) || ran_out_of_tries(cause)
+}
+
+/// Returns true if SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
+pub(super) fn ran_out_of_tries(cause: &Cause) -> bool {
+    let Cause::Sqlite(error) = cause else { return false };
+    error.sqlite_error_code() == Some(ErrorCode::FileLockingProtocolFailed)
 }
 
 /// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
@@ -79,20 +84,25 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     if holders.is_empty() {
         holders = posix_holders(path);
     }
-    // Other csalock calls hold the lock only briefly. The process that keeps it started before this call.
-    let oldest = holders.into_iter().min_by_key(|pid| start_of(*pid));
-    let (by, cure) = match oldest {
-        Some(pid) => {
-            let command = command_of(pid);
-            let command = escape(&command[..command.len().min(MOST_OF_COMMAND)]);
-            (format!("pid {pid} ({command})"), "end that process or its transaction, then try again".to_string())
-        }
+    // Other csalock calls hold the lock only briefly. The process that keeps it is stopped or started before this call.
+    let (by, cure) = match holders.into_iter().min_by_key(|pid| (!is_stopped(*pid), start_of(*pid))) {
+        Some(pid) if is_stopped(pid) => (
+            format!("{}, which is stopped", shown(pid)),
+            format!("continue it (`kill -CONT {pid}`) or end it, then try again"),
+        ),
+        Some(pid) => (shown(pid), "end that process or its transaction, then try again".to_string()),
         None => (
             "another process".to_string(),
             format!("find it with `fuser -v {}`", shell_quote(path.as_os_str().as_bytes())),
         ),
     };
     Error::new(kind, format!("the database {} is kept locked by {by}", escape_path(path)), cure)
+}
+
+/// Returns the pid and the command line of a process, as messages show them.
+fn shown(pid: i32) -> String {
+    let command = command_of(pid);
+    format!("pid {pid} ({})", escape(&command[..command.len().min(MOST_OF_COMMAND)]))
 }
 
 /// Returns the error for a database without the row that numbers the versions.

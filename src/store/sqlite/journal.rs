@@ -16,7 +16,7 @@ use nix::unistd::{AccessFlags, eaccess};
 use rustix::fs::lgetxattr;
 use rustix::io::Errno;
 
-use super::Sqlite;
+use super::{Sqlite, vfs};
 use crate::startup_state::{effective_group, effective_user};
 use crate::store::{guarded, with_suffix};
 
@@ -38,7 +38,8 @@ impl Sqlite {
             MOST_FRAMES.. => "PRAGMA wal_checkpoint(TRUNCATE)",
             _ => return,
         };
-        let _ = self.busy.without_waiting(|| open.connection.query_row(statement, [], |_| Ok(())));
+        let tend = || open.connection.query_row(statement, [], |_| Ok(()));
+        let _ = self.busy.without_waiting(|| vfs::within(&self.busy, tend));
     }
 }
 
