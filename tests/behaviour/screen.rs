@@ -276,7 +276,8 @@ on_every_store! {
         let mut holder = sandbox.holder("x");
         let mut waiter = sandbox.waiter("x", "cat");
         screen.line("csalock status --watch --interval 50ms x");
-        let text = screen.shows("  1 lock, 1 holder, 1 waiter  ");
+        let is_whole = |text: &str| text.contains("  1 lock, 1 holder, 1 waiter  ") && text.contains("\nbreak  ");
+        let text = screen.becomes("the lock", is_whole);
         let facts: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         assert_eq!(facts, ["lock", "store", "state", "holder", "command", "since", "until", "waiters", "1.", "break"], "{text}");
         holder.release();
