@@ -21,34 +21,34 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
     let zone = if asked.utc { Zone::Utc } else { Zone::Local };
     let (mut jobs, unreadable, unknown) = jobs(context, asked)?;
-    jobs.retain(|(_, job, now)| job.due().is_some() && (asked.all || is_overdue(job, *now)));
+    jobs.retain(|each| is_overdue(each) || (asked.all && each.1.due().is_some()));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
     if asked.common.json {
-        let jobs =
-            jobs.iter().map(|(name, job, now)| Entry::Result(OverdueJson::new(name, job, is_overdue(job, *now))));
+        let jobs = jobs.iter().map(|each| Entry::Result(OverdueJson::new(&each.0, &each.1, is_overdue(each))));
         print_json(&jobs.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
     } else if !asked.common.quiet {
-        let line = |(name, job, now): &Job| {
-            let due = if asked.all { due(job, *now, zone) } else { String::new() };
+        let line = |each: &Job| {
+            let (name, job, now) = each;
+            let due = if asked.all { due(each, zone) } else { String::new() };
             format!("{}: {}{due}\n", escape(name), overdue(job, *now, zone))
         };
         print(jobs.iter().map(line).collect::<String>())?;
     }
     match unreadable.last() {
         Some(error) => Ok(error.kind().into()),
-        None if jobs.iter().any(|(_, job, now)| is_overdue(job, *now)) => Ok(ErrorKind::Overdue.into()),
+        None if jobs.iter().any(is_overdue) => Ok(ErrorKind::Overdue.into()),
         None => Ok(unknown),
     }
 }
 
-fn is_overdue(job: &JobState, now: Duration) -> bool {
-    job.due().is_some_and(|due| Duration::from_millis(due) <= now)
+fn is_overdue((_, job, now): &Job) -> bool {
+    job.is_overdue(now.as_millis() as u64)
 }
 
 /// Returns a clause about the time by which the job must succeed.
-fn due(job: &JobState, now: Duration, zone: Zone) -> String {
-    let word = if is_overdue(job, now) { "overdue since" } else { "next by" };
-    job.due().map_or_else(String::new, |due| format!(", {word} {}", zone.full(Duration::from_millis(due))))
+fn due(each: &Job, zone: Zone) -> String {
+    let word = if is_overdue(each) { "overdue since" } else { "next by" };
+    each.1.due().map_or_else(String::new, |due| format!(", {word} {}", zone.full(Duration::from_millis(due))))
 }
 
 /// Returns the named jobs, or all jobs of the store, the errors of unreadable records, and the exit for unknown names. It

@@ -81,6 +81,11 @@ impl JobState {
         Some(last.max(promise.since).saturating_add(promise.span))
     }
 
+    /// Returns true if the job must have succeeded by `now`, in milliseconds since 1970, and has not.
+    pub fn is_overdue(&self, now: u64) -> bool {
+        self.due().is_some_and(|due| due <= now)
+    }
+
     /// Returns the promise of this span at `now`. Its time is that of an earlier promise, if there is one.
     fn promised(&self, span: u64, now: u64) -> Promise {
         Promise { span, ..self.promise.unwrap_or(Promise { span, since: now, complained: None, by: None, refused: 0 }) }
@@ -207,7 +212,7 @@ impl Request for Complain {
         let mut promise = job.promised(self.span, self.now);
         promise.refused = promise.refused.saturating_add(1);
         job.promise = Some(promise);
-        if job.due().is_some_and(|due| self.now < due) {
+        if !job.is_overdue(self.now) {
             return Ok(changed(record, job, Complaint::Kept));
         }
         match promise.complained {
