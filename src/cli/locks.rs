@@ -127,7 +127,7 @@ impl Run {
             return Err("--timeout <DURATION>");
         }
         waiting.nonblock = true;
-        // A busy lock is no error here, so it has no code of its own.
+        // A run that is skipped counts as a success, so an exit code for it contradicts `--busy skip`.
         if waiting.conflict_exit_code.replace(0).is_some() {
             return Err("--conflict-exit-code <N>");
         }

@@ -198,12 +198,11 @@ impl<'a> Acquisition<'a> {
                             }
                         },
                         Ok(None) => {
-                            let end = self.after_lost_commit(record, &mut retry)?;
+                            let conflicting = engine.take_known(self.name);
                             // On a shared store, the next try reads after its pause.
-                            let found = engine.take_known(self.name);
-                            committed = found.filter(|_| engine.store.scope() == Scope::Local);
+                            committed = conflicting.filter(|_| engine.store.scope() == Scope::Local);
                             may_be_old = committed.is_some();
-                            end
+                            self.after_lost_commit(record, &mut retry)?
                         }
                         Err(error) if joins => Some(self.after_refused_entry(record, error, clock)?),
                         Err(error) => return Err(error),

@@ -76,8 +76,8 @@ impl Supervisor<'_> {
     }
 
     /// Releases the locks, whose lease, if any, ends at `lease_ends`. If descriptors are scarce, the release takes that of
-    /// the `spare` socket. Returns whether a lock was lost while the command
-    /// ran, and whether the last lease of a lock was a time limit that a caller set.
+    /// the `spare` socket. Returns whether a lock was lost while the command ran, and whether the last lease of a lock was
+    /// a time limit that a caller set.
     pub(super) fn release(&self, lease_ends: Option<Duration>, spare: Option<WakeSocket>) -> (bool, bool) {
         let now = self.job.context.host.boottime();
         let opened = match &self.opened {

@@ -184,17 +184,16 @@ impl Commit<'_> {
     /// hide that the change was made.
     fn keep_conflicting(&self, look: Option<Listing>) {
         let (Some(look), Some(place), Scope::Local) = (look, self.conflicting, self.root.scope) else { return };
-        let Some(pointer) = look.pointer.filter(|pointer| pointer.stage != Stage::Unnumbered) else { return };
-        let found = match pointer.is_in_use() {
-            true => look.stored(&pointer, self.store.host.as_ref()),
-            false => Ok(None),
+        let found = match look.pointer {
+            Some(pointer) if pointer.stage == Stage::Tombstone => None,
+            Some(pointer) if pointer.is_in_use() => match look.stored(&pointer, self.store.host.as_ref()) {
+                Ok(Some(found)) => Some(found),
+                _ => return,
+            },
+            _ => return,
         };
-        if let Ok(found) = found
-            && found.is_some() == pointer.is_in_use()
-        {
-            place.replace(Some(found));
-            self.store.expect_no_change(look);
-        }
+        place.replace(Some(found));
+        self.store.expect_no_change(look);
     }
 
     /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.

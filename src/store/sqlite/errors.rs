@@ -85,12 +85,12 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
         holders = posix_holders(path);
     }
     // Other csalock calls hold the lock only briefly. The process that keeps it is stopped or started before this call.
-    let (by, cure) = match holders.into_iter().min_by_key(|pid| (!is_stopped(*pid), start_of(*pid))) {
-        Some(pid) if is_stopped(pid) => (
+    let (by, cure) = match holders.into_iter().map(|pid| (!is_stopped(pid), start_of(pid), pid)).min() {
+        Some((false, _, pid)) => (
             format!("{}, which is stopped", shown(pid)),
             format!("continue it (`kill -CONT {pid}`) or end it, then try again"),
         ),
-        Some(pid) => (shown(pid), "end that process or its transaction, then try again".to_string()),
+        Some((true, _, pid)) => (shown(pid), "end that process or its transaction, then try again".to_string()),
         None => (
             "another process".to_string(),
             format!("find it with `fuser -v {}`", shell_quote(path.as_os_str().as_bytes())),
