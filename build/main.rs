@@ -1,5 +1,5 @@
-//! Passes `hot.ld` to the linker, which puts the functions that a usual run needs next to each other. Lists the files
-//! that the program carries.
+//! Passes `hot.ld` to the linker, which puts the functions that a usual run needs next to each other. Compiles the entry
+//! point of static programs, `src/start.c`. Lists the files that the program carries.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -17,7 +17,18 @@ fn main() {
         println!("cargo::rustc-link-arg-bins=-T{}/build/hot.ld", project.display());
     }
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
-    if is_linux && !features.split(',').any(|feature| feature == "crt-static") {
+    let is_static = features.split(',').any(|feature| feature == "crt-static");
+    println!("cargo::rerun-if-changed=src/start.c");
+    let is_x86_64_glibc = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|name| name == "x86_64")
+        && env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|name| name == "gnu");
+    // Otherwise the program has to relocate itself before it can do anything else.
+    if is_linux && is_static && is_x86_64_glibc && flags.contains("relocation-model=static") {
+        for object in start_objects() {
+            println!("cargo::rustc-link-arg-bins={}", object.display());
+        }
+        println!("cargo::rustc-link-arg-bins=-Wl,-e,csalock_entry");
+    }
+    if is_linux && !is_static {
         println!(
             "cargo::warning=without the flags of .cargo/config.toml (RUSTFLAGS replaces them), csalock starts slower"
         );
@@ -28,6 +39,16 @@ fn main() {
         let items = carried(&project.join(folder)).expect("the folder can be read");
         fs::write(output.join(format!("{folder}.rs")), items).expect("OUT_DIR can be written");
     }
+}
+
+/// Compiles `src/start.c` so that it calls no function of the C library but those that it names.
+fn start_objects() -> Vec<PathBuf> {
+    cc::Build::new()
+        .file("src/start.c")
+        .flags(["-fno-builtin", "-fno-stack-protector"])
+        .flag_if_supported("-fno-tree-loop-distribute-patterns")
+        .pic(false)
+        .compile_intermediates()
 }
 
 /// Returns the files of a folder as Rust items: each has a name of its own for hot.ld, and `ALL` lists them by file name.

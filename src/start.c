@@ -1,0 +1,118 @@
+/* The entry point of csalock in a static build with glibc on x86-64: glibc's start, but without CPUID.
+ *
+ * glibc executes CPUID more than forty times before `main`, to choose the fastest of its string functions. In a virtual
+ * machine the hypervisor answers each of them, which takes microseconds and in total a sixth of `csalock run L true`.
+ * csalock copies little, so the functions that every x86-64 processor has serve it as well; glibc chooses them if it
+ * knows nothing about the processor.
+ *
+ * The steps are those of `__libc_start_main` in csu/libc-start.c, by glibc's own functions and in its order. Besides
+ * CPUID, csalock needs none of these: tunables, destructors of C, and `pthread_exit` from the first thread. glibc's own
+ * start does all of it for versions whose source was not compared, for a program with the rights of another user, and
+ * if GLIBC_TUNABLES is set.
+ *
+ * The functions of libc.a that string functions replace are called only after their relocation. So no call of such a
+ * function may be made out of a loop; build/main.rs compiles this file with -fno-builtin. */
+
+#include <features.h>
+
+#if defined __x86_64__ && defined __GLIBC__ && __GLIBC__ == 2 && __GLIBC_MINOR__ >= 36 && __GLIBC_MINOR__ <= 41
+
+#include <link.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+typedef void initializer(int, char **, char **);
+
+/* What ld defines: relocations whose values functions return, and the initializers of the program. */
+extern const ElfW(Rela) __rela_iplt_start[], __rela_iplt_end[];
+extern initializer *__preinit_array_start[], *__preinit_array_end[], *__init_array_start[], *__init_array_end[];
+void _init(void);
+
+/* What libc.a defines for its own start. */
+extern char **__environ;
+extern void *__libc_stack_end, *_dl_random;
+void _dl_aux_init(ElfW(auxv_t) *);
+void __libc_setup_tls(void);
+void __libc_early_init(_Bool);
+void __libc_init_first(int, char **, char **);
+
+/* Sizes in bytes from which copies bypass the cache. Without CPUID they would be 0. The third is new in glibc 2.41. */
+extern long __x86_shared_non_temporal_threshold, __x86_rep_movsb_stop_threshold;
+extern long __x86_memset_non_temporal_threshold __attribute__((weak));
+
+int main(int, char **, char **);
+
+static bool begins_with(const char *text, const char *beginning) {
+    while (*beginning && *text == *beginning) {
+        text++;
+        beginning++;
+    }
+    return !*beginning;
+}
+
+/* Runs the program, or returns if glibc's own start must do that. The kernel put `stack` there (System V ABI for
+ * x86-64, 3.4.1): the number of arguments, the arguments, the environment and the auxiliary vector. */
+__attribute__((used)) void csalock_begin(uintptr_t *stack) {
+    int count = (int)*stack;
+    char **arguments = (char **)(stack + 1), **environment = arguments + count + 1, **end = environment;
+    for (; *end; end++)
+        if (begins_with(*end, "GLIBC_TUNABLES="))
+            return;
+    ElfW(auxv_t) *auxiliary = (ElfW(auxv_t) *)(end + 1);
+    bool has_headers = false, has_random = false;
+    for (ElfW(auxv_t) *entry = auxiliary; entry->a_type != AT_NULL; entry++) {
+        if (entry->a_type == AT_SECURE && entry->a_un.a_val)
+            return;
+        has_headers |= entry->a_type == AT_PHDR && entry->a_un.a_val;
+        has_random |= entry->a_type == AT_RANDOM && entry->a_un.a_val;
+    }
+    if (!has_headers || !has_random)
+        return;
+
+    __environ = environment;
+    __libc_stack_end = stack;
+    _dl_aux_init(auxiliary);
+
+    /* What glibc takes where it cannot find out the size of the cache. */
+    __x86_shared_non_temporal_threshold = __x86_rep_movsb_stop_threshold = 1024 * 1024 / 4 * 3;
+    if (&__x86_memset_non_temporal_threshold)
+        __x86_memset_non_temporal_threshold = __x86_shared_non_temporal_threshold;
+    for (const ElfW(Rela) *each = __rela_iplt_start; each < __rela_iplt_end; each++)
+        *(ElfW(Addr) *)each->r_offset = ((ElfW(Addr)(*)(void))each->r_addend)();
+
+    __libc_setup_tls();
+    /* The canary of functions with arrays, whose first byte is 0 so that no string contains it, and the secret with which
+     * glibc hides addresses. */
+    const uintptr_t *random = _dl_random;
+    __asm__ volatile("mov %0, %%fs:0x28\n\tmov %1, %%fs:0x30" : : "r"(random[0] & ~(uintptr_t)0xff), "r"(random[1]));
+
+    __libc_early_init(true);
+    __libc_init_first(count, arguments, environment);
+    for (initializer **each = __preinit_array_start; each < __preinit_array_end; each++)
+        (*each)(count, arguments, environment);
+    _init();
+    for (initializer **each = __init_array_start; each < __init_array_end; each++)
+        (*each)(count, arguments, environment);
+    exit(main(count, arguments, environment));
+}
+
+/* The registers have the values with which the kernel starts a program when glibc's start takes over. */
+__asm__(".globl csalock_entry\n"
+        "csalock_entry:\n\t"
+        "xor %ebp, %ebp\n\t"
+        "mov %rsp, %rbx\n\t"
+        "and $-16, %rsp\n\t"
+        "mov %rbx, %rdi\n\t"
+        "call csalock_begin\n\t"
+        "mov %rbx, %rsp\n\t"
+        "xor %edx, %edx\n\t"
+        "jmp _start\n");
+
+#else
+
+__asm__(".globl csalock_entry\n"
+        "csalock_entry:\n\t"
+        "jmp _start\n");
+
+#endif
