@@ -5,13 +5,13 @@
  * csalock copies little, so the functions that every x86-64 processor has serve it as well; glibc chooses them if it
  * knows nothing about the processor.
  *
- * The steps are those of `__libc_start_main` in csu/libc-start.c, by glibc's own functions and in its order. Besides
- * CPUID, csalock needs none of these: tunables, destructors of C, and `pthread_exit` from the first thread. glibc's own
- * start does all of it for versions whose source was not compared, for a program with the rights of another user, and
- * if GLIBC_TUNABLES is set.
+ * The steps are those of `__libc_start_main` in csu/libc-start.c, by glibc's own functions and in its order. Left out is
+ * what csalock does not use: tunables, `dlopen` and the table of the vDSO (`_dl_non_dynamic_init`), destructors of C, and
+ * `pthread_exit` from the first thread. glibc's own start does all of it for versions that were not compared and tried,
+ * for a program with the rights of another user, and if GLIBC_TUNABLES is set.
  *
- * The functions of libc.a that string functions replace are called only after their relocation. So no call of such a
- * function may be made out of a loop; build/main.rs compiles this file with -fno-builtin. */
+ * String functions may be called only after their relocation. build/main.rs therefore compiles this file so that the
+ * compiler does not turn a loop into such a call. */
 
 #include <features.h>
 
@@ -35,7 +35,9 @@ extern void *__libc_stack_end, *_dl_random;
 void _dl_aux_init(ElfW(auxv_t) *);
 void __libc_setup_tls(void);
 void __libc_early_init(_Bool);
-void __libc_init_first(int, char **, char **);
+void __init_misc(int, char **, char **);
+/* Access to the stacks of threads; executable until a program's headers say something else. */
+extern ElfW(Word) _dl_stack_flags;
 
 /* Sizes in bytes from which copies bypass the cache. Without CPUID they would be 0. The third is new in glibc 2.41. */
 extern long __x86_shared_non_temporal_threshold, __x86_rep_movsb_stop_threshold;
@@ -72,6 +74,7 @@ __attribute__((used)) void csalock_begin(uintptr_t *stack) {
 
     __environ = environment;
     __libc_stack_end = stack;
+    _dl_stack_flags = PF_R | PF_W;
     _dl_aux_init(auxiliary);
 
     /* What glibc takes where it cannot find out the size of the cache. */
@@ -88,7 +91,7 @@ __attribute__((used)) void csalock_begin(uintptr_t *stack) {
     __asm__ volatile("mov %0, %%fs:0x28\n\tmov %1, %%fs:0x30" : : "r"(random[0] & ~(uintptr_t)0xff), "r"(random[1]));
 
     __libc_early_init(true);
-    __libc_init_first(count, arguments, environment);
+    __init_misc(count, arguments, environment);
     for (initializer **each = __preinit_array_start; each < __preinit_array_end; each++)
         (*each)(count, arguments, environment);
     _init();
