@@ -134,6 +134,10 @@ pub trait Host: Send + Sync {
     /// Wakes the process that listens at this address, if it is in reach. Returns true if a process listens. A wake-up
     /// can be lost, so no caller relies on it.
     fn wake(&self, listener: WakeAddress<'_>) -> bool;
+
+    /// Lets processes that this process has just woken run first. The kernel wakes the receiver of a message on the CPU
+    /// of the sender, because a sender usually sleeps next.
+    fn give_way(&self) {}
 }
 
 /// A waiter's wake-up sources. An event before a wait, but after the creation of the wait set, ends that wait.

@@ -1,6 +1,7 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
 use std::cell::RefCell;
+use std::ops::BitOr;
 
 use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
@@ -84,8 +85,9 @@ impl Engine {
         }
         // The next holders start while the store cleans up and writes the history.
         let wake_waiters = || {
-            for proof in records.iter().flat_map(|update| update.wake) {
-                self.host.wake(WakeAddress::Waiter(proof));
+            let woken = records.iter().flat_map(|update| update.wake);
+            if woken.map(|proof| self.host.wake(WakeAddress::Waiter(proof))).fold(false, BitOr::bitor) {
+                self.host.give_way();
             }
         };
         set.on_commit.set(Some(&wake_waiters));

@@ -185,6 +185,10 @@ impl Host for Unix {
     fn wake(&self, listener: WakeAddress<'_>) -> bool {
         wait_set::wake(listener)
     }
+
+    fn give_way(&self) {
+        let _ = nix::sched::sched_yield();
+    }
 }
 
 /// Number that replaces the one of the first pid namespace, in builds for tests.
