@@ -151,6 +151,7 @@ mod shells;
 mod signals;
 mod silent_store;
 mod ssh_outages;
+mod start;
 mod status;
 mod store_as_it_was;
 mod storm;

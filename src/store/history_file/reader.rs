@@ -33,6 +33,8 @@ struct Generation {
     id: (u64, u64),
     /// Number of bytes visited.
     visited: u64,
+    /// True if the file was gone when it was read last, so that it must be opened again.
+    is_stale: bool,
 }
 
 impl HistoryFile<'_> {
@@ -60,22 +62,25 @@ impl HistoryFile<'_> {
         let mut named = Vec::new();
         for (id, file) in [older, newer].into_iter().flatten() {
             named.push(id);
-            if !known.0.iter().any(|generation| generation.id == id) {
-                known.0.push(Generation { file, id, visited: 0 });
+            match known.0.iter_mut().find(|generation| generation.id == id) {
+                Some(generation) if generation.is_stale => (generation.file, generation.is_stale) = (file, false),
+                Some(_) => {}
+                None => known.0.push(Generation { file, id, visited: 0, is_stale: false }),
             }
         }
         let (mut done, mut is_complete) = (Ok(()), true);
         // A process that was rotating appends late lines to the older generation, so the reader stays with both. A
         // generation without a name is read a last time.
-        known.0.retain_mut(|generation| match generation.visit_new(visit) {
-            Err(error) if error.raw_os_error() == Some(Errno::ESTALE as i32) => {
-                is_complete &= !named.contains(&generation.id);
-                false
+        known.0.retain_mut(|generation| {
+            let has_name = named.contains(&generation.id);
+            match generation.visit_new(visit) {
+                Err(error) if error.raw_os_error() == Some(Errno::ESTALE as i32) => {
+                    generation.is_stale = true;
+                    is_complete &= !has_name;
+                }
+                visited => done = std::mem::replace(&mut done, Ok(())).and(visited),
             }
-            visited => {
-                done = std::mem::replace(&mut done, Ok(())).and(visited);
-                named.contains(&generation.id)
-            }
+            has_name
         });
         let errno = |error: &io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(0));
         done.map_err(|error| Error::os(errno(&error), "read the history", path))?;
