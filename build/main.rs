@@ -10,7 +10,8 @@ fn main() {
     let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
     let is_linux = env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux");
     // The linkers that Rust uses by default, GNU ld and LLD, know such scripts. Others may refuse them.
-    let is_default = env::var_os("RUSTC_LINKER").is_none() && !flags.contains("fuse-ld");
+    let is_default = env::var_os("RUSTC_LINKER").is_none()
+        && !["fuse-ld", "linker-features"].iter().any(|flag| flags.contains(flag));
     // The directory may differ from that in which this program was compiled.
     let project = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
     if is_linux && is_default {
@@ -27,6 +28,11 @@ fn main() {
             println!("cargo::rustc-link-arg-bins={}", object.display());
         }
         println!("cargo::rustc-link-arg-bins=-Wl,-e,csalock_entry");
+        // Each segment costs each process a mapping. There is no table that relocation fills in, so none to protect. On this
+        // target, Rust's default linker is LLD; GNU ld does not know the second flag.
+        if is_default {
+            println!("cargo::rustc-link-arg-bins=-Wl,-z,norelro,--no-rosegment");
+        }
     }
     if is_linux && !is_static {
         println!(
