@@ -39,7 +39,7 @@ void __init_misc(int, char **, char **);
 /* Access to the stacks of threads; executable until a program's headers say something else. */
 extern ElfW(Word) _dl_stack_flags;
 
-/* Sizes in bytes from which copies bypass the cache. Without CPUID they would be 0. The third is new in glibc 2.41. */
+/* Sizes in bytes from which copies bypass the cache. Without CPUID they would be 0. Older versions lack the third. */
 extern long __x86_shared_non_temporal_threshold, __x86_rep_movsb_stop_threshold;
 extern long __x86_memset_non_temporal_threshold __attribute__((weak));
 
