@@ -239,6 +239,7 @@ impl Engine {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
+        facts.replies_get_lost = self.store.scope() == Scope::Shared;
         self.prefetch(record, &mut facts, time_left)?;
         loop {
             match decide(record, ask, &facts) {

@@ -53,6 +53,8 @@ pub enum Query {
 pub struct Facts {
     /// Wall clock in milliseconds since 1970, which records contain for display.
     pub wall: u64,
+    /// True if the store may lose the reply to a commit. A repeated request then looks for the trace of the first.
+    pub replies_get_lost: bool,
     /// Liveness by process, because a record may have thousands of processes.
     pub fates: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
     /// Leases by their end, each with true if it is over.

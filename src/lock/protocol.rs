@@ -35,8 +35,11 @@ use super::request::{Request, Transition};
 /// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
 pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Transition<R::Response>, Query> {
     let mut step = ask.rule(record, facts)?;
-    if let Transition::Write { over, .. } = &mut step {
+    if let Transition::Write { record: next, over, .. } = &mut step {
         over.extend(facts.expired_leases().cloned());
+        if !facts.replies_get_lost {
+            next.forget_releases(record);
+        }
     }
     Ok(step)
 }

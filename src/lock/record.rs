@@ -276,6 +276,20 @@ impl Record {
         self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
     }
 
+    /// Drops the oldest of the endings in `before` that are releases of which no process must learn. If an ending stays,
+    /// so do all after it. A crowd would otherwise read and write all recent endings at each commit.
+    pub(super) fn forget_releases(&mut self, before: &Record) {
+        let recent = self.ended_grants.len().saturating_sub(ENDINGS_KEPT);
+        let successor = self.replacement.as_ref().map(|replacement| replacement.by);
+        let says_nothing = |ending: &EndedGrant| {
+            let is_release = ending.reason == EndReason::Released && !ending.is_owed();
+            is_release && successor != Some(ending.grant.proof) && before.ended_grants.contains(ending)
+        };
+        let window = self.ended_grants[recent..].split_last().map_or(&[][..], |(_, earlier)| earlier);
+        let dropped = window.iter().take_while(|ending| says_nothing(ending)).count();
+        self.ended_grants.drain(recent..recent + dropped);
+    }
+
     /// Returns all leases of holders and waiters.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         let of_holders = self.holders.iter().filter_map(|grant| grant.lifetime.lease());

@@ -55,7 +55,7 @@ pub(crate) fn think(
         let seen = record.holders.iter().filter_map(|grant| whose(&grant.proof)).collect();
         state.actors[at].breaking = Some(seen);
     }
-    let mut facts = Facts::at(0);
+    let mut facts = world.no_facts();
     known.iter().for_each(|known| known.teach(&mut facts));
     let mut has_asked = false;
     let step = loop {

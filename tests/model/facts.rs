@@ -90,7 +90,7 @@ impl Known {
 
 /// Everything that can be known at once about this record, on this host.
 pub(crate) fn decide_now<T>(world: &World, state: &State, host: u8, of: impl Fn(&Facts) -> Result<T, Query>) -> T {
-    let mut facts = Facts::at(0);
+    let mut facts = world.no_facts();
     loop {
         match of(&facts) {
             Ok(done) => return done,

@@ -1,6 +1,6 @@
 //! A world to be explored: who is in it, what they want, and what may go wrong.
 
-use csalock::lock::{Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
+use csalock::lock::{Facts, Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
 
 /// Everything that does not change while a world is explored.
 #[derive(Debug, Clone)]
@@ -187,6 +187,13 @@ impl World {
     /// A world of these actors in which nothing goes wrong.
     pub(crate) fn of(names: usize, actors: Vec<Script>) -> World {
         World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, copies: false, planted: None }
+    }
+
+    /// Facts without answers, of a store that loses replies if that may happen in this world.
+    pub(crate) fn no_facts(&self) -> Facts {
+        let mut facts = Facts::at(0);
+        facts.replies_get_lost = self.faults.lost_replies > 0 || self.faults.late_copies > 0;
+        facts
     }
 
     /// Whether the store counts the creations of a name, which a store needs if its requests may arrive twice.

@@ -453,6 +453,31 @@ fn a_broken_grant_is_remembered_until_its_holder_learns_of_it_or_dies() {
     assert!(record.is_removable());
 }
 
+#[test]
+fn old_releases_are_forgotten_where_no_reply_is_lost() {
+    let tokens =
+        |record: &Record| -> Vec<u64> { record.ended_grants.iter().filter_map(|end| end.grant.token).collect() };
+    // Some jobs acquire and release one after the other.
+    let pass = |record: &mut Record, pids: std::ops::RangeInclusive<i32>| {
+        for pid in pids {
+            take(record, pid as u64, pid, Mode::Exclusive);
+            apply(record, pid as u64, Release(handle_of(pid)), &[]).0.unwrap();
+        }
+    };
+    let mut record = Record::free(b"x");
+    pass(&mut record, 1..=3);
+    assert_eq!(tokens(&record), [3]);
+    take(&mut record, 4, 4, Mode::Exclusive);
+    let mut facts = Facts::at(7);
+    facts.replies_get_lost = true;
+    let Ok(Transition::Write { record: next, .. }) = decide(&record, &Release(handle_of(4)), &facts) else { panic!() };
+    assert_eq!(tokens(&next), [3, 4]);
+    // A holder may have to hear that its lock was broken, so that stays among the last four, with all after it.
+    apply(&mut record, 5, Break(vec![proof(4)]), &[]).0.unwrap();
+    pass(&mut record, 6..=7);
+    assert_eq!(tokens(&record), [4, 6, 7]);
+}
+
 /// The supervisor releases while its command is a zombie, whose liveness costs nine system calls.
 #[test]
 fn a_release_asks_for_the_liveness_of_the_next_waiter_only() {
