@@ -367,11 +367,12 @@ on_every_store! {
     }
 
     fn ordered_locks_raise_no_deadlock_alarm(sandbox: &Sandbox) {
-        // Every script acquires its names in one order, so no cycle can arise.
+        // Every script acquires its names in one order, which is that of csalock too: n2 would come after n10. So no cycle
+        // can arise.
         let seconds = crate::extent::choose(5, 60, 600);
         let script = "seed=$0; roll() { seed=$(( (seed * 1103515245 + 12345) % 2147483648 )); r=$(( seed / 65536 % $1 )); }
             while [ ! -e done ]; do
-                roll 8; a=$r; roll 8; b=$r; roll 3; how=$r
+                roll 8; a=$((10 + r)); roll 8; b=$((10 + r)); roll 3; how=$r
                 [ $a -le $b ] || { c=$a; a=$b; b=$c; }
                 [ $a != $b ] || b=$((a + 8))
                 case $how in
