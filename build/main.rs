@@ -2,42 +2,19 @@
 //! point of static programs, `src/start.c`. Lists the files that the program carries.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs, io};
 
 #[expect(clippy::disallowed_methods, clippy::print_stdout, reason = "this is how cargo and a build script communicate")]
 fn main() {
-    println!("cargo::rerun-if-changed=build/hot.ld");
-    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    let is_linux = env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux");
-    // The linkers that Rust uses by default, GNU ld and LLD, know such scripts. Others may refuse them.
-    let is_default = env::var_os("RUSTC_LINKER").is_none()
-        && !["fuse-ld", "linker-features"].iter().any(|flag| flags.contains(flag));
     // The directory may differ from that in which this program was compiled.
     let project = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
-    if is_linux && is_default {
-        println!("cargo::rustc-link-arg-bins=-T{}/build/hot.ld", project.display());
-    }
-    let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
-    let is_static = features.split(',').any(|feature| feature == "crt-static");
+    println!("cargo::rerun-if-changed=build/hot.ld");
     println!("cargo::rerun-if-changed=src/start.c");
-    let is_x86_64_glibc = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|name| name == "x86_64")
-        && env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|name| name == "gnu");
-    // Otherwise the program has to relocate itself before it can do anything else.
-    if is_linux && is_static && is_x86_64_glibc && flags.contains("relocation-model=static") {
-        for object in start_objects() {
-            println!("cargo::rustc-link-arg-bins={}", object.display());
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux") {
+        for argument in link_arguments(&project) {
+            println!("cargo::rustc-link-arg-bins={argument}");
         }
-        println!("cargo::rustc-link-arg-bins=-Wl,-e,csalock_entry");
-        // Each segment costs each process a mapping. There is no table that relocation fills in, so none to protect. On this
-        // target, Rust's default linker is LLD; GNU ld does not know the second flag.
-        if is_default {
-            println!("cargo::rustc-link-arg-bins=-Wl,-z,norelro,--no-rosegment");
-        }
-    }
-    if is_linux && !is_static {
-        println!(
-            "cargo::warning=without the flags of .cargo/config.toml (RUSTFLAGS replaces them), csalock starts slower"
-        );
     }
     let output = env::var_os("OUT_DIR").map(PathBuf::from).unwrap_or_default();
     for folder in ["man", "completions"] {
@@ -45,6 +22,39 @@ fn main() {
         let items = carried(&project.join(folder)).expect("the folder can be read");
         fs::write(output.join(format!("{folder}.rs")), items).expect("OUT_DIR can be written");
     }
+}
+
+/// Returns the arguments for the linker, which make the program start faster. Warns if that is not possible.
+#[expect(clippy::disallowed_methods, clippy::print_stdout, reason = "this is how cargo and a build script communicate")]
+fn link_arguments(project: &Path) -> Vec<String> {
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let target =
+        ["FEATURE", "ARCH", "ENV"].map(|part| env::var(format!("CARGO_CFG_TARGET_{part}")).unwrap_or_default());
+    let [features, architecture, library] = target.each_ref().map(String::as_str);
+    let mut arguments = Vec::new();
+    // The linkers that Rust uses by default, GNU ld and LLD, know such scripts. Others may refuse them.
+    let is_default = env::var_os("RUSTC_LINKER").is_none() && !flags.contains("fuse-ld");
+    if is_default {
+        arguments.push(format!("-T{}/build/hot.ld", project.display()));
+    }
+    let is_glibc = (architecture, library) == ("x86_64", "gnu");
+    let is_static = features.split(',').any(|feature| feature == "crt-static");
+    // Otherwise the program has to relocate itself before it can do anything else.
+    let has_fixed_address = flags.contains("relocation-model=static");
+    if is_static && is_glibc && has_fixed_address {
+        arguments.extend(start_objects().iter().map(|object| object.display().to_string()));
+        arguments.push("-Wl,-e,csalock_entry,-z,norelro".to_string());
+        // Each segment costs each process a mapping. Only LLD knows this flag.
+        if is_default && !flags.contains("linker-features") && rust_has_lld() {
+            arguments.push("-Wl,--no-rosegment".to_string());
+        }
+    }
+    if !is_static || (is_glibc && !has_fixed_address) {
+        println!(
+            "cargo::warning=without the flags of .cargo/config.toml (RUSTFLAGS replaces them), csalock starts slower"
+        );
+    }
+    arguments
 }
 
 /// Compiles `src/start.c` so that it calls no function of the C library but those that it names.
@@ -55,6 +65,15 @@ fn start_objects() -> Vec<PathBuf> {
         .flag_if_supported("-fno-tree-loop-distribute-patterns")
         .pic(false)
         .compile_intermediates()
+}
+
+/// Returns true if this Rust has an LLD of its own, which it then uses for x86-64.
+#[expect(clippy::disallowed_methods, reason = "this is how cargo and a build script communicate")]
+fn rust_has_lld() -> bool {
+    let rust = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let found = Command::new(rust).args(["--print", "sysroot"]).output();
+    let sysroot = found.ok().and_then(|found| String::from_utf8(found.stdout).ok()).unwrap_or_default();
+    Path::new(sysroot.trim()).join("lib/rustlib/x86_64-unknown-linux-gnu/bin/gcc-ld/ld.lld").exists()
 }
 
 /// Returns the files of a folder as Rust items: each has a name of its own for hot.ld, and `ALL` lists them by file name.

@@ -1,13 +1,12 @@
 /* The entry point of csalock in a static build with glibc on x86-64: glibc's start, but without CPUID.
  *
- * glibc executes CPUID more than forty times before `main`, to choose the fastest of its string functions. In a virtual
- * machine the hypervisor answers each of them, which takes microseconds and in total a sixth of `csalock run L true`.
- * csalock copies little, so the functions that every x86-64 processor has serve it as well; glibc chooses them if it
- * knows nothing about the processor.
+ * glibc executes CPUID 43 times before `main`, to choose the fastest of its string functions. In a virtual machine the
+ * hypervisor answers each question: 4 us each, where `flock F true` took 1.4 ms. csalock copies little, so the functions
+ * that every x86-64 processor can execute serve it as well; glibc chooses them if it knows nothing about the processor.
  *
  * The steps are those of `__libc_start_main` in csu/libc-start.c, by glibc's own functions and in its order. Left out is
- * what csalock does not use: tunables, `dlopen` and the table of the vDSO (`_dl_non_dynamic_init`), destructors of C, and
- * `pthread_exit` from the first thread. glibc's own start does all of it for versions that were not compared and tried,
+ * what csalock does not use: tunables, `dlopen` and the table of the vDSO (`_dl_non_dynamic_init`), functions
+ * that C libraries register for the end, and `pthread_exit` from the first thread. glibc's own start does all of it for versions that were not compared and tried,
  * for a program with the rights of another user, and if GLIBC_TUNABLES is set.
  *
  * String functions may be called only after their relocation. build/main.rs therefore compiles this file so that the
