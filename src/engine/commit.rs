@@ -1,7 +1,6 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
 use std::cell::RefCell;
-use std::ops::BitOr;
 
 use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
@@ -85,8 +84,11 @@ impl Engine {
         }
         // The next holders start while the store cleans up and writes the history.
         let wake_waiters = || {
-            let woken = records.iter().flat_map(|update| update.wake);
-            if woken.map(|proof| self.host.wake(WakeAddress::Waiter(proof))).fold(false, BitOr::bitor) {
+            let mut is_awake = false;
+            for proof in records.iter().flat_map(|update| update.wake) {
+                is_awake |= self.host.wake(WakeAddress::Waiter(proof));
+            }
+            if is_awake {
                 self.host.give_way();
             }
         };

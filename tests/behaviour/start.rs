@@ -55,7 +55,7 @@ fn the_program_starts_in_any_environment() {
     let mut command = Command::new(CSALOCK);
     command.arg("--version").env_clear();
     assert_eq!(version(&mut command), expected());
-    // A name that is no name of a program does not matter.
+    // The name by which a program is called may be empty.
     assert_eq!(version(command.arg0("")), expected());
     command.envs((0..2_000).map(|number| (format!("VARIABLE{number}"), "x".repeat(50))));
     assert_eq!(version(&mut command), expected());
