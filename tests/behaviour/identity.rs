@@ -1,9 +1,11 @@
 //! A process is more than its pid: pids that came round, other boots, other hosts, other namespaces.
 
+use std::path::Path;
 use std::time::Duration;
 
 use csalock::lock::{Lifetime, Record};
 
+use crate::programs::copy_program;
 use crate::sandbox::{Sandbox, has, is_root, proc, wait_until};
 
 /// A lock that a living process holds, so that only what is changed about it can make it look dead.
@@ -81,7 +83,7 @@ on_every_kind_of_store! {
     }
 
     fn a_zombie_is_dead_under_any_parent(sandbox: &Sandbox) {
-        std::fs::copy("/bin/cat", sandbox.path("files/csalock-nightly")).unwrap();
+        copy_program(Path::new("/bin/cat"), &sandbox.path("files/csalock-nightly"), "755");
         // After the exec of another program the shell waits for no process.
         let dies = "until grep -q nightly /proc/$PPID/comm; do :; done; csalock lock x > /dev/null; kill -9 $$";
         let mut job = sandbox.script("dash", &format!("dash -c '{dies}' & echo $!; exec ./csalock-nightly")).spawn();

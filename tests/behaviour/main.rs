@@ -18,6 +18,8 @@ mod etcd;
 mod extent;
 #[path = "../postgres/mod.rs"]
 mod postgres;
+#[path = "../programs/mod.rs"]
+mod programs;
 #[path = "../ssh/mod.rs"]
 mod ssh;
 #[path = "../supervised/mod.rs"]

@@ -1,13 +1,15 @@
 //! The start of the program: its own entry point (`src/start.c`), and glibc's where that one gives up.
 
 use std::ffi::CStr;
-use std::fs::{Permissions, copy, set_permissions};
+use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use nix::libc;
 
+use crate::programs::copy_program;
 use crate::sandbox::{CSALOCK, Kind, Sandbox, is_root, skip};
 use crate::syscalls::tracer::trace;
 
@@ -69,7 +71,7 @@ fn the_program_starts_with_the_rights_of_another_user() {
     }
     let sandbox = Sandbox::new(Kind::Directory);
     let program = sandbox.path("csalock-of-another");
-    copy(CSALOCK, &program).unwrap();
+    copy_program(Path::new(CSALOCK), &program, "755");
     set_permissions(sandbox.path(""), Permissions::from_mode(0o755)).unwrap();
     chown(&program, Some(65_533), Some(65_533)).unwrap();
     set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();

@@ -1,11 +1,13 @@
 //! An empty home, and programs for it.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
+
+use crate::programs::write_program;
 
 /// The program that is tested.
 pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
@@ -41,8 +43,7 @@ impl Home {
 
     /// Adds a program, a shell script.
     pub(crate) fn add_program(&self, name: &str, text: &str) {
-        fs::write(self.program(name), format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(self.program(name), fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&self.program(name), format!("#!/bin/sh\n{text}\n").as_bytes());
     }
 
     /// Runs a script here, in an environment as empty as cron's.

@@ -14,6 +14,8 @@ mod links;
 mod monitoring;
 mod package;
 mod page;
+#[path = "../programs/mod.rs"]
+mod programs;
 mod readme;
 mod s3;
 

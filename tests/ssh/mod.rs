@@ -4,7 +4,6 @@
 #![allow(dead_code, reason = "not every test crate uses all of it")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::programs::write_program;
 use crate::supervised::{in_memory, spawn_for_all};
 
 /// Maximum time for the start of a server.
@@ -99,8 +99,8 @@ impl Server {
             path("control"),
         );
         fs::write(path("ssh_config"), client).unwrap();
-        fs::write(path("ssh"), format!("#!/bin/sh\nexec /usr/bin/ssh -F '{}' \"$@\"\n", path("ssh_config"))).unwrap();
-        fs::set_permissions(path("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+        let ssh = format!("#!/bin/sh\nexec /usr/bin/ssh -F '{}' \"$@\"\n", path("ssh_config"));
+        write_program(&place.path().join("ssh"), ssh.as_bytes());
         // As root, sshd wants its own directory.
         if nix::unistd::geteuid().is_root() {
             let _ = fs::create_dir_all("/run/sshd");

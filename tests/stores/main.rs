@@ -14,6 +14,8 @@ mod kept;
 #[path = "../postgres/mod.rs"]
 mod postgres;
 mod postgres_alone;
+#[path = "../programs/mod.rs"]
+mod programs;
 mod promises;
 mod rig;
 #[path = "../ssh/mod.rs"]

@@ -19,6 +19,8 @@ mod etcd;
 mod extent;
 #[path = "../postgres/mod.rs"]
 mod postgres;
+#[path = "../programs/mod.rs"]
+mod programs;
 #[allow(dead_code, reason = "the tests of behaviour use the rest")]
 #[allow(unused_imports, reason = "likewise")]
 #[path = "../behaviour/sandbox/mod.rs"]

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::etcd::fair::is_within;
 use crate::extent::{Extent, extent};
+use crate::programs::write_program;
 use crate::{etcd, postgres, ssh};
 
 use csalock::engine::Engine;
@@ -279,8 +280,8 @@ impl Sandbox {
 
     /// Writes a program and says where it is.
     pub(crate) fn program(&self, below: &str, content: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.file(below, content);
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        let path = self.path(below);
+        write_program(&path, content.as_ref());
         path
     }
 
