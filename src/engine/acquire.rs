@@ -265,7 +265,7 @@ impl<'a> Acquisition<'a> {
     fn after_commit(
         &mut self,
         version: Version,
-        mut now: Record,
+        now: Record,
         step: AcquireStep,
     ) -> ControlFlow<AcquireResult, VersionedRecord> {
         match Acquire::numbered(step, version.number) {
@@ -276,9 +276,7 @@ impl<'a> Acquisition<'a> {
             AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
                 self.request.queued = true;
-                // A grant in the record that ends before the next read must keep its token.
-                lock::number(&mut now, version.number);
-                ControlFlow::Continue((Some(version), now))
+                ControlFlow::Continue((Some(version), lock::committed(now, version.number)))
             }
         }
     }

@@ -33,9 +33,9 @@ impl Engine {
     }
 
     /// Keeps a record with this grant as this engine committed it.
-    pub(super) fn keep_committed(&self, version: Version, mut record: Record, grant: &Grant) {
+    pub(super) fn keep_committed(&self, version: Version, record: Record, grant: &Grant) {
         if self.store.scope() == Scope::Local || self.store.abilities().returns_conflicts {
-            lock::number(&mut record, version.number);
+            let record = lock::committed(record, version.number);
             self.keep((Some(version), record), self.ends(&grant.lifetime));
         }
     }

@@ -1,6 +1,7 @@
 //! Rules for the start of a grant: acquire, wait, confirm and cancel.
 
 use super::deadlock::{fits_beside, waits_within};
+use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
@@ -10,7 +11,7 @@ use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
     INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
 };
-use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
+use super::record::{Grant, Record, Waiter};
 use super::replacement;
 use super::request::{Acquire, AcquireStep, Cancel, Edge, NotHolder, QueuePosition, Refusal, Request, Transition};
 

@@ -165,8 +165,19 @@ pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
     (!places).then_some("a holder has a slot that it cannot have")
 }
 
+/// Returns a record that was committed with this version as the next read returns it.
+pub(crate) fn committed(record: Record, version: u64) -> Record {
+    let shortened = match record.as_stored() {
+        Cow::Owned(shortened) => Some(shortened),
+        Cow::Borrowed(_) => None,
+    };
+    let mut record = shortened.unwrap_or(record);
+    number(&mut record, version);
+    record
+}
+
 /// Sets the token of each grant, and the version and token of the value, that the record's `version` introduced.
-pub(crate) fn number(record: &mut Record, version: u64) {
+fn number(record: &mut Record, version: u64) {
     record.holders.iter_mut().for_each(|grant| grant.token = grant.token.or(Some(version)));
     if let Some(value) = &mut record.value {
         value.version = value.version.or(Some(version));

@@ -1,10 +1,11 @@
 //! The grant that a caller's credentials prove, and the response to a caller that has none.
 
+use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Query};
 use super::owner::ProcessId;
 use super::protocol::{grant_status, is_decided, lease_expired, write};
 use super::queue::effective_owner;
-use super::record::{EndReason, EndedGrant, Grant, Record};
+use super::record::{Grant, Record};
 use super::request::{Credentials, NotHolder, Transition};
 
 /// Grant that matches a caller's credentials.

@@ -23,12 +23,13 @@
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
 //! and calls again.
 
+use super::ending::EndReason;
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::Owner;
 use super::queue::effective_owner;
-use super::record::{EndReason, Grant, Record};
+use super::record::{Grant, Record};
 use super::request::{Request, Transition};
 
 /// Decides about one request by the rules in the module documentation.

@@ -1,12 +1,13 @@
 //! The queue of a record: which holders it evicts, which waiters it serves, and which waiters fit.
 
+use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::{Owner, ProcessId};
 use super::page::Pages;
 use super::protocol::{grant_status, has_dead_owner, is_decided};
-use super::record::{EndReason, EndedGrant, Grant, Mode, Record, Waiter};
+use super::record::{Grant, Mode, Record, Waiter};
 use super::request::Acquire;
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.

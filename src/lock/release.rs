@@ -1,12 +1,13 @@
 //! Rules for an existing grant: release, renew, prepare for a commit record, break, and the removal of stale entries.
 
 use super::credentials::{Answer, Found, find, hear_of, hears_of, refuse};
+use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::protocol::write;
 use super::queue::{end, evict, grant_waiting, grant_waiting_as, is_gone, lives};
-use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
+use super::record::{Grant, Record, Waiter};
 use super::request::{Break, Credentials, Gc, NotHolder, OwnerDied, Prepare, Release, Renew, Request, Transition};
 
 impl Request for Release {

@@ -1,10 +1,11 @@
 //! Requests about a record, and the responses.
 
+use super::ending::EndedGrant;
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, ProcessId};
-use super::record::{EndedGrant, Grant, Record, Waiter};
+use super::record::{Grant, Record, Waiter};
 use super::replacement::Successor;
 use super::sighting::Sighting;
 

@@ -15,10 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use super::codec::text;
 use super::credentials::{Found, find, not_holder};
+use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Query};
 use super::protocol::{grant_status, write};
 use super::queue::{end, evict, grant_waiting};
-use super::record::{EndReason, EndedGrant, Grant, Record};
+use super::record::{Grant, Record};
 use super::request::{Credentials, NotHolder, Request, Transition};
 
 /// Maximum size of a value in bytes.

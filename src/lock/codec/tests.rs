@@ -118,6 +118,25 @@ fn a_value_without_a_version_has_that_of_its_record() {
     assert_eq!(read.unwrap().inline, None, "so long ones are apart");
 }
 
+/// A process that goes on from its own commit must not bring back what the store dropped.
+#[test]
+fn a_record_that_was_committed_equals_the_next_read() {
+    let mut record = full();
+    (record.holders[0].token, record.holders[0].claim) = (None, None);
+    let ending = EndedGrant { reason: EndReason::Died, grant: record.holders[0].clone() };
+    for token in 31..=37 {
+        let mut ending = ending.clone();
+        (ending.grant.token, ending.grant.owner.supervisor) = (Some(token), None);
+        record.ended_grants.push(ending);
+    }
+    record.sightings[0].lease.ends += 1;
+    record.replacement = Some(Replacement { by: crate::lock::Handle::new([3; 16]).proof(), waiters: Vec::new() });
+    let read = decode(&encode(&record), 99).unwrap();
+    assert_eq!(committed(record, 99), read);
+    let endings: Vec<_> = read.ended_grants.iter().map(|ending| ending.grant.token).collect();
+    assert_eq!(endings, [u64::MAX, 34, 35, 36, 37].map(Some));
+}
+
 #[test]
 fn a_value_apart_reads_back_and_nothing_else_does() {
     let (writer, key) = (full().holders[0].owner.clone(), Value::key(b"a b", 7));

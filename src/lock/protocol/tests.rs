@@ -1,11 +1,12 @@
 //! Tests of the rules, without any clock, process or file.
 
 use super::*;
+use crate::lock::ending::EndedGrant;
 use crate::lock::lifetime::{Begun, Lease, LeaseClock};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::page::Pages;
 use crate::lock::queue::INLINE_WAITERS;
-use crate::lock::record::{EndedGrant, Mode, Waiter};
+use crate::lock::record::{Mode, Waiter};
 use crate::lock::request::{
     Acquire, AcquireStep, Break, Cancel, Credentials, Gc, NotHolder, OwnerDied, QueuePosition, Refusal, Release, Renew,
 };

@@ -1,0 +1,110 @@
+//! Grants that are over: how each ended, and which of them a record keeps.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::handle::HandleHash;
+use super::record::{Grant, Record};
+use super::replacement::Replacement;
+use super::sighting::Sighting;
+
+/// Number of past grants that a record always keeps.
+const ENDINGS_KEPT: usize = 4;
+
+/// Maximum number of past grants in a record, including those that stay until a process has learned of them.
+const MOST_ENDINGS: usize = 256;
+
+/// A grant that is over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedGrant {
+    /// The grant.
+    pub grant: Grant,
+    /// Reason for the end.
+    pub reason: EndReason,
+}
+
+impl EndedGrant {
+    /// Returns true if a process must still learn of this ending. The supervisor takes a grant without a trace for
+    /// lost; the owner of a broken grant must learn of the break.
+    pub fn is_owed(&self) -> bool {
+        let owner = &self.grant.owner;
+        match self.reason {
+            EndReason::Released | EndReason::Died => owner.supervisor.is_some(),
+            // A supervisor takes a grant without a trace for lost, so an expired grant needs no trace.
+            EndReason::Expired => false,
+            // A claim has neither a supervisor nor a process, so no process asks for its ending.
+            EndReason::Broken => owner.supervisor.is_some() || !owner.processes.is_empty(),
+        }
+    }
+}
+
+/// Reason why a grant ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndReason {
+    /// The holder released the grant.
+    Released,
+    /// The owner died.
+    Died,
+    /// The lease expired.
+    Expired,
+    /// A user broke the grant with `--force`.
+    Broken,
+}
+
+impl EndReason {
+    /// Returns the reason as the history shows it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            EndReason::Released => "released",
+            EndReason::Died => "died",
+            EndReason::Expired => "expired",
+            EndReason::Broken => "broken",
+        }
+    }
+}
+
+impl Record {
+    /// Returns the record as the store keeps it: without old endings, without sightings of leases that are over, and
+    /// without the replacement by a caller that has gone.
+    pub(super) fn as_stored(&self) -> Cow<'_, Record> {
+        let is_current = |seen: &&Sighting| self.leases().any(|lease| *lease == seen.lease);
+        let seen: Vec<Sighting> = self.sightings.iter().filter(is_current).cloned().collect();
+        let has_ended = |proof: &HandleHash| self.kept_endings().any(|ending| ending.grant.proof == *proof);
+        let has_trace = |found: &&Replacement| self.has_entry(&found.by) || has_ended(&found.by);
+        let replacement = self.replacement.as_ref().filter(has_trace);
+        let is_short = seen.len() == self.sightings.len() && self.kept_endings().count() == self.ended_grants.len();
+        if is_short && replacement == self.replacement.as_ref() {
+            return Cow::Borrowed(self);
+        }
+        let ended_grants = self.kept_endings().cloned().collect();
+        Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
+    }
+
+    /// Returns the endings that the stored record keeps.
+    fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
+        let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.ended_grants.len().saturating_sub(kept));
+        let kept = move |(at, ending): &(usize, &EndedGrant)| *at >= recent || (*at >= owed && ending.is_owed());
+        self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
+    }
+
+    /// Drops the oldest of the endings in `before` that are releases of which no process must learn. If an ending stays,
+    /// so do all after it. A crowd would otherwise read and write all recent endings at each commit.
+    pub(super) fn forget_releases(&mut self, before: &Record) {
+        let recent = self.ended_grants.len().saturating_sub(ENDINGS_KEPT);
+        let successor = self.replacement.as_ref().map(|replacement| replacement.by);
+        let says_nothing = |ending: &EndedGrant| {
+            let is_release = ending.reason == EndReason::Released && !ending.is_owed();
+            is_release && successor != Some(ending.grant.proof) && before.ended_grants.contains(ending)
+        };
+        let window = self.ended_grants[recent..].split_last().map_or(&[][..], |(_, earlier)| earlier);
+        let dropped = window.iter().take_while(|ending| says_nothing(ending)).count();
+        self.ended_grants.drain(recent..recent + dropped);
+    }
+
+    /// Returns true if the record may be removed: it is free, has no value and no job, and owes no process an ending.
+    pub fn is_removable(&self) -> bool {
+        self.is_free() && self.value.is_none() && self.job.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
+    }
+}
