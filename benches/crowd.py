@@ -15,6 +15,7 @@ from measure import UTF8, in_turn, path_of, ratio, reap, spawn
 LOOP = 'echo; read -r go; n=$1; shift; while [ "$n" -gt 0 ]; do "$@" || exit; n=$((n - 1)); done'
 HOLD = "echo; read -r word || :"  # tells that it runs, and ends with its stdin
 SETTLE = 0.05  # seconds that a waiter gets to fall asleep
+LOOKS = 1.5  # seconds after which a waiter has looked for a deadlock, which it does once
 FEW, MANY, STARTED_AT_ONCE = 10, 1_000, 25
 
 
@@ -159,7 +160,7 @@ class Queue:
                 if time.monotonic() > limit:
                     sys.exit(f"versus: {tool}: {count} waiters are not in the queue after two minutes")
                 time.sleep(0.01)
-        time.sleep(10 * SETTLE)
+        time.sleep(LOOKS)
 
     def drain(self):
         """Lets all of them end. Returns the CPU seconds of one hand-over."""
@@ -181,11 +182,11 @@ class Queue:
 def crowd(place):
     """The CPU time of a hand-over in a long queue and in a short one."""
     spans = {(tool, count): [] for tool in place.takers() for count in (FEW, MANY)}
-    for _, (tool, count) in in_turn(spans, place.rounds(1, 5)):
+    for _, (tool, count) in in_turn(spans, place.rounds(3, 7)):
         # A short queue is over so soon that one says little.
         times = 10 if count == FEW else 1
-        spans[tool, count].append(statistics.median(Queue(place, tool, count, "-w", "inf").drain()
-                                                    for _ in range(times)))
+        spans[tool, count].append(statistics.mean(Queue(place, tool, count, "-w", "inf").drain()
+                                                  for _ in range(times)))
     for tool in place.takers():
         place.tables.figure(f"CPU of a hand-over, {MANY:,} waiters / {FEW}, {tool}", place.kind,
                             ratio(spans, (tool, MANY), (tool, FEW)), 1.10 if tool == "directory" else None)

@@ -5,12 +5,14 @@
  * that every x86-64 processor can execute serve it as well; glibc chooses them if it knows nothing about the processor.
  *
  * The steps are those of `__libc_start_main` in csu/libc-start.c, by glibc's own functions and in its order. Left out is
- * what csalock does not use: tunables, `dlopen` and the table of the vDSO (`_dl_non_dynamic_init`), functions
- * that C libraries register for the end, and `pthread_exit` from the first thread. glibc's own start does all of it for versions that were not compared and tried,
- * for a program with the rights of another user, and if GLIBC_TUNABLES is set.
+ * what csalock does not use: tunables and the variables MALLOC_*, `dlopen`, `iconv` and the table of the vDSO
+ * (`_dl_non_dynamic_init`), `dl_iterate_phdr`, `wordexp`, functions that C libraries register for the end, and
+ * `pthread_exit` from the first thread. glibc's own start does all of it for versions that were not compared and tried,
+ * for a program with the rights of another user, if GLIBC_TUNABLES is set, and if the kernel does not tell how large the
+ * frame of a signal is (Linux before 5.14): glibc then asks the processor.
  *
  * String functions may be called only after their relocation. build/main.rs therefore compiles this file so that the
- * compiler does not turn a loop into such a call. */
+ * compiler does not turn a loop into such a call. There is no stack canary before the program sets it. */
 
 #include <features.h>
 
@@ -20,6 +22,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+
+#ifndef AT_MINSIGSTKSZ
+#define AT_MINSIGSTKSZ 51
+#endif
 
 typedef void initializer(int, char **, char **);
 
@@ -38,13 +44,22 @@ void __init_misc(int, char **, char **);
 /* Access to the stacks of threads; executable until a program's headers say something else. */
 extern ElfW(Word) _dl_stack_flags;
 
+#ifdef __has_attribute
+#if __has_attribute(no_stack_protector)
+#define WITHOUT_CANARY __attribute__((no_stack_protector))
+#endif
+#endif
+#ifndef WITHOUT_CANARY
+#define WITHOUT_CANARY
+#endif
+
 /* Sizes in bytes from which copies bypass the cache. Without CPUID they would be 0. Older versions lack the third. */
 extern long __x86_shared_non_temporal_threshold, __x86_rep_movsb_stop_threshold;
 extern long __x86_memset_non_temporal_threshold __attribute__((weak));
 
 int main(int, char **, char **);
 
-static bool begins_with(const char *text, const char *beginning) {
+WITHOUT_CANARY static bool begins_with(const char *text, const char *beginning) {
     while (*beginning && *text == *beginning) {
         text++;
         beginning++;
@@ -54,21 +69,22 @@ static bool begins_with(const char *text, const char *beginning) {
 
 /* Runs the program, or returns if glibc's own start must do that. The kernel put `stack` there (System V ABI for
  * x86-64, 3.4.1): the number of arguments, the arguments, the environment and the auxiliary vector. */
-__attribute__((used)) void csalock_begin(uintptr_t *stack) {
+__attribute__((used)) WITHOUT_CANARY void csalock_begin(uintptr_t *stack) {
     int count = (int)*stack;
     char **arguments = (char **)(stack + 1), **environment = arguments + count + 1, **end = environment;
     for (; *end; end++)
         if (begins_with(*end, "GLIBC_TUNABLES="))
             return;
     ElfW(auxv_t) *auxiliary = (ElfW(auxv_t) *)(end + 1);
-    bool has_headers = false, has_random = false;
+    bool has_headers = false, has_random = false, has_frame_size = false;
     for (ElfW(auxv_t) *entry = auxiliary; entry->a_type != AT_NULL; entry++) {
         if (entry->a_type == AT_SECURE && entry->a_un.a_val)
             return;
         has_headers |= entry->a_type == AT_PHDR && entry->a_un.a_val;
         has_random |= entry->a_type == AT_RANDOM && entry->a_un.a_val;
+        has_frame_size |= entry->a_type == AT_MINSIGSTKSZ && entry->a_un.a_val;
     }
-    if (!has_headers || !has_random)
+    if (!has_headers || !has_random || !has_frame_size)
         return;
 
     __environ = environment;
@@ -76,7 +92,7 @@ __attribute__((used)) void csalock_begin(uintptr_t *stack) {
     _dl_stack_flags = PF_R | PF_W;
     _dl_aux_init(auxiliary);
 
-    /* What glibc takes where it cannot find out the size of the cache. */
+    /* Three quarters of glibc's default for the size of the cache. */
     __x86_shared_non_temporal_threshold = __x86_rep_movsb_stop_threshold = 1024 * 1024 / 4 * 3;
     if (&__x86_memset_non_temporal_threshold)
         __x86_memset_non_temporal_threshold = __x86_shared_non_temporal_threshold;
