@@ -42,7 +42,7 @@ def block(place, count, times, words, environment):
 def contend(place):
     """Shells that take one lock again and again."""
     for count, times, goal in ((8, 50, 1.10), (64, 6, 1.60)):
-        takers = place.takers()
+        takers = place.takers_and_floor()
         if not place.asked.complete:
             del takers["SQLite"]  # It takes ten times as long as all others.
         spans = {tool: [] for tool in takers}
@@ -93,9 +93,10 @@ def until_next(place, holding, waiting, end):
 
 def next_ones(place, end, scripts=False):
     """Seconds of each tool and round. The holder is a command under the lock, or a script that acquired it."""
-    takers, dash = place.takers("-w", "inf"), place.peers["dash"]
+    takers, dash = place.takers_and_floor("-w", "inf"), place.peers["dash"]
     holders = {tool: ([*words, dash, "-c", HOLD], environment) for tool, (words, environment) in takers.items()}
     if scripts:
+        takers.pop("floor", None)
         lines = {tool: f"{place.binary} lock L" for tool in place.stores}
         lines["flock"] = f"exec 9>{takers['flock'][0][1]}; {place.peers['flock']} 9"
         holders = {tool: ([dash, "-c", f"{lines[tool]}; {HOLD}"], takers[tool][1]) for tool in takers}
@@ -108,7 +109,7 @@ def next_ones(place, end, scripts=False):
 def hand(place):
     """One waiter: from the end of the command under the lock to the next command."""
     spans = next_ones(place, Holder.release)
-    for store in place.stores:
+    for store in [tool for tool in spans if tool != "flock"]:
         place.tables.figure(f"hand-over to one waiter / flock, median, {store}", place.kind,
                             ratio(spans, store, "flock"), 1.10 if store == "directory" else None)
 

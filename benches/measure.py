@@ -128,6 +128,13 @@ class Place:
             found[store] = self.run_with(*options, "L"), {**UTF8, "CSALOCK_STORE": url}
         return found
 
+    def takers_and_floor(self, *options):
+        """The same, and the floor with flock(2), if it can be compiled."""
+        found = self.takers(*options)
+        if self.peers["floor"]:
+            found["floor"] = [self.peers["floor"], "-l", self.file("flock")], UTF8
+        return found
+
 
 def build():
     """The binary that `cargo build --release` makes."""
