@@ -171,6 +171,9 @@ def places(stack, wanted):
     for path in writable:
         found.setdefault("tmpfs" if kind_of(path) == "tmpfs" else "disk", (kind_of(path), path))
     chosen = [found[what] for what in ("disk", "tmpfs") if what in found]
+    kinds = [kind for kind, _ in chosen]
+    if unknown := [kind for kind in wanted or () if kind not in kinds]:
+        sys.exit(f"versus: --on {unknown[0]}: there is no such directory here; KINDs are {', '.join(kinds)}")
     return [(kind, stack.enter_context(tempfile.TemporaryDirectory(prefix="versus.", dir=path)))
             for kind, path in chosen if not wanted or kind in wanted]
 
