@@ -47,6 +47,8 @@ pub struct Signals {
     /// True if the queue also contains signals that do not end a wait.
     has_others: bool,
     before: SigSet,
+    /// The signals that are blocked since the creation.
+    added: SigSet,
     /// True if SIGCHLD was ignored at the start.
     ignored_children: bool,
 }
@@ -71,6 +73,7 @@ impl Signals {
         others.iter().for_each(|signal| mask.add(*signal));
         let mut before = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
+        let added = mask.iter().filter(|signal| !before.contains(*signal)).collect();
         QUEUED.store(ending.iter().fold(0, |bits, signal| bits | bit(signal)), Ordering::SeqCst);
         Ok(Signals {
             descriptor: open(&mask)?,
@@ -78,6 +81,7 @@ impl Signals {
             ending,
             has_others: !others.is_empty(),
             before,
+            added,
             ignored_children: false,
         })
     }
@@ -130,7 +134,8 @@ impl Signals {
         for signal in TAKEN.into_iter().filter(|signal| !inherited.ignored(*signal)) {
             let _ = set_ignored(signal, false);
         }
-        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), None);
+        // A mask that is set anew loses two signals which glibc never blocks, even if the caller had them blocked.
+        let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&self.added), None);
     }
 }
 

@@ -214,6 +214,13 @@ impl<'a> RefusedLock<'a> {
         self.report(ErrorKind::NotHeld, format!("{self} is not held with token {token}: {held}"), hint, holders)
     }
 
+    /// Returns the report of `unlock --force` about a lock whose holders came after it had looked at the lock.
+    pub fn changed_hands(&self, holders: &[Grant]) -> RefusalReport {
+        let (held, typed) = (self.each(holders), &self.lock.shell_arg);
+        let hint = format!("check `csalock status {typed}`, and use --force again to break that too");
+        self.report(ErrorKind::NotOwner, format!("{self} has changed hands meanwhile: {held}"), hint, holders)
+    }
+
     fn report(&self, kind: ErrorKind, message: String, hint: impl Into<String>, holders: &[Grant]) -> RefusalReport {
         let lock = Some(self.lock.display_name.clone());
         RefusalReport { lock, holders: holders.to_vec(), ..RefusalReport::new(kind, message, hint) }

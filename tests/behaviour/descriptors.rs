@@ -1,6 +1,6 @@
 //! The state that a command under a lock inherits: descriptors, dispositions and masks, as without csalock.
 
-use crate::sandbox::{Done, FIRST_PIDS, Sandbox};
+use crate::sandbox::{Done, FIRST_PIDS, Sandbox, has};
 
 /// Runs a shell line with `$WRAP` empty, then with ours in it, plain and with -F; all must say the same.
 fn same_with_and_without_us(sandbox: &Sandbox, script: &str) -> String {
@@ -62,6 +62,13 @@ on_every_store! {
         for option in ["--block-signal", "--block-signal=TERM", "--block-signal=CHLD,USR1", "--default-signal=TERM"] {
             let script = format!("env {option} $WRAP grep -E 'SigBlk|SigCgt' /proc/self/status");
             same_with_and_without_us(sandbox, &script);
+        }
+        // By a system call even the two signals can be blocked that C libraries keep for themselves.
+        let block = "import ctypes, os, sys; ctypes.CDLL(None).syscall(14, 0, (ctypes.c_ulong * 1)(~0), None, 8); \
+                     os.execvp(sys.argv[1], sys.argv[1:])";
+        if cfg!(target_arch = "x86_64") && has("python3") {
+            let script = format!("python3 -c '{block}' $WRAP grep SigBlk /proc/self/status");
+            assert_eq!(same_with_and_without_us(sandbox, &script), "SigBlk:\tfffffffffffbfeff\n");
         }
     }
 
