@@ -18,13 +18,14 @@ use crate::syscalls::tracer::{Made, trace};
 const RUN: &[&str] = &["run", "L", TRUE];
 const TRUE: &str = "/bin/true";
 
-/// The maximum for each command: system calls, and page faults beyond those of the command under the lock.
+/// The maximum for each command: system calls, and page faults beyond those of the command under the lock. The faults of
+/// one program differ by five with the way in which its file came into the page cache.
 const LIMITS: [(Kind, &[&str], usize, Option<usize>); 7] = [
-    (Kind::Directory, RUN, 72, Some(80)),
-    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 72, Some(80)),
+    (Kind::Directory, RUN, 72, Some(85)),
+    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 72, Some(85)),
     (Kind::Directory, &["lock", "L"], 62, None),
     (Kind::Directory, &["unlock", "L"], 62, None),
-    (Kind::Sqlite, RUN, 140, Some(112)),
+    (Kind::Sqlite, RUN, 140, Some(119)),
     (Kind::Sqlite, &["lock", "L"], 125, None),
     (Kind::Sqlite, &["unlock", "L"], 128, None),
 ];
