@@ -11,5 +11,6 @@ pub mod keepalive;
 pub mod output;
 pub mod schedule;
 pub mod spawn;
+pub mod standby;
 pub mod supervisor;
 pub mod timer;

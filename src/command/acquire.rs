@@ -3,6 +3,7 @@
 mod for_script;
 
 use std::cell::OnceCell;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) common: &'a Common,
     pub(super) waiting: &'a Waiting,
     pub(super) signals: &'a Signals,
+    /// The descriptor that ends the wait, if not only the signals do.
+    pub(super) interrupt: Option<BorrowedFd<'a>>,
     pub(super) policy: WaitPolicy,
     /// Called when the wait begins.
     pub(super) at_first_wait: &'a dyn Fn(),
@@ -51,6 +54,7 @@ impl<'a> Acquisition<'a> {
             common,
             waiting,
             signals,
+            interrupt: None,
             policy,
             at_first_wait: &|| (),
             settings: &Settings::OPTIONS,
@@ -85,7 +89,7 @@ impl<'a> Acquisition<'a> {
         if self.policy.is_none() {
             return None;
         }
-        let (locks, interrupt) = (opened.lock_refs(), Some(self.signals.interrupt()));
+        let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt()));
         let holders = match acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None) {
             Ok(AcquireAllResult::Refused(at, Refusal::Busy(holders))) => (at, holders),
             Ok(ended @ (AcquireAllResult::Granted(..) | AcquireAllResult::Interrupted)) => return Some(ended),
@@ -102,9 +106,13 @@ impl<'a> Acquisition<'a> {
         Some(AcquireAllResult::Refused(at, Refusal::Busy(holders)))
     }
 
+    fn interrupt(&self) -> BorrowedFd<'_> {
+        self.interrupt.unwrap_or_else(|| self.signals.interrupt())
+    }
+
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let (mut waits, mut progress) = (false, WaitProgress::new(self.common, request));
-        acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.signals.interrupt()), &mut |at, waiting| {
+        acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt()), &mut |at, waiting| {
             if !std::mem::replace(&mut waits, true) {
                 (self.at_first_wait)();
             }
@@ -121,7 +129,7 @@ impl<'a> Acquisition<'a> {
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
         let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, request));
-        engine.write(&target.name, value, request, &self.policy, Some(self.signals.interrupt()), &mut |waiting| {
+        engine.write(&target.name, value, request, &self.policy, Some(self.interrupt()), &mut |waiting| {
             progress.update((target, engine), &reporter, waiting)
         })
     }

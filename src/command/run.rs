@@ -115,13 +115,19 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
     let files = child.flock_compat.map(|flock_compat| &flock_compat.handover);
     let supervisor = Supervisor::new(job, opened, bell, files, &tell)?;
     if let Ok(opened) = supervisor.opened()
-        && is_quick
+        && may_share
     {
-        match job.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(opened, progress))? {
-            VforkOutcome::Running(running) => return Ok(supervisor.supervise(&running)?),
-            VforkOutcome::Failed(exit) => return Ok(exit),
-            VforkOutcome::No => {}
+        if is_quick {
+            match job.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(opened, progress))? {
+                VforkOutcome::Running(running) => return Ok(supervisor.supervise(&running)?),
+                VforkOutcome::Failed(exit) => return Ok(exit),
+                VforkOutcome::No => {}
+            }
         }
+        return match child.acquire_for_standby(opened)? {
+            Ok(running) => Ok(supervisor.supervise(&running)?),
+            Err(exit) => Ok(exit),
+        };
     }
     match job.command_line.fork(has_lease)? {
         Fork::Child(child_side) => {

@@ -9,7 +9,8 @@ use super::child::{ChildSide, Report};
 use super::deadline::SharedDeadline;
 use super::keepalive::{KeeperConfig, spawn_detached};
 use super::schedule::LeaseSchedule;
-use super::spawn::CommandLine;
+use super::spawn::{CommandLine, VforkStatus};
+use super::standby::Standby;
 use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, Handle, ProcessId};
@@ -72,6 +73,13 @@ impl<'a> Job<'a> {
             is_reported: self.has_slot(),
             timed: self.limits.ttl.is_some(),
         })
+    }
+
+    /// Creates a child that will be the command.
+    /// Fails if the system has no room for another process or descriptor.
+    pub fn standby<'b>(&'b self, become_command: &'b dyn Fn(&VforkStatus)) -> Result<Standby<'b>> {
+        let made = Standby::new(self.signals, self.context.inherited, become_command);
+        made.map_err(|errno| self.command_line.cannot_start(errno))
     }
 
     /// Becomes the command, as the holder of these grants. Returns the reason if that fails.

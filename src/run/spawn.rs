@@ -1,14 +1,15 @@
-//! The command of `csalock run`: a fork that acquires the lock and becomes the command, and a supervisor that waits
-//! for the end of the command and releases the lock.
+//! The command of `csalock run`: a child that becomes the command when the lock is acquired, and a supervisor that waits
+//! for the end of the command and releases the lock. In each case the record names the command's own process id, so a
+//! command whose supervisor was killed keeps its lock until it ends.
 //!
 //! 1. [`CommandLine::spawn_vfork`] avoids a full fork: a child that shares the memory of this process acquires the lock
 //!    if it is free and becomes the command. The parent is suspended meanwhile. This is the usual case and saves a
 //!    third of the time.
-//! 2. Otherwise [`CommandLine::fork`] forks before the child acquires the lock. The record then names the command's own
-//!    process id, and a command whose supervisor was killed keeps its lock until it ends.
-//! 3. The child acquires the lock and waits if necessary; a waiting child dies with its supervisor. It reports
-//!    [`Granted`](super::child::Report::Granted) and executes the command without csalock's descriptors and with the original signals. Without
-//!    a lock it reports [`Exit`](super::child::Report::Exit). A lock with a lease needs a start signal: the supervisor first starts its
+//! 2. Otherwise the child of a [`Standby`](super::standby::Standby) sleeps while its parent acquires the lock.
+//! 3. Where the child has more to do, [`CommandLine::fork`] forks. The child acquires the lock and waits if necessary; a
+//!    waiting child dies with its supervisor. It reports [`Granted`](super::child::Report::Granted) and executes the
+//!    command without csalock's descriptors and with the original signals. Without a lock it reports
+//!    [`Exit`](super::child::Report::Exit). A lock with a lease needs a start signal: the supervisor first starts its
 //!    keeper, so no command runs without a keeper.
 //! 4. The [supervisor](super::supervisor) forwards signals, ends the command at its deadlines and releases the lock.
 
@@ -39,7 +40,13 @@ use crate::run::detach;
 use crate::signals::Signals;
 use crate::store::close_before_fork;
 
-/// Stack size in bytes of a child that shares the parent's memory; untouched pages cost nothing.
+/// Bytes of stack that clone(2) may use in the parent.
+const STACK_OF_CLONE: usize = 4096;
+
+/// Bytes of the parent's stack for a child that suspends the parent.
+const STACK_OF_VFORK: usize = 65536;
+
+/// Size in bytes of the separate stack of a child that shares the parent's memory; untouched pages cost nothing.
 const CHILDS_STACK: NonZeroUsize = NonZeroUsize::new(512 * 1024).unwrap();
 
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
@@ -81,6 +88,12 @@ impl VforkStatus {
     const GRANTED: u16 = 1;
     const FAILED: u16 = 2;
 
+    /// Returns the exit code if the command could not be run.
+    pub(super) fn failure(&self) -> Option<Exit> {
+        let status = self.0.load(Ordering::SeqCst);
+        (status & VforkStatus::FAILED != 0).then_some(Exit::Code((status >> 8) as u8))
+    }
+
     /// Records that the lock is acquired and the command comes next.
     pub fn granted(&self) {
         self.0.store(VforkStatus::GRANTED, Ordering::SeqCst);
@@ -111,13 +124,12 @@ impl CommandLine {
     /// Returns the errors of [`CommandLine::fork`].
     pub fn spawn_vfork(&self, take: &dyn Fn(&VforkStatus)) -> Result<VforkOutcome> {
         let progress = VforkStatus::default();
-        let failed = |errno: Errno| Error::os(errno, "start", self.shown());
-        // SAFETY: the mapping is fresh, private and zeroed, and stays mapped until the process ends. (A vector would
-        // touch every page.)
+        let failed = |errno| self.cannot_start(errno);
+        // The child uses the same stack, whose pages exist already, beyond what the calls below use.
+        // SAFETY: the kernel gives a program 128 KiB of stack at once, and the parent uses none of it while suspended.
         let stack = unsafe {
-            let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE);
-            let begin = mmap_anonymous(None, CHILDS_STACK, access, kind).map_err(failed)?;
-            std::slice::from_raw_parts_mut(begin.as_ptr().cast::<u8>(), CHILDS_STACK.get())
+            let top = std::ptr::from_ref(&progress).cast::<u8>().cast_mut().sub(STACK_OF_CLONE);
+            std::slice::from_raw_parts_mut(top.sub(STACK_OF_VFORK), STACK_OF_VFORK)
         };
         // With the descriptors, the child uses the open stores of this process: for the kernel, even the locks of SQLite
         // belong to the table of descriptors. The command gets a table of its own when the child executes it.
@@ -127,7 +139,7 @@ impl CommandLine {
             0
         });
         // SAFETY: CLONE_VFORK suspends this only thread until the child has left its memory, so the two never use it at
-        // the same time; the stack outlives the child's use of it.
+        // the same time.
         let started = unsafe { clone(child, stack, flags, Some(Signal::SIGCHLD as i32)) };
         let pid = started.map_err(failed)?;
         let came = progress.0.load(Ordering::SeqCst);
@@ -135,18 +147,18 @@ impl CommandLine {
             return Ok(VforkOutcome::Running(RunningCommand::new(pid, None, None)));
         }
         let ended = nix::sys::wait::waitpid(pid, None);
-        Ok(match ended {
-            _ if came != 0 => VforkOutcome::Failed(Exit::Code((came >> 8) as u8)),
+        Ok(match (progress.failure(), ended) {
+            (Some(exit), _) => VforkOutcome::Failed(exit),
             // The signal ended the child before it became the command. The shared memory may be inconsistent: a cleanup
             // could wait without end for a mutex that the child held.
-            Ok(WaitStatus::Signaled(_, signal, _)) => detach::exit_now(Exit::signalled(signal as i32).code()),
+            (None, Ok(WaitStatus::Signaled(_, signal, _))) => detach::exit_now(Exit::signalled(signal as i32).code()),
             _ => VforkOutcome::No,
         })
     }
 
     /// Forks the child that becomes the command; with `leave` it waits for [`RunningCommand::send_go`].
     pub fn fork(&self, leave: bool) -> Result<Fork> {
-        let failed = |errno: Errno| Error::os(errno, "start", self.shown());
+        let failed = |errno| self.cannot_start(errno);
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
         let (ask, give) = leave.then(|| pipe2(OFlag::O_CLOEXEC)).transpose().map_err(failed)?.unzip();
         let supervisor = nix::unistd::Pid::this();
@@ -208,8 +220,24 @@ impl CommandLine {
         tried.err().unwrap_or(Errno::ENOEXEC)
     }
 
+    /// Returns the error for a process that the system could not create.
+    pub(super) fn cannot_start(&self, errno: Errno) -> Error {
+        Error::os(errno, "start", self.shown())
+    }
+
     fn shown(&self) -> String {
         crate::name::escape(self.words[0].as_bytes())
+    }
+}
+
+/// Maps the stack of a child that shares the parent's memory.
+pub(super) fn childs_stack() -> nix::Result<&'static mut [u8]> {
+    let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE);
+    // SAFETY: the mapping is fresh, private and zeroed, and stays mapped until the process ends. (A vector would touch
+    // every page.)
+    unsafe {
+        let begin = mmap_anonymous(None, CHILDS_STACK, access, kind)?;
+        Ok(std::slice::from_raw_parts_mut(begin.as_ptr().cast::<u8>(), CHILDS_STACK.get()))
     }
 }
 

@@ -42,8 +42,9 @@ on_every_kind_of_store! {
         let waiter = sandbox.waiter("x", "echo ran");
         let waits = sandbox.waiters("x")[0];
         // Stopped, so that it cannot see for itself that the holder is dead.
-        kill(Pid::from_raw(waits), Signal::SIGSTOP).unwrap();
-        wait_until("it is stopped", || matches!(proc::stat(waits), Some(('T', _))));
+        let both = [waiter.pid(), waits];
+        both.into_iter().for_each(|pid| kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap());
+        wait_until("it is stopped", || both.iter().all(|pid| matches!(proc::stat(*pid), Some(('T', _)))));
         holder.kill();
         if !sandbox.is_shared() {
             // Otherwise another caller may record the death of the owner and grant the lock.
@@ -51,7 +52,7 @@ on_every_kind_of_store! {
         }
         assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(0));
         assert_eq!((sandbox.holders("x"), sandbox.state("x").as_str()), (vec![waits], "held"));
-        kill(Pid::from_raw(waits), Signal::SIGCONT).unwrap();
+        both.into_iter().for_each(|pid| kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap());
         assert_eq!(waiter.wait().stdout, "ran\n");
     }
 

@@ -67,12 +67,13 @@ on_every_store! {
     fn a_replaced_waiter_that_was_stopped_does_not_run_after_its_successor(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let old = deploy(sandbox, "echo old >> order", 0);
-        let stopped = nix::unistd::Pid::from_raw(waiting_process(&old));
-        nix::sys::signal::kill(stopped, Signal::SIGSTOP).unwrap();
+        let both = [old.pid(), waiting_process(&old)].map(nix::unistd::Pid::from_raw);
+        both.into_iter().for_each(|pid| nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap());
         let new = deploy(sandbox, "echo new >> order", 0);
         holder.release();
         assert_eq!(new.wait().code, Some(0));
-        nix::sys::signal::kill(stopped, Signal::SIGCONT).unwrap();
+        // The second has ended already if it was to become the command.
+        both.into_iter().for_each(|pid| _ = nix::sys::signal::kill(pid, Signal::SIGCONT));
         let done = old.wait();
         assert_eq!(done.code, Some(75));
         let unnamed = "csalock: lock x in store STORE: a newer caller has taken the place in the queue; nothing was run; see \
@@ -161,11 +162,11 @@ on_every_store! {
                 }
                 most
             });
-            for job in jobs {
-                let done = job.wait();
+            let all_done: Vec<_> = jobs.into_iter().map(Job::wait).collect();
+            ended.store(true, Ordering::Relaxed);
+            for done in all_done {
                 assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
             }
-            ended.store(true, Ordering::Relaxed);
             assert!(watches.join().unwrap() <= 1, "more than one waits");
         });
         assert_eq!(other.wait().code, Some(0));

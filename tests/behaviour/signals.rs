@@ -139,6 +139,23 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists());
     }
 
+    fn a_waiter_that_is_stopped_dies_with_its_supervisor(sandbox: &Sandbox) {
+        // Elsewhere the child leaves the queue before it ends, for which it must go on.
+        if !sandbox.is_of_files() || sandbox.is_shared() {
+            return;
+        }
+        let mut holder = sandbox.holder("x");
+        let mut waiter = sandbox.waiter("x", "touch ran");
+        let parked = sandbox.waiters("x")[0];
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
+        wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
+        waiter.kill();
+        wait_until("the parked child is gone", || !proc::lives(parked));
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
     fn a_waiter_whose_parked_child_is_killed_gives_up(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "touch ran");

@@ -1,5 +1,6 @@
 //! The child process that acquires the lock and becomes the command.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
@@ -10,10 +11,10 @@ use crate::cli::{Busy, Run};
 use crate::command::acquire::{Acquisition, report_taken, request};
 use crate::command::context::eprint_line;
 use crate::engine::{AcquireAllResult, AcquireRequest, OpenLockSet, WaitPolicy, acquire_all};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Mode, Owner, ProcessId};
-use crate::run::child::ChildSide;
+use crate::run::child::{ChildSide, RunningCommand};
 use crate::run::job::{Job, Variables};
 use crate::run::spawn::VforkStatus;
 
@@ -37,20 +38,12 @@ impl CommandChild<'_> {
         opened: &OpenLockSet<'_>,
         child_side: Option<&ChildSide>,
     ) -> anyhow::Result<Exit> {
-        let request = self.request(child_side.is_none(), opened.need_leases())?;
-        let waiting = &self.asked.taking.waiting;
-        let policy = waiting.wait_policy();
-        let end = policy.end(self.began);
+        let process = if self.asked.no_fork { self.parent } else { self.job.context.host.this_process()? };
+        let request = self.request(process, child_side.is_none(), opened.need_leases())?;
         let depend = || {
             child_side.inspect(|child_side| child_side.depend_on_supervisor(self.job.context.inherited));
         };
-        let acquisition = Acquisition {
-            // The store may have been locked during the first attempt, which took time.
-            policy: policy.rest(end, self.job.context.host.boottime()),
-            at_first_wait: &depend,
-            give_up_if: self.asked.taking.give_up_if,
-            ..Acquisition::new(&self.asked.common, waiting, self.job.signals)
-        };
+        let acquisition = Acquisition { at_first_wait: &depend, ..self.acquisition() };
         let (mut grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => {
@@ -58,7 +51,8 @@ impl CommandChild<'_> {
                 return recurring.refused(&acquisition, opened, &ended, self.job.handle.proof());
             }
         };
-        let until = policy.limit.map(|_| end);
+        let policy = self.asked.taking.waiting.wait_policy();
+        let until = policy.limit.map(|_| policy.end(self.began));
         let files = self.flock_compat.map(|compat| compat.take(self, opened, &mut grants, until, child_side));
         if let Some(refused) = files.and_then(Result::transpose) {
             self.job.release(opened)?;
@@ -79,7 +73,8 @@ impl CommandChild<'_> {
     /// Acquires the locks if they are free and becomes the command. If an obstacle appears, the regular path checks it
     /// again and reports it.
     pub(super) fn acquire_in_vfork(&self, opened: &OpenLockSet<'_>, progress: &VforkStatus) {
-        let Ok(request) = self.request(false, false) else { return };
+        let Ok(process) = self.job.context.host.this_process() else { return };
+        let Ok(request) = self.request(process, false, false) else { return };
         let taken = acquire_all(&opened.lock_refs(), &request, &WaitPolicy::NONE, None, &mut |_, _| None);
         let Ok(AcquireAllResult::Granted(grants, evicted)) = taken else { return };
         report_taken(&self.asked.common, opened, &grants, evicted.as_ref(), None);
@@ -92,8 +87,53 @@ impl CommandChild<'_> {
         }
     }
 
-    fn request(&self, release_on_exit: bool, is_kept: bool) -> Result<AcquireRequest> {
-        let process = if self.asked.no_fork { self.parent } else { self.job.context.host.this_process()? };
+    /// Acquires the locks for a child that sleeps meanwhile, and makes it the command. Returns the command, or how csalock
+    /// ends without one.
+    pub(super) fn acquire_for_standby(
+        &self,
+        opened: &OpenLockSet<'_>,
+    ) -> anyhow::Result<std::result::Result<RunningCommand, Exit>> {
+        let variables = OnceCell::new();
+        let become_command = |status: &VforkStatus| {
+            let error = self.job.execute(variables.get_or_init(Variables::new));
+            status.failed(Exit::from(error.kind()));
+            eprint_line(&error.to_string());
+        };
+        let standby = self.job.standby(&become_command)?;
+        let Some(process) = self.job.context.host.process(standby.pid().as_raw())? else {
+            return Ok(Err(standby.ended().unwrap_or(ErrorKind::System.into())));
+        };
+        let request = self.request(process, false, false)?;
+        let acquisition = Acquisition { interrupt: Some(standby.interrupt()), ..self.acquisition() };
+        let (grants, evicted) = match acquisition.acquire(opened, &request)? {
+            AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
+            ended => {
+                let killed = standby.ended().filter(|_| !self.job.signals.pending());
+                return killed.map_or_else(|| acquisition.end(opened, &ended), Ok).map(Err);
+            }
+        };
+        report_taken(&self.asked.common, opened, &grants, evicted.as_ref(), None);
+        let _ = variables.set(self.variables(&grants));
+        let started = standby.start();
+        if started.is_err() {
+            self.job.release(opened)?;
+        }
+        Ok(started)
+    }
+
+    fn acquisition(&self) -> Acquisition<'_> {
+        let waiting = &self.asked.taking.waiting;
+        let policy = waiting.wait_policy();
+        Acquisition {
+            // The store may have been locked during the first attempt, which took time.
+            policy: policy.rest(policy.end(self.began), self.job.context.host.boottime()),
+            give_up_if: self.asked.taking.give_up_if,
+            ..Acquisition::new(&self.asked.common, waiting, self.job.signals)
+        }
+    }
+
+    /// Returns the request of the process that will be the command.
+    fn request(&self, process: ProcessId, release_on_exit: bool, is_kept: bool) -> Result<AcquireRequest> {
         let (taking, command) = (&self.asked.taking, self.job.command_line.line());
         // Only the supervisor can record that a job has succeeded in its slot, so the lock depends on its life, too.
         let reporter = self.job.supervisor.filter(|_| self.job.has_slot());

@@ -1,0 +1,151 @@
+//! A child that exists before its parent has the lock, so that records can name the child as the owner.
+//!
+//! [`Standby::start`] makes the child the command. A child whose parent ends, or drops the value, ends too. The child
+//! shares the memory of its parent, as after vfork(2), which saves the copy that fork(2) makes. The two never use the
+//! memory at the same time: the child sleeps in read(2) until the start, and from then on the parent does, until the
+//! child has executed the command or has ended. They read from the two ends of a socket. The end of a process closes its
+//! end of the socket, and the exec closes that of the child, so the other process learns of it.
+
+#![expect(unsafe_code, reason = "clone")]
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::unistd::Pid;
+use rustix::event::epoll;
+
+use super::child::{RunningCommand, in_spite_of_signals};
+use super::spawn::{VforkStatus, childs_stack};
+use crate::exit::Exit;
+use crate::host::StartupState;
+use crate::signals::{FORWARDED, Signals};
+
+/// Data for the child in the shared memory, where it stays until the parent ends.
+struct Orders<'a> {
+    signals: &'a Signals,
+    inherited: StartupState,
+    /// The end of the socket for the child, and that of the parent.
+    ends: (OwnedFd, OwnedFd),
+    become_command: &'a dyn Fn(&VforkStatus),
+    status: VforkStatus,
+}
+
+/// A child that sleeps until it becomes the command.
+pub struct Standby<'a> {
+    pid: Pid,
+    orders: &'a Orders<'a>,
+    /// An epoll(7) instance for the end of the child and for the signals that end a wait.
+    interrupt: OwnedFd,
+}
+
+impl<'a> Standby<'a> {
+    /// Creates the child. After [`Standby::start`] the child calls `become_command`, which returns only if it has failed,
+    /// and then tells so by its argument. Until the start, a signal ends the child as it ends any program.
+    /// Fails if the system has no room for another process or descriptor.
+    pub fn new(
+        signals: &'a Signals,
+        inherited: StartupState,
+        become_command: &'a dyn Fn(&VforkStatus),
+    ) -> nix::Result<Standby<'a>> {
+        let ends = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
+        let interrupt = any_of([signals.interrupt(), ends.1.as_fd()])?;
+        let status = VforkStatus::default();
+        let orders: &Orders<'_> = Box::leak(Box::new(Orders { signals, inherited, ends, become_command, status }));
+        let stack = childs_stack()?;
+        let (top, argument) = (stack.as_mut_ptr_range().end, std::ptr::from_ref(orders).cast_mut());
+        // SAFETY: the stack and the orders stay valid until this process ends, and `sleep` uses nothing else of this
+        // memory while this process runs.
+        let pid = unsafe { libc::clone(sleep, top.cast(), libc::CLONE_VM | libc::SIGCHLD, argument.cast()) };
+        let pid = Pid::from_raw(Errno::result(pid)?);
+        // SAFETY: only the child uses its end, and it has a table of descriptors of its own.
+        unsafe { libc::close(orders.ends.0.as_raw_fd()) };
+        Ok(Standby { pid, orders, interrupt })
+    }
+
+    /// Returns the process id of the child.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Returns a descriptor that becomes readable if the child ends, or if a signal arrives that ends a wait.
+    pub fn interrupt(&self) -> BorrowedFd<'_> {
+        self.interrupt.as_fd()
+    }
+
+    /// Makes the child the command. Returns its exit code if that failed.
+    pub fn start(self) -> std::result::Result<RunningCommand, Exit> {
+        let socket = &self.orders.ends.1;
+        // If a signal has ended the child, the supervisor finds that out when it waits for the command.
+        let _ = send(socket.as_raw_fd(), b"!", MsgFlags::MSG_NOSIGNAL);
+        let _ = in_spite_of_signals(|| nix::unistd::read(socket, &mut [0; 1]));
+        let command = ManuallyDrop::new(self);
+        match command.orders.status.failure() {
+            Some(exit) => {
+                let _ = in_spite_of_signals(|| waitpid(command.pid, None));
+                Err(exit)
+            }
+            None => Ok(RunningCommand::new(command.pid, None, None)),
+        }
+    }
+
+    /// Returns how csalock ends if a signal has ended the child, which has not become the command.
+    pub fn ended(&self) -> Option<Exit> {
+        // A process closes its descriptors before its parent can learn of its end, so this waits for the end.
+        let mut polled = [PollFd::new(self.orders.ends.1.as_fd(), PollFlags::POLLIN)];
+        poll(&mut polled, PollTimeout::ZERO).ok().filter(|ready| *ready > 0)?;
+        match in_spite_of_signals(|| waitid(Id::Pid(self.pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)) {
+            Ok(WaitStatus::Signaled(_, signal, _)) if FORWARDED.contains(&signal) => Some(Exit::Signal(signal)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(Exit::signalled(signal as i32)),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Standby<'_> {
+    /// Ends the child, even if it is stopped.
+    fn drop(&mut self) {
+        let _ = kill(self.pid, Signal::SIGKILL);
+        let _ = in_spite_of_signals(|| waitpid(self.pid, None));
+    }
+}
+
+/// Returns a descriptor that is readable when one of these is.
+fn any_of(descriptors: [BorrowedFd<'_>; 2]) -> nix::Result<OwnedFd> {
+    let add = |any: OwnedFd| {
+        for (at, descriptor) in descriptors.into_iter().enumerate() {
+            epoll::add(&any, descriptor, epoll::EventData::new_u64(at as u64), epoll::EventFlags::IN)?;
+        }
+        Ok(any)
+    };
+    let made: rustix::io::Result<OwnedFd> = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(add);
+    made.map_err(|errno| Errno::from_raw(errno.raw_os_error()))
+}
+
+/// The child. While the parent runs, the child must not write to the shared memory, not even an error number, so it makes
+/// only calls that succeed.
+extern "C" fn sleep(argument: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the parent passes its orders, which stay where they are and do not change while the child exists.
+    let orders = unsafe { &*argument.cast::<Orders<'_>>() };
+    let (mine, parents) = (orders.ends.0.as_raw_fd(), orders.ends.1.as_raw_fd());
+    // A child that is stopped does not learn from the socket that its parent has ended.
+    let _ = set_pdeathsig(Signal::SIGKILL);
+    orders.signals.restore(orders.inherited);
+    let mut signal = [0; 1];
+    // SAFETY: the descriptors are those of the socket, of which this process has copies, and the buffer has one byte.
+    let length = unsafe {
+        libc::close(parents);
+        libc::read(mine, signal.as_mut_ptr().cast(), signal.len())
+    };
+    if length == 1 {
+        let _ = set_pdeathsig(None);
+        (orders.become_command)(&orders.status);
+    }
+    0
+}
