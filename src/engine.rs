@@ -154,6 +154,7 @@ impl Engine {
         // The grants that a lost commit would have ended, and the response to return if the next read knows none of them.
         let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
         let mut known = self.take_known(name);
+        let mut facts = Facts::default();
         loop {
             let is_read = known.is_none();
             let (version, record) = known.take().map_or_else(|| self.read(name), Ok)?;
@@ -165,7 +166,7 @@ impl Engine {
                 ended.iter().for_each(|proof| self.tell_supervisor(proof));
                 return Ok(Some(response));
             }
-            match self.decide(&record, &ask, None)? {
+            match self.decide_again(&record, &ask, None, &mut facts)? {
                 Transition::Done(_) if !is_read => {}
                 Transition::Done(response) => return Ok(Some(response)),
                 Transition::Write { record: next, response, wake, over } => {
@@ -236,20 +237,31 @@ impl Engine {
         ask: &R,
         time_left: Option<Duration>,
     ) -> Result<Transition<R::Response>> {
+        self.decide_again(record, ask, time_left, &mut Facts::default())
+    }
+
+    /// Decides like [`Engine::decide`], given the facts of the last decision of the same attempt.
+    fn decide_again<R: Request>(
+        &self,
+        record: &Record,
+        ask: &R,
+        time_left: Option<Duration>,
+        facts: &mut Facts,
+    ) -> Result<Transition<R::Response>> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
-        let mut facts = Facts::at(self.host.wall().as_millis() as u64);
+        facts.start_anew(self.host.wall().as_millis() as u64);
         facts.replies_get_lost = self.store.scope() == Scope::Shared;
-        self.prefetch(record, &mut facts, time_left)?;
+        self.prefetch(record, facts, time_left)?;
         loop {
-            match decide(record, ask, &facts) {
+            match decide(record, ask, facts) {
                 Ok(step) => {
                     #[cfg(debug_assertions)]
-                    self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
+                    self.trace.decided(self.host.as_ref(), from, record, ask, facts);
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),
-                Err(query) => self.learn(record, &mut facts, query, time_left)?,
+                Err(query) => self.learn(record, facts, query, time_left)?,
             }
         }
     }

@@ -15,13 +15,15 @@ use super::wait_policy::WaitClock;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
-use crate::lock::{self, Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Record, Refusal, Request as _, Transition};
+use crate::lock::{
+    self, Acquire, AcquireStep, EndedGrant, Facts, Grant, Lifetime, Record, Refusal, Request as _, Transition,
+};
 use crate::store::{Scope, Subscription, Version};
 
 pub(super) use wait::Onlooker;
 pub use wait::Waiting;
 
-/// Maximum duration of one store call after the first answer or outage: a waiter hears no interrupt during the call.
+/// Maximum duration of a store call after the first answer or outage: a waiter hears no interrupt meanwhile.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
@@ -59,6 +61,7 @@ impl Engine {
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
             request: self.acquire_terms(scope, request, policy),
+            facts: Facts::default(),
             begun: None,
             wait_set: None,
             subscription: None,
@@ -115,6 +118,8 @@ struct Acquisition<'a> {
     engine: &'a Engine,
     name: &'a [u8],
     request: Acquire,
+    /// The facts of the last decision since the last wait.
+    facts: Facts,
     /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
     /// The lifetime that was started for a grant whose commit lost to another writer.
@@ -148,7 +153,7 @@ impl<'a> Acquisition<'a> {
                 Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
             };
-            self.store_failed = true;
+            (self.store_failed, self.facts) = (true, Facts::default());
             let (engine, name) = (self.engine, self.name);
             if engine.outlast(name, error, clock, &mut **self.listen()?, on_wait)? {
                 return Ok(self.interrupted());
@@ -237,7 +242,7 @@ impl<'a> Acquisition<'a> {
     fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition<AcquireStep>> {
         loop {
             let time_left = clock.left(self.engine.host.boottime());
-            let mut step = self.engine.decide(record, &self.request, time_left)?;
+            let mut step = self.engine.decide_again(record, &self.request, time_left, &mut self.facts)?;
             match &mut step {
                 Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
                     self.engine.begin_grant(&self.request.entry.lifetime, &mut self.begun, record, grant)?;

@@ -220,17 +220,14 @@ fn now(clock: ClockId) -> Duration {
 }
 
 fn fate_here(process: &ProcessId) -> Liveness {
-    let has_ended = || kill(Pid::from_raw(process.pid), None) == Err(Errno::ESRCH);
-    if has_ended() {
-        return Liveness::Dead;
-    }
     match proc_stat::read(process.pid) {
-        Ok(Some(stat)) if stat.start != process.start => Liveness::Dead,
-        Ok(Some(stat)) if stat.is_zombie() => Liveness::Dead,
+        Ok(Some(stat)) if stat.start != process.start || stat.is_zombie() => Liveness::Dead,
         Ok(Some(_)) => Liveness::Alive,
-        // The process ended between the two calls, or `hidepid` hides it.
-        Ok(None) if has_ended() => Liveness::Dead,
-        Ok(None) | Err(_) => Liveness::Unknown,
+        // The process has ended, or `hidepid` hides it, or /proc is not that of this namespace.
+        Ok(None) | Err(_) => match kill(Pid::from_raw(process.pid), None) {
+            Err(Errno::ESRCH) => Liveness::Dead,
+            _ => Liveness::Unknown,
+        },
     }
 }
 

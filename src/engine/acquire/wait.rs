@@ -8,7 +8,7 @@ use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
-use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
+use crate::lock::{Cycle, Facts, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::store::{Topic, Version};
 
 /// Time past the end of a lease that covers the rounding of every clock.
@@ -117,6 +117,7 @@ impl<'a> Acquisition<'a> {
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AfterWait> {
         let engine = self.engine;
+        self.facts = Facts::default();
         let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
             return Ok(AfterWait::TimeOver);
         };
