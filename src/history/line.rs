@@ -18,7 +18,7 @@ const BEGIN: &str = "{\"past\":";
 impl Past {
     /// Returns the line of this grant.
     pub fn line(&self) -> String {
-        seal(KIND, &self.name, self)
+        String::from_utf8(seal(KIND, &self.name, self)).expect("a line is ASCII")
     }
 
     /// Reads a line. Returns `None` if the line is incomplete or not a past grant.

@@ -16,6 +16,7 @@ pub(crate) mod text;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::io;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,19 +37,65 @@ const RECORD: &str = "csalock";
 /// Maximum size of a record in bytes, enough for more than five thousand waiters.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
 
+/// Size in bytes from which hashing takes longer than asking the processor for instructions that do it.
+const LONG: usize = 2048;
+
 /// Maximum number of pages in a queue.
 const MOST_PAGES: u64 = 10_000;
 
 /// Returns the line for an object of this kind and name.
-pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> String {
-    let fields = fields(name, object);
-    format!("{{\"{kind}\":{FORMAT},\"sum\":\"{:016x}\",{fields}\n", checksum(fields.as_bytes()))
+pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
+    let mut line = beginning(kind).into_bytes();
+    let sum = line.len()..line.len() + 16;
+    line.extend_from_slice(b"0000000000000000\",");
+    let sealed = line.len();
+    line.extend_from_slice(name_field(name).as_bytes());
+    let object_begins = line.len();
+    serde_json::to_writer(&mut line, object).expect("data without maps always has a JSON text");
+    // The fields of the object follow the name.
+    line[object_begins] = b',';
+    let checksum = checksum(&line[sealed..]);
+    line[sum].copy_from_slice(format!("{checksum:016x}").as_bytes());
+    line.push(b'\n');
+    line
 }
 
-/// Returns the fields after the checksum.
-fn fields(name: &[u8], object: &impl Serialize) -> String {
-    let json = |text: serde_json::Result<String>| text.expect("data without maps always has a JSON text");
-    format!("\"name\":{},{}", json(serde_json::to_string(&escape(name))), &json(serde_json::to_string(object))[1..])
+/// Returns the beginning of a line up to the checksum.
+fn beginning(kind: &str) -> String {
+    format!("{{\"{kind}\":{FORMAT},\"sum\":\"")
+}
+
+/// Returns the first field after the checksum.
+fn name_field(name: &[u8]) -> String {
+    let json = serde_json::to_string(&escape(name));
+    format!("\"name\":{}", json.expect("a text always has a JSON text"))
+}
+
+/// A writer that compares an object with its fields: what is written, after the opening brace, with what remains of them.
+struct Remainder<'a> {
+    fields: &'a [u8],
+    has_brace: bool,
+}
+
+impl io::Write for Remainder<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = if std::mem::replace(&mut self.has_brace, true) { bytes } else { &bytes[1..] };
+        self.fields = self.fields.strip_prefix(written).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Returns true if these fields after the checksum are those of the object in the form that [`seal`] writes.
+fn is_sealed(sealed: &str, name: &[u8], object: &impl Serialize) -> bool {
+    let Some(fields) = sealed.strip_prefix(&name_field(name)).and_then(|fields| fields.strip_prefix(',')) else {
+        return false;
+    };
+    let mut remainder = Remainder { fields: fields.as_bytes(), has_brace: false };
+    serde_json::to_writer(&mut remainder, object).is_ok() && remainder.fields.is_empty()
 }
 
 /// Decodes the output of [`seal`] into the name and the object. Returns the problem of any other line.
@@ -56,7 +103,7 @@ pub(crate) fn open<T: Serialize + DeserializeOwned>(
     kind: &str,
     line: &str,
 ) -> std::result::Result<(Vec<u8>, T), String> {
-    let Some(sealed) = line.strip_prefix(&format!("{{\"{kind}\":{FORMAT},\"sum\":\"")) else {
+    let Some(sealed) = line.strip_prefix(&beginning(kind)) else {
         return Err(foreign(kind, line));
     };
     let (sum, sealed) =
@@ -65,7 +112,7 @@ pub(crate) fn open<T: Serialize + DeserializeOwned>(
         return Err("its checksum is wrong".to_string());
     }
     let object = serde_json::from_str(line).ok().and_then(|object| Some((name_in(line)?, object)));
-    let is_ours = |(name, object): &(Vec<u8>, T)| fields(name, object) == sealed;
+    let is_ours = |(name, object): &(Vec<u8>, T)| is_sealed(sealed, name, object);
     object.filter(is_ours).ok_or_else(|| "it is not as csalock writes them".to_string())
 }
 
@@ -94,13 +141,16 @@ pub(crate) fn is_default<T: Default + PartialEq>(field: &T) -> bool {
 
 /// Returns the first 64 bits of the SHA-256.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
-    let digest = Sha256::digest(bytes);
+    let digest: [u8; 32] = match bytes.len() {
+        ..LONG => Sha256::digest(bytes).into(),
+        _ => ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().try_into().unwrap_or_default(),
+    };
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
 /// Returns the bytes of a record.
 pub fn encode(record: &Record) -> Vec<u8> {
-    seal(RECORD, &record.name, record.as_stored().as_ref()).into_bytes()
+    seal(RECORD, &record.name, record.as_stored().as_ref())
 }
 
 /// Decodes the output of [`encode`]. Grants made in this very record get `version`, its stored version, as their token.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
 use super::codec::text::{self, Text};
@@ -57,14 +57,12 @@ impl HandleHash {
 }
 
 impl Text for [u8; 32] {
-    type Form = String;
-
-    fn form(&self) -> String {
-        HandleHash(*self).to_string()
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&HandleHash(*self))
     }
 
-    fn of(form: String) -> Option<[u8; 32]> {
-        HandleHash::parse(&form).map(|hash| hash.0)
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<[u8; 32], D::Error> {
+        text::parsed(from, |text| HandleHash::parse(text).map(|hash| hash.0))
     }
 }
 

@@ -1,8 +1,11 @@
 //! The owner of a grant, and the identity of processes.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
 
-use super::codec::{is_default, text};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::codec::is_default;
+use super::codec::text::{self, Text};
 
 /// Owner of a grant: the processes that the grant depends on, and details about them for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,8 +55,7 @@ impl PidDomain {
 }
 
 /// Identity of a process, which differs from that of a later process with the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
     /// Process id, at least 1.
     pub pid: i32,
@@ -61,21 +63,35 @@ pub struct ProcessId {
     pub start: u64,
 }
 
-impl From<ProcessId> for String {
-    fn from(process: ProcessId) -> String {
-        format!("{}:{}", process.pid, process.start)
+impl fmt::Display for ProcessId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}", self.pid, self.start)
     }
 }
 
-impl TryFrom<String> for ProcessId {
-    type Error = &'static str;
+impl Text for ProcessId {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
 
-    fn try_from(text: String) -> Result<ProcessId, &'static str> {
-        let (pid, start) = text.split_once(':').unwrap_or_default();
-        match (pid.parse(), start.parse()) {
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<ProcessId, D::Error> {
+        text::parsed(from, |text| {
+            let (pid, start) = text.split_once(':')?;
+            let (pid, start) = (pid.parse().ok()?, start.parse().ok()?);
             // The kernel takes 0 and negative numbers for groups of processes.
-            (Ok(pid), Ok(start)) if pid > 0 => Ok(ProcessId { pid, start }),
-            _ => Err("not a process id and start time"),
-        }
+            (pid > 0).then_some(ProcessId { pid, start })
+        })
+    }
+}
+
+impl Serialize for ProcessId {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.write(to)
+    }
+}
+
+impl<'a> Deserialize<'a> for ProcessId {
+    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<ProcessId, D::Error> {
+        ProcessId::read(from)
     }
 }

@@ -59,7 +59,7 @@ pub(crate) fn name_of_auxiliary(bytes: &[u8]) -> Option<Vec<u8>> {
 
 /// Returns the bytes of an object that is stored under this name.
 pub(crate) fn encode_auxiliary<T: Auxiliary>(name: &[u8], object: &T) -> Vec<u8> {
-    seal(T::KIND, name, object).into_bytes()
+    seal(T::KIND, name, object)
 }
 
 /// Decodes the output of [`encode_auxiliary`]; returns `None` for any other bytes.

@@ -3,108 +3,144 @@
 //!
 //! `#[serde(with = "text")]` writes and reads a field in this form.
 
-use std::fmt::Write as _;
+use std::fmt;
 
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserializer, Serialize, Serializer};
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::lock::handle::HandleHash;
 
-/// A type with a field that is written as text.
+/// A type with a field that is written as text. Records have dozens of such fields, so none is copied for its text.
 pub(crate) trait Text: Sized {
-    /// Form in JSON.
-    type Form: Serialize + DeserializeOwned;
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error>;
 
-    fn form(&self) -> Self::Form;
-
-    /// Returns `None` if the form is invalid.
-    fn of(form: Self::Form) -> Option<Self>;
+    /// Fails if the text is invalid.
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Self, D::Error>;
 }
 
+/// A reference that serializes as text.
+struct Written<'a, T>(&'a T);
+
+/// A value that deserializes from text.
+struct Read<T>(T);
+
+/// Bytes that display as text.
+struct Escaped<'a>(&'a [u8]);
+
 pub(crate) fn serialize<S: Serializer>(field: &impl Text, to: S) -> Result<S::Ok, S::Error> {
-    field.form().serialize(to)
+    field.write(to)
 }
 
 pub(crate) fn deserialize<'a, T: Text, D: Deserializer<'a>>(from: D) -> Result<T, D::Error> {
-    let form = <T::Form as serde::Deserialize>::deserialize(from)?;
-    T::of(form).ok_or_else(|| D::Error::custom("invalid text"))
+    T::read(from)
+}
+
+/// Deserializes a string by this function, which returns `None` if the string is invalid.
+pub(crate) fn parsed<'a, T, D: Deserializer<'a>>(from: D, parse: fn(&str) -> Option<T>) -> Result<T, D::Error> {
+    struct Parsed<T>(fn(&str) -> Option<T>);
+    impl<T> Visitor<'_> for Parsed<T> {
+        type Value = T;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("text")
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+            (self.0)(text).ok_or_else(|| E::custom("invalid text"))
+        }
+    }
+    from.deserialize_str(Parsed(parse))
 }
 
 impl Text for Vec<u8> {
-    type Form = String;
-
-    fn form(&self) -> String {
-        escape(self)
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&Escaped(self))
     }
 
-    fn of(form: String) -> Option<Vec<u8>> {
-        unescape(&form)
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<u8>, D::Error> {
+        parsed(from, unescape)
     }
 }
 
 impl Text for String {
-    type Form = String;
-
-    fn form(&self) -> String {
-        escape(self.as_bytes())
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&Escaped(self.as_bytes()))
     }
 
-    fn of(form: String) -> Option<String> {
-        String::from_utf8(unescape(&form)?).ok()
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<String, D::Error> {
+        parsed(from, |text| String::from_utf8(unescape(text)?).ok())
     }
 }
 
 impl<T: Text> Text for Option<T> {
-    type Form = Option<T::Form>;
-
-    fn form(&self) -> Option<T::Form> {
-        self.as_ref().map(T::form)
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.as_ref().map(Written).serialize(to)
     }
 
-    fn of(form: Option<T::Form>) -> Option<Option<T>> {
-        form.map_or(Some(None), |form| T::of(form).map(Some))
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Option<T>, D::Error> {
+        Ok(Option::<Read<T>>::deserialize(from)?.map(|Read(value)| value))
     }
 }
 
 impl<T: Text> Text for Vec<T> {
-    type Form = Vec<T::Form>;
-
-    fn form(&self) -> Vec<T::Form> {
-        self.iter().map(T::form).collect()
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.iter().map(Written))
     }
 
-    fn of(form: Vec<T::Form>) -> Option<Vec<T>> {
-        form.into_iter().map(T::of).collect()
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<T>, D::Error> {
+        Ok(Vec::<Read<T>>::deserialize(from)?.into_iter().map(|Read(value)| value).collect())
     }
 }
 
 impl<T: Text> Text for (T, HandleHash) {
-    type Form = (T::Form, HandleHash);
-
-    fn form(&self) -> Self::Form {
-        (self.0.form(), self.1)
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        (Written(&self.0), self.1).serialize(to)
     }
 
-    fn of((form, proof): Self::Form) -> Option<(T, HandleHash)> {
-        Some((T::of(form)?, proof))
+    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<(T, HandleHash), D::Error> {
+        let (Read(value), proof) = <(Read<T>, HandleHash)>::deserialize(from)?;
+        Ok((value, proof))
+    }
+}
+
+impl<T: Text> Serialize for Written<'_, T> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.0.write(to)
+    }
+}
+
+impl<'a, T: Text> Deserialize<'a> for Read<T> {
+    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<Read<T>, D::Error> {
+        T::read(from).map(Read)
+    }
+}
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && *byte != b'%';
+        let mut rest = self.0;
+        while !rest.is_empty() {
+            let (plain, others) = rest.split_at(rest.iter().position(|byte| !is_plain(byte)).unwrap_or(rest.len()));
+            out.write_str(std::str::from_utf8(plain).map_err(|_| fmt::Error)?)?;
+            rest = others;
+            if let Some((byte, others)) = others.split_first() {
+                write!(out, "%{byte:02X}")?;
+                rest = others;
+            }
+        }
+        Ok(())
     }
 }
 
 pub(super) fn escape(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        match byte {
-            b' '..=b'~' if *byte != b'%' => text.push(*byte as char),
-            _ => {
-                let _ = write!(text, "%{byte:02X}");
-            }
-        }
-    }
-    text
+    Escaped(bytes).to_string()
 }
 
 /// Decodes the output of [`escape`], and other spellings of the same bytes.
 pub(crate) fn unescape(text: &str) -> Option<Vec<u8>> {
+    if !text.contains('%') {
+        return Some(text.as_bytes().to_vec());
+    }
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
