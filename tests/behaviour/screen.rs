@@ -1,5 +1,7 @@
 //! The screen that a person sees: a wait, and `status --watch`; both leave no trace.
 
+use std::io::Write as _;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -289,6 +291,21 @@ on_every_store! {
         waiter.release();
         screen.shows("state    free");
         assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+    }
+
+    fn a_watch_shows_an_ending_that_the_history_learns_of_later_than_the_record(sandbox: &Sandbox) {
+        if !sandbox.is_of_files() {
+            return;
+        }
+        let Some(screen) = Screen::new(sandbox, 120, 20) else { return };
+        sandbox.csalock(["run", "x", "true"]).run();
+        let history = sandbox.history_paths()[0].clone();
+        let line = std::fs::read(&history).unwrap();
+        screen.line("csalock status --watch --interval 50ms x");
+        let endings = |text: &str| text.matches("  released  ").count();
+        screen.becomes("one ending", |text| endings(text) == 1);
+        std::fs::OpenOptions::new().append(true).open(&history).unwrap().write_all(&line).unwrap();
+        screen.becomes("the other ending", |text| endings(text) == 2);
     }
 
     fn a_watch_that_is_not_possible_is_refused(sandbox: &Sandbox) {

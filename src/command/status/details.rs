@@ -3,19 +3,18 @@
 use crate::command::context::{Context, LockRef};
 use crate::engine::{Engine, LockStatus};
 use crate::history::{HoldTimes, Past};
-use crate::lock::HandleHash;
 use crate::report::{LockBlock, OutputStyle, Reporter};
+use crate::store::HistoryCursor;
 
 /// Number of past grants that are kept for the display.
 const KEPT: usize = 3;
 
-/// The last grants of one lock, which are read again when the record has new ones.
+/// The last grants of one lock. The history may learn of an ending later than the record, so each look reads what is new.
 #[derive(Default)]
 pub(super) struct Details {
     past: Vec<Past>,
     times: HoldTimes,
-    /// The grants that the record showed when the history was read.
-    grants: Option<Vec<HandleHash>>,
+    cursor: HistoryCursor,
 }
 
 impl Details {
@@ -28,21 +27,16 @@ impl Details {
         reporter: &Reporter<'_>,
         style: OutputStyle,
     ) -> Vec<String> {
-        let ended = status.record.ended_grants.iter().map(|ending| &ending.grant);
-        let grants = Some(status.record.holders.iter().chain(ended).map(|grant| grant.proof).collect());
-        if self.grants != grants {
-            self.grants = grants;
-            self.read_past(context, lock, engine);
-        }
+        self.read_past(context, lock, engine);
         LockBlock { lock, status, reporter, past: &self.past, times: &self.times, style }.lines()
     }
 
-    /// Reads the last grants of a lock. Without a readable history there are none: the status is more important.
+    /// Reads the new grants of a lock. Without a readable history there are none: the status is more important.
     fn read_past(&mut self, context: &Context, lock: &LockRef, engine: &Engine) {
-        (self.past, self.times) = Default::default();
         let limits = context.environment.history().unwrap_or_default();
-        let _ = engine.each_past(&limits, &mut |ended| {
-            if ended.name == lock.name {
+        let kept_since = context.host.wall().saturating_sub(limits.age).as_millis() as u64;
+        let _ = engine.each_new_past(&mut self.cursor, &mut |ended| {
+            if ended.name == lock.name && ended.to.is_some_and(|to| to >= kept_since) {
                 self.times.add(&ended);
                 self.past.push(ended);
                 self.past.drain(..self.past.len().saturating_sub(KEPT));
