@@ -1,7 +1,9 @@
 """What several callers need: time under contention, of a hand-over, after a kill; CPU and memory of waiters."""
 
+import ctypes
 import json
 import os
+import platform
 import re
 import signal
 import statistics
@@ -12,10 +14,13 @@ from pathlib import Path
 
 from measure import UTF8, in_turn, path_of, ratio, reap, spawn
 
+libc = ctypes.CDLL(None)
+
 LOOP = 'echo; read -r go; n=$1; shift; while [ "$n" -gt 0 ]; do "$@" || exit; n=$((n - 1)); done'
 HOLD = "echo; read -r word || :"  # tells that it runs, and ends with its stdin
 SETTLE = 0.05  # seconds that a waiter gets to fall asleep
 LOOKS = 1.5  # seconds after which a waiter has looked for a deadlock, which it does once
+KCMP = {"x86_64": 312}.get(platform.machine(), 272)  # number of the system call
 FEW, MANY, STARTED_AT_ONCE = 10, 1_000, 25
 
 
@@ -132,6 +137,11 @@ def members(pid):
     return found
 
 
+def share_memory(one, other):
+    """Whether two processes have the same memory: kcmp(2) with KCMP_VM."""
+    return libc.syscall(KCMP, one, other, 1, 0, 0) == 0
+
+
 def cpu_of(pid):
     """The seconds that a process has used until now."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
@@ -175,9 +185,13 @@ class Queue:
         return (sum(each.ru_utime + each.ru_stime for each in used) - before) / len(self.waiters)
 
     def memory(self):
-        """KiB that each process of the last waiter has for itself; the supervisor comes first."""
-        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in members(self.waiters[-1])]
-        return [int(re.search(r"^Private_Dirty: *(\d+)", rollup, re.MULTILINE)[1]) for rollup in rollups]
+        """KiB that the processes of the last waiter have for themselves. Memory that they share counts once."""
+        alone = []
+        for pid in members(self.waiters[-1]):
+            if not any(share_memory(pid, other) for other in alone):
+                alone.append(pid)
+        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in alone]
+        return sum(int(re.search(r"^Private_Dirty: *(\d+)", rollup, re.MULTILINE)[1]) for rollup in rollups)
 
 
 def crowd(place):
@@ -195,14 +209,13 @@ def crowd(place):
 
 def memory(place):
     """The private memory of a waiter, the last of ten."""
+    os.sync()  # What is not written yet of a new program would count as its private memory.
     for tool in place.takers():
         found = []
         for _ in range(5):
             queue = Queue(place, tool, FEW)
             found.append(queue.memory())
             queue.drain()
-        *others, waiter = [statistics.median(each) for each in zip(*found, strict=True)]
         goal = 128 if tool == "directory" else None
-        place.tables.figure(f"private memory of a waiter, KiB, {tool}", place.kind, waiter, goal, "{:.0f}")
-        if others:
-            place.tables.figure(f"private memory of its supervisor, KiB, {tool}", place.kind, sum(others), None, "{:.0f}")
+        row = f"private memory of a waiter, KiB, {tool}"
+        place.tables.figure(row, place.kind, statistics.median(found), goal, "{:.0f}")

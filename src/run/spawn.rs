@@ -88,6 +88,11 @@ impl VforkStatus {
     const GRANTED: u16 = 1;
     const FAILED: u16 = 2;
 
+    /// Returns true if the child was about to become the command, and has not failed to.
+    pub(super) fn is_granted(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == VforkStatus::GRANTED
+    }
+
     /// Returns the exit code if the command could not be run.
     pub(super) fn failure(&self) -> Option<Exit> {
         let status = self.0.load(Ordering::SeqCst);
@@ -142,8 +147,7 @@ impl CommandLine {
         // the same time.
         let started = unsafe { clone(child, stack, flags, Some(Signal::SIGCHLD as i32)) };
         let pid = started.map_err(failed)?;
-        let came = progress.0.load(Ordering::SeqCst);
-        if came == VforkStatus::GRANTED {
+        if progress.is_granted() {
             return Ok(VforkOutcome::Running(RunningCommand::new(pid, None, None)));
         }
         let ended = nix::sys::wait::waitpid(pid, None);

@@ -17,12 +17,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use rustix::event::epoll;
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::child::{RunningCommand, in_spite_of_signals};
 use super::spawn::{VforkStatus, childs_stack};
+use crate::error::ErrorKind;
 use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::signals::{FORWARDED, Signals};
@@ -82,16 +84,14 @@ impl<'a> Standby<'a> {
     /// Makes the child the command. Returns its exit code if that failed.
     pub fn start(self) -> std::result::Result<RunningCommand, Exit> {
         let socket = &self.orders.ends.1;
-        // If a signal has ended the child, the supervisor finds that out when it waits for the command.
+        // If a signal has ended the child, the read returns at once.
         let _ = send(socket.as_raw_fd(), b"!", MsgFlags::MSG_NOSIGNAL);
         let _ = in_spite_of_signals(|| nix::unistd::read(socket, &mut [0; 1]));
-        let command = ManuallyDrop::new(self);
-        match command.orders.status.failure() {
-            Some(exit) => {
-                let _ = in_spite_of_signals(|| waitpid(command.pid, None));
-                Err(exit)
-            }
-            None => Ok(RunningCommand::new(command.pid, None, None)),
+        let status = &self.orders.status;
+        match status.failure() {
+            Some(exit) => Err(exit),
+            None if status.is_granted() => Ok(RunningCommand::new(ManuallyDrop::new(self).pid, None, None)),
+            None => Err(self.ended().unwrap_or(ErrorKind::System.into())),
         }
     }
 
@@ -100,11 +100,11 @@ impl<'a> Standby<'a> {
         // A process closes its descriptors before its parent can learn of its end, so this waits for the end.
         let mut polled = [PollFd::new(self.orders.ends.1.as_fd(), PollFlags::POLLIN)];
         poll(&mut polled, PollTimeout::ZERO).ok().filter(|ready| *ready > 0)?;
-        match in_spite_of_signals(|| waitid(Id::Pid(self.pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)) {
-            Ok(WaitStatus::Signaled(_, signal, _)) if FORWARDED.contains(&signal) => Some(Exit::Signal(signal)),
-            Ok(WaitStatus::Signaled(_, signal, _)) => Some(Exit::signalled(signal as i32)),
-            _ => None,
-        }
+        let child = rustix::process::Pid::from_raw(self.pid.as_raw())?;
+        let wait = || waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let signal = rustix::io::retry_on_intr(wait).ok()??.terminating_signal()?;
+        let forwarded = FORWARDED.into_iter().find(|forwarded| *forwarded as i32 == signal);
+        Some(forwarded.map_or(Exit::signalled(signal), Exit::Signal))
     }
 }
 
@@ -141,11 +141,18 @@ extern "C" fn sleep(argument: *mut libc::c_void) -> libc::c_int {
     // SAFETY: the descriptors are those of the socket, of which this process has copies, and the buffer has one byte.
     let length = unsafe {
         libc::close(parents);
-        libc::read(mine, signal.as_mut_ptr().cast(), signal.len())
+        loop {
+            match libc::read(mine, signal.as_mut_ptr().cast(), signal.len()) {
+                // A stop is not the end of the wait.
+                -1 => {}
+                length => break length,
+            }
+        }
     };
     if length == 1 {
+        orders.status.granted();
         let _ = set_pdeathsig(None);
         (orders.become_command)(&orders.status);
     }
-    0
+    1
 }

@@ -162,6 +162,10 @@ on_every_store! {
         let parked = nix::unistd::Pid::from_raw(sandbox.waiters("x")[0]);
         nix::sys::signal::kill(parked, Signal::SIGKILL).unwrap();
         assert_eq!(waiter.wait().code, Some(137));
+        // A real-time signal, which has no name.
+        let waiter = sandbox.waiter("x", "touch ran");
+        sandbox.call("kill", ["-35", &sandbox.waiters("x")[0].to_string()]).run();
+        assert_eq!(waiter.wait().code, Some(163));
         assert!(sandbox.waiters("x").is_empty());
         holder.release();
         assert_eq!(holder.wait().code, Some(0));
