@@ -104,8 +104,8 @@ fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
 fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>) -> anyhow::Result<Exit> {
     let (job, asked) = (child.job, child.asked);
     let has_lease = job.shared_deadline.is_some();
-    // A child that shares our memory keeps signals from us, so it must not wait for a locked store, a file or the start
-    // signal. It also shares our descriptors, so it must not close any for the command.
+    // A child that shares our memory keeps signals from us while it works, so it must not wait for a locked store, a file
+    // or the start signal. It may also share our descriptors, so it must not close any for the command.
     let is_plain = child.flock_compat.is_none() && child.recurring.is_none();
     let may_share = !has_lease && is_plain && !job.context.inherited.any_closed();
     let is_quick = may_share && opened.as_ref().is_ok_and(are_free);

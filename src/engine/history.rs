@@ -35,10 +35,10 @@ impl Engine {
 
     /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.
     pub fn each_past(&self, limits: &Limits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
-        let kept_since = self.host.wall().saturating_sub(limits.age).as_millis() as u64;
+        let now = self.host.wall();
         self.store.read_history(&mut |line| {
             if let Some(past) = Past::read(line)
-                && past.to.is_some_and(|to| to >= kept_since)
+                && limits.keep(&past, now)
             {
                 visit(past);
             }

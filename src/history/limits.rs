@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::Past;
+
 /// Maximum size limit of a history, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
 
@@ -24,6 +26,11 @@ impl Limits {
     /// Returns these limits with history turned off.
     pub fn off(self) -> Limits {
         Limits { size: 0, ..self }
+    }
+
+    /// Returns true if this grant ended late enough to be shown at the time `now` since 1970.
+    pub fn keep(&self, past: &Past, now: Duration) -> bool {
+        past.to.is_some_and(|to| to >= now.saturating_sub(self.age).as_millis() as u64)
     }
 
     /// Returns true if history is turned off.

@@ -33,14 +33,17 @@ impl Details {
 
     /// Reads the new grants of a lock. Without a readable history there are none: the status is more important.
     fn read_past(&mut self, context: &Context, lock: &LockRef, engine: &Engine) {
-        let limits = context.environment.history().unwrap_or_default();
-        let kept_since = context.host.wall().saturating_sub(limits.age).as_millis() as u64;
-        let _ = engine.each_new_past(&mut self.cursor, &mut |ended| {
-            if ended.name == lock.name && ended.to.is_some_and(|to| to >= kept_since) {
+        let (limits, now) = (context.environment.history().unwrap_or_default(), context.host.wall());
+        let read = engine.each_new_past(&mut self.cursor, &mut |ended| {
+            if ended.name == lock.name && limits.keep(&ended, now) {
                 self.times.add(&ended);
                 self.past.push(ended);
                 self.past.drain(..self.past.len().saturating_sub(KEPT));
             }
         });
+        if read.is_err() {
+            // Otherwise the next look could read some of them twice.
+            *self = Details::default();
+        }
     }
 }
