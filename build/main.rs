@@ -43,7 +43,7 @@ fn link_arguments(project: &Path) -> Vec<String> {
     let has_fixed_address = flags.contains("relocation-model=static");
     if is_static && is_glibc && has_fixed_address {
         arguments.extend(start_objects().iter().map(|object| object.display().to_string()));
-        arguments.push("-Wl,-e,csalock_entry,-z,norelro".to_string());
+        arguments.push("-Wl,-e,csalock_entry,-z,norelro,--wrap=_dl_early_allocate".to_string());
         // Each segment costs each process a mapping. Only LLD knows this flag.
         if is_default && !flags.contains("linker-features") && rust_has_lld() {
             arguments.push("-Wl,--no-rosegment".to_string());

@@ -45,6 +45,8 @@ pub mod fence;
 pub mod glob;
 mod guard;
 #[doc(hidden)]
+pub mod heap;
+#[doc(hidden)]
 pub mod history;
 #[doc(hidden)]
 pub mod host;

@@ -6,10 +6,8 @@
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
-/// musl's allocator calls the kernel every few pages, which takes half of the start-up time.
-#[cfg(target_env = "musl")]
 #[global_allocator]
-static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+static HEAP: csalock::heap::Heap = csalock::heap::Heap::empty();
 
 /// The entry point of the C runtime. Rust's runtime would read /proc/self/maps and install a handler that names a stack
 /// overflow before it calls its `main`.

@@ -68,8 +68,17 @@ int main(int, char **, char **);
 /* The written data of a start, which build/hot.ld puts together. Without that script the size is 0. */
 extern char csalock_written[] __attribute__((weak)), csalock_written_end[] __attribute__((weak));
 
-/* Bytes of stack and heap that a run or another short command uses. */
-enum { PAGE = 4096, STACK = 10 * PAGE, HEAP = 7 * PAGE };
+/* Bytes of stack and heap that a run or another short command uses. The heap of src/heap.rs follows the written data. */
+enum { PAGE = 4096, STACK = 10 * PAGE, HEAP = 4 * PAGE };
+
+/* The variables of the first thread, for which glibc would ask the kernel with brk(2). */
+static char thread_variables[PAGE] __attribute__((aligned(64)));
+
+/* The linker makes glibc's `__libc_setup_tls`, which calls `_dl_early_allocate` once, call this (ld(1), --wrap). */
+void *__wrap__dl_early_allocate(size_t size) {
+    void *more = size <= sizeof thread_variables ? thread_variables : sbrk(size);
+    return more == (void *)-1 ? NULL : more;
+}
 
 /* Makes the kernel provide the pages of this memory at once: a fault that provides one page costs several times as much,
  * and a start writes to some twenty pages. Failures cost only speed. */
@@ -93,7 +102,7 @@ WITHOUT_CANARY static bool begins_with(const char *text, const char *beginning) 
  * x86-64, 3.4.1): the number of arguments, the arguments, the environment and the auxiliary vector. */
 __attribute__((used)) WITHOUT_CANARY void csalock_begin(uintptr_t *stack) {
     populate((char *)stack - STACK, STACK);
-    populate(csalock_written, csalock_written_end - csalock_written);
+    populate(csalock_written, csalock_written_end - csalock_written + HEAP);
     int count = (int)*stack;
     char **arguments = (char **)(stack + 1), **environment = arguments + count + 1, **end = environment;
     for (; *end; end++)
@@ -136,10 +145,6 @@ __attribute__((used)) WITHOUT_CANARY void csalock_begin(uintptr_t *stack) {
     _init();
     for (initializer **each = __init_array_start; each < __init_array_end; each++)
         (*each)(count, arguments, environment);
-    /* The first allocation makes the heap. */
-    char *heap = sbrk(0);
-    free(malloc(1));
-    populate(heap, HEAP);
     exit(main(count, arguments, environment));
 }
 
