@@ -195,7 +195,14 @@ impl Engine {
     /// Returns the credentials of a caller on this host that presents a grant as its own.
     /// Fails if this host cannot be distinguished from other hosts.
     pub fn credentials(&self, proof: Option<HandleHash>, owners: Vec<ProcessId>) -> Result<Credentials> {
-        Ok(Credentials { proof, owners, claim: None, domain: self.host.domain()?, supervises: false, repeated: false })
+        Ok(Credentials {
+            proof,
+            owners,
+            claim: None,
+            space: self.host.pid_space()?,
+            supervises: false,
+            repeated: false,
+        })
     }
 
     /// Returns the credentials of a caller on this host that knows the handle with this hash.

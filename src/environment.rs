@@ -2,8 +2,10 @@
 
 #![expect(unsafe_code, reason = "exec needs the variables as the kernel has passed them")]
 
+mod current_directory;
 mod zone;
 
+pub use current_directory::CurrentDirectory;
 pub use zone::local_zone;
 
 use std::borrow::Cow;
@@ -69,8 +71,8 @@ pub struct Environment {
     history: [Option<OsString>; 3],
     /// The directory of this user's default store, even if it does not exist.
     state: Option<PathBuf>,
-    /// The current directory; empty if it was removed.
-    pub current: PathBuf,
+    /// The current directory.
+    pub current: CurrentDirectory,
 }
 
 impl Environment {
@@ -95,7 +97,7 @@ impl Environment {
             lease: set("CSALOCK_LEASE"),
             history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
             state,
-            current: std::env::current_dir().unwrap_or_default(),
+            current: CurrentDirectory::default(),
         }
     }
 

@@ -11,6 +11,7 @@ mod machine;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
+mod random;
 mod shell_string;
 mod times;
 mod unix;
@@ -35,7 +36,7 @@ pub use unix::{Unix, is_at_work};
 pub use wait_set::{WakeAddress, WakeSocket};
 
 use crate::error::Result;
-use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
 /// Set of hosts that may use a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +66,11 @@ pub trait Host: Send + Sync {
 
     /// Returns the pid domain of this process.
     fn domain(&self) -> Result<PidDomain>;
+
+    /// Returns the part of the pid domain that needs fewer files to be read.
+    fn pid_space(&self) -> Result<PidSpace> {
+        self.domain().map(PidSpace::from)
+    }
 
     /// Returns true if this process is not in the kernel's first pid namespace. Processes of other namespaces that use
     /// the same store then cannot see whether it lives.
@@ -126,6 +132,11 @@ pub trait Host: Send + Sync {
 
     /// Returns random bytes that cannot be guessed.
     fn random(&self) -> Result<[u8; 16]>;
+
+    /// Returns a number that no other call returns, on no host. It may be guessed.
+    fn unique_number(&self) -> Result<u64> {
+        self.random().map(|random| u64::from_be_bytes(*random.first_chunk().unwrap_or(&[0; 8])))
+    }
 
     /// Creates a wait set: from now on [`Host::wake`] with this handle hash reaches it. `interrupt` ends its waits when
     /// it becomes readable.

@@ -39,7 +39,7 @@ pub use fence_mark::FenceMark;
 pub use handle::{Handle, HandleHash};
 pub use job::{BeginRun, Complain, Complaint, ForgetJob, JobState, Promise, ReportSuccess, RunStart, Runs, Success};
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
-pub use owner::{Owner, PidDomain, ProcessId};
+pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
 pub use page::{Page, Pages};
 pub use protocol::{decide, grant_status};
 pub use queue::effective_owner;

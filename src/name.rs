@@ -42,8 +42,9 @@ pub fn is_path(name: &[u8]) -> bool {
 
 /// Returns an absolute path. A relative path starts at `current`.
 /// Returns an error if the current directory was removed: `current` is empty then.
-pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
-    let path = current.join(path);
+pub fn absolute(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
+    let path = Path::new(path);
+    let path = if path.is_absolute() { path.to_path_buf() } else { current.as_ref().join(path) };
     if !path.is_absolute() {
         let what = format!("{} is in the current directory, which was removed", escape_path(&path));
         return Err(Error::new(ErrorKind::Unavailable, what, "cd to one that exists"));
@@ -54,7 +55,7 @@ pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
 /// Returns the absolute path of a file, without symbolic links, equal for every spelling. The file may be missing, but
 /// its directory must exist.
 /// Returns an error if the directory cannot be found or accessed.
-pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
+pub fn file_of(name: &[u8], current: impl AsRef<Path>) -> Result<PathBuf> {
     let mut path = absolute(OsStr::from_bytes(name), current)?;
     for _ in 0..MOST_LINKS {
         match fs::canonicalize(&path) {
@@ -75,7 +76,7 @@ pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
 
 /// Returns the absolute path of a directory that exists, without symbolic links.
 /// Returns an error if the directory cannot be found or accessed.
-pub fn directory_of(path: &OsStr, current: &Path) -> Result<PathBuf> {
+pub fn directory_of(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     let path = absolute(path, current)?;
     fs::canonicalize(&path).map_err(|error| {
         let error = Error::os_through_links(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", &path);

@@ -38,11 +38,19 @@ pub struct ReceivedSignal {
     pub from_terminal: bool,
 }
 
+/// A source of events that end a wait.
+pub trait Interrupt {
+    /// Returns a descriptor that becomes readable at such an event. Fails if the process has no room for a descriptor.
+    fn descriptor(&self) -> Result<BorrowedFd<'_>>;
+}
+
 /// A queue of signals, which do not have their usual effect from its creation on.
 pub struct Signals {
-    descriptor: SignalFd,
     /// Opened when the first wait needs it.
+    descriptor: OnceLock<SignalFd>,
+    /// The same for a wait that other signals do not end.
     interrupt: OnceLock<Option<SignalFd>>,
+    all: SigSet,
     ending: SigSet,
     /// True if the queue also contains signals that do not end a wait.
     has_others: bool,
@@ -61,6 +69,7 @@ impl Signals {
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
         // SAFETY: the default disposition runs no code.
         let before = unsafe { sigaction(Signal::SIGCHLD, &action) }.map_err(failed)?;
+        signals.descriptor()?;
         Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })
     }
 
@@ -76,8 +85,9 @@ impl Signals {
         let added = mask.iter().filter(|signal| !before.contains(*signal)).collect();
         QUEUED.store(ending.iter().fold(0, |bits, signal| bits | bit(signal)), Ordering::SeqCst);
         Ok(Signals {
-            descriptor: open(&mask)?,
+            descriptor: OnceLock::new(),
             interrupt: OnceLock::new(),
+            all: mask,
             ending,
             has_others: !others.is_empty(),
             before,
@@ -88,10 +98,24 @@ impl Signals {
 
     /// Returns a descriptor that becomes readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait:
     /// after `exec csalock` the script's children are children of csalock.)
-    pub fn interrupt(&self) -> BorrowedFd<'_> {
+    /// Fails if the process has no room for a descriptor.
+    pub fn interrupt(&self) -> Result<BorrowedFd<'_>> {
         let interrupt = self.interrupt.get_or_init(|| self.has_others.then(|| open(&self.ending).ok()).flatten());
         // Without a free descriptor, the end of a child only ends a wait too early.
-        interrupt.as_ref().unwrap_or(&self.descriptor).as_fd()
+        interrupt.as_ref().map_or_else(|| self.all_events(), |interrupt| Ok(interrupt.as_fd()))
+    }
+
+    /// Returns a descriptor that becomes readable when a signal is in the queue.
+    /// Fails if the process has no room for a descriptor, but not after [`Signals::listen`].
+    pub fn all_events(&self) -> Result<BorrowedFd<'_>> {
+        Ok(self.descriptor()?.as_fd())
+    }
+
+    fn descriptor(&self) -> Result<&SignalFd> {
+        if self.descriptor.get().is_none() {
+            let _ = self.descriptor.set(open(&self.all)?);
+        }
+        self.descriptor.get().ok_or_else(|| failed(Errno::EBADF))
     }
 
     /// Returns the exit status after an interrupted wait: the signal that interrupted it.
@@ -108,13 +132,14 @@ impl Signals {
 
     /// Waits at most `span` for a signal that ends a wait. Returns true if none arrived.
     pub fn no_signal_within(&self, span: Duration) -> bool {
-        let mut polled = [PollFd::new(self.interrupt(), PollFlags::POLLIN)];
+        let Ok(interrupt) = self.interrupt() else { return !is_pending() };
+        let mut polled = [PollFd::new(interrupt, PollFlags::POLLIN)];
         !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
     }
 
     /// Returns the next signal in the queue, if a signal arrived.
     pub fn next(&self) -> Option<ReceivedSignal> {
-        let info = self.descriptor.read_signal().ok().flatten()?;
+        let info = self.descriptor().ok()?.read_signal().ok().flatten()?;
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
         let from_terminal = info.ssi_code == libc::SI_KERNEL && signal != Signal::SIGHUP;
         Some(ReceivedSignal { signal, from_terminal })
@@ -139,9 +164,9 @@ impl Signals {
     }
 }
 
-impl AsFd for Signals {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+impl Interrupt for Signals {
+    fn descriptor(&self) -> Result<BorrowedFd<'_>> {
+        self.interrupt()
     }
 }
 

@@ -3,7 +3,6 @@
 mod for_script;
 
 use std::cell::OnceCell;
-use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use crate::host::{ThisProcess, command_of};
 use crate::lock::{EndReason, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Settings};
-use crate::signals::Signals;
+use crate::signals::{Interrupt, Signals};
 
 /// Maximum time for the store to answer with what an estimate needs.
 pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
@@ -31,8 +30,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) common: &'a Common,
     pub(super) waiting: &'a Waiting,
     pub(super) signals: &'a Signals,
-    /// The descriptor that ends the wait, if not only the signals do.
-    pub(super) interrupt: Option<BorrowedFd<'a>>,
+    /// The source of the events that end the wait.
+    pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
     /// Called when the wait begins.
     pub(super) at_first_wait: &'a dyn Fn(),
@@ -54,7 +53,7 @@ impl<'a> Acquisition<'a> {
             common,
             waiting,
             signals,
-            interrupt: None,
+            interrupt: signals,
             policy,
             at_first_wait: &|| (),
             settings: &Settings::OPTIONS,
@@ -89,7 +88,7 @@ impl<'a> Acquisition<'a> {
         if self.policy.is_none() {
             return None;
         }
-        let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt()));
+        let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt));
         let holders = match acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None) {
             Ok(AcquireAllResult::Refused(at, Refusal::Busy(holders))) => (at, holders),
             Ok(ended @ (AcquireAllResult::Granted(..) | AcquireAllResult::Interrupted)) => return Some(ended),
@@ -106,13 +105,9 @@ impl<'a> Acquisition<'a> {
         Some(AcquireAllResult::Refused(at, Refusal::Busy(holders)))
     }
 
-    fn interrupt(&self) -> BorrowedFd<'_> {
-        self.interrupt.unwrap_or_else(|| self.signals.interrupt())
-    }
-
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let (mut waits, mut progress) = (false, WaitProgress::new(self.common, request));
-        acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt()), &mut |at, waiting| {
+        acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
             if !std::mem::replace(&mut waits, true) {
                 (self.at_first_wait)();
             }
@@ -129,7 +124,7 @@ impl<'a> Acquisition<'a> {
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
         let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, request));
-        engine.write(&target.name, value, request, &self.policy, Some(self.interrupt()), &mut |waiting| {
+        engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
             progress.update((target, engine), &reporter, waiting)
         })
     }

@@ -4,7 +4,6 @@ mod end;
 mod wait;
 
 use std::ops::ControlFlow;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use self::wait::AfterWait;
@@ -18,6 +17,7 @@ use crate::host::WaitSet;
 use crate::lock::{
     self, Acquire, AcquireStep, EndedGrant, Facts, Grant, Lifetime, Record, Refusal, Request as _, Transition,
 };
+use crate::signals::Interrupt;
 use crate::store::{Scope, Subscription, Version};
 
 pub(super) use wait::Onlooker;
@@ -49,7 +49,7 @@ impl Engine {
         name: &[u8],
         request: &AcquireRequest,
         policy: &WaitPolicy,
-        interrupt: Option<BorrowedFd<'_>>,
+        interrupt: Option<&dyn Interrupt>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AcquireResult> {
         let scope = self.store.scope();
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     /// Returns true if a signal arrived and the caller wants to handle it.
-    pub(super) fn is_interrupted(&self, interrupt: Option<BorrowedFd<'_>>) -> bool {
+    pub(super) fn is_interrupted(&self, interrupt: Option<&dyn Interrupt>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
     }
 }
@@ -126,7 +126,7 @@ struct Acquisition<'a> {
     begun: Option<Lifetime>,
     wait_set: Option<Box<dyn WaitSet + 'a>>,
     subscription: Option<Box<dyn Subscription>>,
-    interrupt: Option<BorrowedFd<'a>>,
+    interrupt: Option<&'a dyn Interrupt>,
     /// The callers that this wait blocks, and whether a first inspection has happened.
     blocked_callers: BlockedCallers,
     looked_for_caller: bool,

@@ -10,7 +10,6 @@
 
 mod confirm;
 
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::acquire::CANCEL_GRACE;
@@ -18,6 +17,7 @@ use super::{AcquireRequest, AcquireResult, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
 use crate::host::Invocation;
 use crate::lock::{EndedGrant, Grant, Refusal};
+use crate::signals::Interrupt;
 
 /// Maximum number of rounds that end with the release of everything because one name was held.
 const MOST_ROUNDS: usize = 3;
@@ -53,7 +53,7 @@ pub fn acquire_all(
     locks: &[StoredLock<'_>],
     request: &AcquireRequest,
     policy: &WaitPolicy,
-    interrupt: Option<BorrowedFd<'_>>,
+    interrupt: Option<&dyn Interrupt>,
     on_wait: &mut Onlooker<'_>,
 ) -> Result<AcquireAllResult> {
     let mut several = MultiAcquire::new(locks, request, policy, interrupt, on_wait);
@@ -101,7 +101,7 @@ struct MultiAcquire<'a, 'b> {
     /// True if a later call of [`confirm_all`] confirms the grants.
     until_confirmed: bool,
     policy: WaitPolicy,
-    interrupt: Option<BorrowedFd<'a>>,
+    interrupt: Option<&'a dyn Interrupt>,
     on_wait: &'a mut Onlooker<'b>,
     held: Vec<Option<Grant>>,
     evicted: Option<(usize, EndedGrant)>,
@@ -121,7 +121,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         locks: &'a [StoredLock<'a>],
         request: &AcquireRequest,
         policy: &WaitPolicy,
-        interrupt: Option<BorrowedFd<'a>>,
+        interrupt: Option<&'a dyn Interrupt>,
         on_wait: &'a mut Onlooker<'b>,
     ) -> MultiAcquire<'a, 'b> {
         let until = policy.end(locks[0].engine.host().boottime());

@@ -1,6 +1,5 @@
 //! Outages: a caller that waits for a lock waits for the store too.
 
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::acquire::Onlooker;
@@ -9,6 +8,7 @@ use super::{Engine, WaitPolicy, Waiting};
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeReason};
 use crate::lock::Record;
+use crate::signals::Interrupt;
 
 /// Maximum pause between two calls to a store that does not answer.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -20,7 +20,7 @@ impl Engine {
         &self,
         name: &[u8],
         policy: &WaitPolicy,
-        interrupt: Option<BorrowedFd<'_>>,
+        interrupt: Option<&dyn Interrupt>,
         on_wait: &mut Onlooker<'_>,
         work: &mut dyn FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
@@ -28,6 +28,7 @@ impl Engine {
         loop {
             match work() {
                 Err(error) if error.is_unreached() => {
+                    let interrupt = interrupt.map(Interrupt::descriptor).transpose()?;
                     let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;
                     if self.outlast(name, error, &mut clock, &mut *wait_set, on_wait)? {
                         return Ok(None);

@@ -1,8 +1,6 @@
 //! Reading, writing and deleting values. The rules are in [`crate::lock`]'s `value.rs`. This module adds the store
 //! operations: the bytes of external values, and the wait for the holder.
 
-use std::os::fd::BorrowedFd;
-
 use super::acquire::Onlooker;
 use super::commit::RecordUpdate;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
@@ -11,6 +9,7 @@ use crate::lock::{
     self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _,
     Transition, Value, WriteRefusal, Writing, Written,
 };
+use crate::signals::Interrupt;
 use crate::store::{Durability, Write, WriteOptions};
 
 /// A requested change of a value.
@@ -102,7 +101,7 @@ impl Engine {
         wanted: &ValueWrite<'_>,
         request: &AcquireRequest,
         policy: &WaitPolicy,
-        interrupt: Option<BorrowedFd<'_>>,
+        interrupt: Option<&dyn Interrupt>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());

@@ -51,6 +51,8 @@ pub struct Caller {
     pub command: Vec<u8>,
     /// True if the script is a string of a shell that runs nothing after this call succeeds.
     pub ends_with_call: bool,
+    /// True if the innermost process of the script has the name of a shell, and so waits for the programs it calls.
+    pub is_shell: bool,
 }
 
 /// A process that a script called.
@@ -140,7 +142,7 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
         stat = parent;
     }
     let ends_with_call = is_shell && ends_with_lock(&arguments);
-    Ok(Caller { owners, starters, command: arguments.join(&b' '), ends_with_call })
+    Ok(Caller { owners, starters, command: arguments.join(&b' '), ends_with_call, is_shell })
 }
 
 /// Returns false if the process `pid` is certainly none of these processes and descends from none of them.

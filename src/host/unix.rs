@@ -24,18 +24,22 @@ use super::Scope;
 use super::machine::{is_this_machine, machine};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
+use super::random::Random;
 use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 use crate::startup_state::effective_user;
 
 /// The machine that this process runs on.
 #[derive(Debug, Default)]
 pub struct Unix {
-    domain: OnceLock<PidDomain>,
+    space: OnceLock<PidSpace>,
     pid_namespace: OnceLock<u64>,
+    net: OnceLock<u64>,
+    machine: OnceLock<String>,
     name: OnceLock<String>,
+    random: Random,
 }
 
 impl Unix {
@@ -44,25 +48,20 @@ impl Unix {
         Unix::default()
     }
 
-    fn known_home(&self) -> Result<&PidDomain> {
-        if let Some(domain) = self.domain.get() {
-            return Ok(domain);
-        }
-        let boot = read_short("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
-        let home = PidDomain {
-            machine: machine(&self.name())?,
-            boot: String::from_utf8_lossy(boot.trim_ascii()).into_owned(),
-            pids: format!("{}.{}", self.pid_namespace()?, namespace("time")?),
-            net: namespace("net")?,
-        };
-        Ok(self.domain.get_or_init(|| home))
+    fn known_space(&self) -> Result<&PidSpace> {
+        known(&self.space, || {
+            let boot = read_short("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
+            let boot = String::from_utf8_lossy(boot.trim_ascii()).into_owned();
+            Ok(PidSpace { boot, pids: format!("{}.{}", self.pid_namespace()?, namespace("time")?) })
+        })
+    }
+
+    fn known_machine(&self) -> Result<&String> {
+        known(&self.machine, || machine(&self.name()))
     }
 
     fn pid_namespace(&self) -> Result<u64> {
-        match self.pid_namespace.get() {
-            Some(number) => Ok(*number),
-            None => namespace("pid").map(|number| *self.pid_namespace.get_or_init(|| number)),
-        }
+        known(&self.pid_namespace, || namespace("pid")).copied()
     }
 }
 
@@ -76,7 +75,13 @@ impl Host for Unix {
     }
 
     fn domain(&self) -> Result<PidDomain> {
-        self.known_home().cloned()
+        let PidSpace { boot, pids } = self.pid_space()?;
+        let net = *known(&self.net, || namespace("net"))?;
+        Ok(PidDomain { machine: self.known_machine()?.clone(), boot, pids, net })
+    }
+
+    fn pid_space(&self) -> Result<PidSpace> {
+        self.known_space().cloned()
     }
 
     fn is_in_container(&self) -> bool {
@@ -110,25 +115,26 @@ impl Host for Unix {
     }
 
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
-        let Ok(here) = self.known_home() else { return Liveness::Unknown };
-        let seen = match here.shares_pids_with(domain) {
+        let Ok(here) = self.known_space() else { return Liveness::Unknown };
+        let is_here = || self.known_machine().is_ok_and(|machine| is_this_machine(machine, &domain.machine));
+        let seen = match here.contains(domain) {
             true => fate_here(process),
-            false if here.boot != domain.boot && is_this_machine(&here.machine, &domain.machine) => Liveness::Dead,
+            false if here.boot != domain.boot && is_here() => Liveness::Dead,
             false => Liveness::Unknown,
         };
         match (seen, reach) {
-            (Liveness::Dead, Scope::Shared) if here.shares_pids_with(domain) => Liveness::Missing,
+            (Liveness::Dead, Scope::Shared) if here.contains(domain) => Liveness::Missing,
             (Liveness::Dead, Scope::Shared) => Liveness::Unknown,
             (seen, _) => seen,
         }
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {
-        self.known_home().is_ok_and(|here| here.shares_pids_with(domain)) && is_released_by(process, supervisor)
+        self.known_space().is_ok_and(|here| here.contains(domain)) && is_released_by(process, supervisor)
     }
 
     fn is_stopped(&self, domain: &PidDomain, process: &ProcessId) -> bool {
-        self.known_home().is_ok_and(|here| here.shares_pids_with(domain)) && is_stopped(process)
+        self.known_space().is_ok_and(|here| here.contains(domain)) && is_stopped(process)
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
@@ -169,13 +175,11 @@ impl Host for Unix {
     }
 
     fn random(&self) -> Result<[u8; 16]> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes)
-            .map_err(|error| Error::new(ErrorKind::System, format!("no random numbers: {error}"), "try again"))?;
-        // Machines resumed from one snapshot may draw the same numbers, but hardly in the same nanosecond.
-        let times = [self.wall(), self.boottime()].map(|time| (time.as_nanos() as u64).to_ne_bytes());
-        bytes.iter_mut().zip(times.as_flattened()).for_each(|(byte, time)| *byte ^= time);
-        Ok(bytes)
+        self.random.bytes([self.wall(), self.boottime()])
+    }
+
+    fn unique_number(&self) -> Result<u64> {
+        self.random.unique_number([self.wall(), self.boottime()])
     }
 
     fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
@@ -188,6 +192,14 @@ impl Host for Unix {
 
     fn give_way(&self) {
         let _ = nix::sched::sched_yield();
+    }
+}
+
+/// Returns a fact that cannot change, and learns it if it is not known yet.
+fn known<T>(fact: &OnceLock<T>, learn: impl FnOnce() -> Result<T>) -> Result<&T> {
+    match fact.get() {
+        Some(known) => Ok(known),
+        None => learn().map(|found| fact.get_or_init(|| found)),
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) ->
     }
     let mine = |grant: &Grant| {
         credentials.proof == Some(grant.proof)
-            || (grant.owner.domain.shares_pids_with(&credentials.domain)
+            || (credentials.space.contains(&grant.owner.domain)
                 && grant.owner.processes.iter().any(|owner| credentials.owners.contains(owner)))
     };
     let ending = record.ended_grants.iter().rev().find(|ending| mine(&ending.grant));
@@ -56,7 +56,7 @@ fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bo
         return Ok(true);
     }
     let is_caller = |owner: &ProcessId| credentials.owners.contains(owner);
-    let is_owned = grant.owner.domain.shares_pids_with(&credentials.domain)
+    let is_owned = credentials.space.contains(&grant.owner.domain)
         && match grant.owner.processes.first() {
             // A process that called this one lives.
             Some(innermost) if is_caller(innermost) => true,

@@ -54,6 +54,29 @@ impl PidDomain {
     }
 }
 
+/// The part of a [`PidDomain`] that pids and start times depend on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(debug_assertions, derive(Serialize, Deserialize))]
+pub struct PidSpace {
+    /// [`PidDomain::boot`]
+    pub boot: String,
+    /// [`PidDomain::pids`]
+    pub pids: String,
+}
+
+impl PidSpace {
+    /// Returns true if pids and start times of this domain have the same meaning here.
+    pub fn contains(&self, domain: &PidDomain) -> bool {
+        self.boot == domain.boot && self.pids == domain.pids
+    }
+}
+
+impl From<PidDomain> for PidSpace {
+    fn from(domain: PidDomain) -> PidSpace {
+        PidSpace { boot: domain.boot, pids: domain.pids }
+    }
+}
+
 /// Identity of a process, which differs from that of a later process with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {

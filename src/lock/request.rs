@@ -4,7 +4,7 @@ use super::ending::EndedGrant;
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
-use super::owner::{PidDomain, ProcessId};
+use super::owner::{PidDomain, PidSpace, ProcessId};
 use super::record::{Grant, Record, Waiter};
 use super::replacement::Successor;
 use super::sighting::Sighting;
@@ -178,8 +178,8 @@ pub struct Credentials {
     pub owners: Vec<ProcessId>,
     /// Id of a claim, if the caller knows it.
     pub claim: Option<Vec<u8>>,
-    /// Domain of these processes.
-    pub domain: PidDomain,
+    /// Where these processes are.
+    pub space: PidSpace,
     /// True if the caller acquired the grant for itself, or supervises the process that did. No other process needs to
     /// learn how the grant ended.
     pub supervises: bool,

@@ -9,7 +9,6 @@ mod fd_passing;
 mod helper;
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -193,9 +192,9 @@ impl FlockWait<'_> {
                 look_at = self.look_again_at()?;
             }
             let next = self.until.into_iter().chain(look_at).min();
-            wait_readable([self.signals.as_fd()], next.map(|next| next.saturating_sub(now))).map_err(|errno| {
-                Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again")
-            })?;
+            wait_readable([self.signals.all_events()?], next.map(|next| next.saturating_sub(now))).map_err(
+                |errno| Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again"),
+            )?;
         }
     }
 

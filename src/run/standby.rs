@@ -24,10 +24,10 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::child::{RunningCommand, in_spite_of_signals};
 use super::spawn::{VforkStatus, childs_stack};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
-use crate::signals::{FORWARDED, Signals};
+use crate::signals::{FORWARDED, Interrupt, Signals};
 
 /// Data for the child in the shared memory, where it stays until the parent ends.
 struct Orders<'a> {
@@ -47,6 +47,13 @@ pub struct Standby<'a> {
     interrupt: OwnedFd,
 }
 
+impl Interrupt for Standby<'_> {
+    /// Returns a descriptor that becomes readable if the child ends, or if a signal arrives that ends a wait.
+    fn descriptor(&self) -> Result<BorrowedFd<'_>> {
+        Ok(self.interrupt.as_fd())
+    }
+}
+
 impl<'a> Standby<'a> {
     /// Creates the child. After [`Standby::start`] the child calls `become_command`, which returns only if it has failed,
     /// and then tells so by its argument. Until the start, a signal ends the child as it ends any program.
@@ -57,7 +64,7 @@ impl<'a> Standby<'a> {
         become_command: &'a dyn Fn(&VforkStatus),
     ) -> nix::Result<Standby<'a>> {
         let ends = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
-        let interrupt = any_of([signals.interrupt(), ends.1.as_fd()])?;
+        let interrupt = any_of([signals.interrupt().map_err(|_| Errno::EMFILE)?, ends.1.as_fd()])?;
         let status = VforkStatus::default();
         let orders: &Orders<'_> = Box::leak(Box::new(Orders { signals, inherited, ends, become_command, status }));
         let stack = childs_stack()?;
@@ -74,11 +81,6 @@ impl<'a> Standby<'a> {
     /// Returns the process id of the child.
     pub fn pid(&self) -> Pid {
         self.pid
-    }
-
-    /// Returns a descriptor that becomes readable if the child ends, or if a signal arrives that ends a wait.
-    pub fn interrupt(&self) -> BorrowedFd<'_> {
-        self.interrupt.as_fd()
     }
 
     /// Makes the child the command. Returns its exit code if that failed.

@@ -152,8 +152,7 @@ impl Directory {
     }
 
     fn ident(&self) -> Result<UniqueId> {
-        let mark = u64::from_be_bytes(self.host.random()?[..8].try_into().unwrap_or_default());
-        Ok(UniqueId { boot: pointer::boot_tag(&self.host.domain()?.boot), mark })
+        Ok(UniqueId { boot: pointer::boot_tag(&self.host.pid_space()?.boot), mark: self.host.unique_number()? })
     }
 
     /// Carries out the effects of a commit.

@@ -88,7 +88,7 @@ impl Location {
 
     /// Parses a store URL; a plain path with a slash in it is a directory. Relative paths start at `current`.
     /// Returns a usage error that names the URL and the valid forms.
-    pub fn parse(url: &OsStr, current: &Path) -> Result<Location> {
+    pub fn parse(url: &OsStr, current: impl AsRef<Path>) -> Result<Location> {
         let bytes = url.as_bytes();
         let wrong = |what: &str| {
             let url = escape(bytes);

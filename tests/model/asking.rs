@@ -249,7 +249,7 @@ impl World {
             proof,
             owners,
             claim: None,
-            domain: home(self.actors[at].host),
+            space: home(self.actors[at].host).into(),
             supervises: false,
             repeated: actor.repeated,
         };

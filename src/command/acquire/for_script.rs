@@ -54,7 +54,7 @@ impl ForScript<'_> {
         &self,
         deliver: impl FnOnce(&Granted<'_>) -> anyhow::Result<Exit>,
     ) -> anyhow::Result<Exit> {
-        let (request, ends_with_call) = self.request()?;
+        let (request, caller) = self.request()?;
         // The process ends soon, and the kernel closes its descriptors.
         let opened = ManuallyDrop::new(self.targets.open(self.context)?);
         // If this process dies after the first of several names, the script must not hold that one.
@@ -94,7 +94,7 @@ impl ForScript<'_> {
                 self.keep(&opened, &request, &grants)?;
             }
         }
-        self.warn_of_owner(&request, ends_with_call);
+        self.warn_of_owner(&request, &caller);
         delivered
     }
 
@@ -114,11 +114,12 @@ impl ForScript<'_> {
         }
     }
 
-    /// Returns the request, and true if its owner ends with this call.
-    fn request(&self) -> anyhow::Result<(AcquireRequest, bool)> {
+    /// Returns the request, and the script that makes it.
+    fn request(&self) -> anyhow::Result<(AcquireRequest, Caller)> {
         let (taking, handle) = (self.taking, self.context.new_handle()?);
         let this = ThisProcess::look()?;
-        let Caller { owners, command, ends_with_call, .. } = self.owner(&this)?;
+        let caller = self.owner(&this)?;
+        let (owners, command) = (caller.owners.clone(), caller.command.clone());
         let request = AcquireRequest {
             owner_outlives_process: true,
             mode: taking.mode(),
@@ -126,7 +127,7 @@ impl ForScript<'_> {
             slots: taking.slots,
             ..request(self.context, &taking.waiting, handle, this.id(), owners, command)?
         };
-        Ok((request, ends_with_call))
+        Ok((request, caller))
     }
 
     /// Returns the owner of the locks: the process with the pid of `--pid`, else the script that called `this` process.
@@ -154,11 +155,11 @@ impl ForScript<'_> {
     }
 
     /// Warns if the lock ends with this very call, or may do so, which the caller hardly intends.
-    fn warn_of_owner(&self, request: &AcquireRequest, ends_with_call: bool) {
+    fn warn_of_owner(&self, request: &AcquireRequest, caller: &Caller) {
         let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
         let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
         let (name, command) = (self.targets.shown_names(), escape(&request.owner.command));
-        if ends_with_call {
+        if caller.ends_with_call {
             self.common.note(&format!(
                 "lock {name} ends with this call, because its owner does nothing more: pid {} ({command}); use `csalock \
                  run {} COMMAND`, or name its parent as the owner with --pid \
@@ -166,7 +167,7 @@ impl ForScript<'_> {
                 owner.pid,
                 self.targets.first().shell_arg,
             ));
-        } else if may_end_with_call(request.process.pid, owner) {
+        } else if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
             self.common.note(&format!(
                 "lock {name} ends with process {} ({command}), maybe right after this call; name another owner with --pid \
                  PID, or keep the lock until it is released with --forever",

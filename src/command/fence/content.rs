@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind as IoErrorKind, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -37,7 +37,7 @@ fn from_stdin(context: &Context, signals: &Signals, draft: &mut Draft<'_>) -> Re
     let mut stdin = std::io::stdin().lock();
     let mut chunk = vec![0; CHUNK];
     loop {
-        if is_readable(&stdin, signals.interrupt()).1 {
+        if is_readable(&stdin, signals.interrupt()?).1 {
             return Ok(signals.exit());
         }
         match stdin.read(&mut chunk) {
@@ -53,7 +53,7 @@ fn from_stdin(context: &Context, signals: &Signals, draft: &mut Draft<'_>) -> Re
 fn copy_output(command: &PipedCommand, mut output: File, signals: &Signals, draft: &mut Draft<'_>) -> Result<()> {
     let mut chunk = vec![0; CHUNK];
     loop {
-        let (has_output, has_signal) = is_readable(&output, signals);
+        let (has_output, has_signal) = is_readable(&output, signals.all_events()?);
         if has_signal {
             forward(command, signals);
         }
@@ -75,7 +75,7 @@ fn wait(command: &PipedCommand, signals: &Signals) -> Result<Exit> {
         if let Some(status) = command.status()? {
             return Ok(status);
         }
-        let mut polled = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        let mut polled = [PollFd::new(signals.all_events()?, PollFlags::POLLIN)];
         let _ = poll(&mut polled, PollTimeout::NONE);
         forward(command, signals);
     }
@@ -89,8 +89,8 @@ fn forward(command: &PipedCommand, signals: &Signals) {
 }
 
 /// Waits until one of these is readable, and returns which of them are.
-fn is_readable(source: impl AsFd, signals: impl AsFd) -> (bool, bool) {
-    let mut polled = [PollFd::new(source.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+fn is_readable(source: impl AsFd, signals: BorrowedFd<'_>) -> (bool, bool) {
+    let mut polled = [PollFd::new(source.as_fd(), PollFlags::POLLIN), PollFd::new(signals, PollFlags::POLLIN)];
     let _ = poll(&mut polled, PollTimeout::NONE);
     (polled[0].any().unwrap_or(false), polled[1].any().unwrap_or(false))
 }

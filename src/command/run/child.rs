@@ -104,7 +104,7 @@ impl CommandChild<'_> {
             return Ok(Err(standby.ended().unwrap_or(ErrorKind::System.into())));
         };
         let request = self.request(process, false, false)?;
-        let acquisition = Acquisition { interrupt: Some(standby.interrupt()), ..self.acquisition() };
+        let acquisition = Acquisition { interrupt: &standby, ..self.acquisition() };
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => {

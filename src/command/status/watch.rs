@@ -72,7 +72,7 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
 fn next_event(signals: &Signals, pause: Duration, keys: &mut Vec<u8>) -> anyhow::Result<Event> {
     let stdin = std::io::stdin();
     let keyboard = stdin.is_terminal();
-    let watched = std::iter::once(signals.as_fd()).chain(keyboard.then_some(stdin.as_fd()));
+    let watched = std::iter::once(signals.all_events()?).chain(keyboard.then_some(stdin.as_fd()));
     if keys.is_empty() {
         wait_readable(watched, Some(pause)).context("cannot wait for the terminal")?;
     }

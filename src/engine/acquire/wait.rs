@@ -9,6 +9,7 @@ use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
 use crate::lock::{Cycle, Facts, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
+use crate::signals::Interrupt;
 use crate::store::{Topic, Version};
 
 /// Time past the end of a lease that covers the rounding of every clock.
@@ -101,7 +102,10 @@ impl<'a> Acquisition<'a> {
     pub(super) fn listen(&mut self) -> Result<&mut Box<dyn WaitSet + 'a>> {
         Ok(match &mut self.wait_set {
             Some(wait_set) => wait_set,
-            none => none.insert(self.engine.host.wait_set(&self.request.entry.proof, self.interrupt)?),
+            none => {
+                let interrupt = self.interrupt.map(Interrupt::descriptor).transpose()?;
+                none.insert(self.engine.host.wait_set(&self.request.entry.proof, interrupt)?)
+            }
         })
     }
 

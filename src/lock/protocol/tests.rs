@@ -92,7 +92,7 @@ fn handle_of(pid: i32) -> Credentials {
         proof: Some(proof(pid)),
         owners: Vec::new(),
         claim: None,
-        domain: domain(),
+        space: domain().into(),
         supervises: false,
         repeated: false,
     }

@@ -49,7 +49,7 @@ fn writing(pid: i32, bytes: &[u8]) -> Writing {
             proof: Some(proof(pid)),
             owners: Vec::new(),
             claim: None,
-            domain: domain(),
+            space: domain().into(),
             supervises: false,
             repeated: false,
         },

@@ -103,7 +103,7 @@ impl<'a> EventLoop<'a> {
             }
             timer.iter().for_each(|timer| timer.set(next));
             let reports = self.command.reports().filter(|_| limited && self.report.told.is_none());
-            let signals = self.supervisor.job.signals.as_fd();
+            let signals = self.supervisor.job.signals.all_events()?;
             let events = [Some(signals), reports, self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);

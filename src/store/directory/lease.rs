@@ -67,7 +67,7 @@ fn lend(
         return Ok(lease);
     }
     let begun = Begun {
-        boot: boot_of(&host.domain()?.boot),
+        boot: boot_of(&host.pid_space()?.boot),
         at: host.boottime().as_micros() as u64,
         span: span.as_millis() as u64,
     };
@@ -84,7 +84,7 @@ pub(super) fn tick(time: Duration) -> Duration {
 /// Returns the minimum time to live of a lease, for its holder; zero if it has expired.
 fn remaining(host: &dyn Host, lease: &Lease, file_system_time: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
     match &lease.clock {
-        LeaseClock::FileSystem(begun) if begun.boot == boot_of(&host.domain()?.boot) => {
+        LeaseClock::FileSystem(begun) if begun.boot == boot_of(&host.pid_space()?.boot) => {
             let ends = Duration::from_micros(begun.at).saturating_add(span_of(begun));
             Ok(ends.saturating_sub(host.boottime()))
         }
@@ -152,7 +152,7 @@ impl Seen {
         if unknown.is_empty() {
             return Ok(Vec::new());
         }
-        let (boot, now, store) = (boot_of(&host.domain()?.boot), host.boottime(), store_time()?);
+        let (boot, now, store) = (boot_of(&host.pid_space()?.boot), host.boottime(), store_time()?);
         let at = |at: Duration| Moment { boottime: at, store: store.saturating_sub(now.saturating_sub(at)) };
         Ok(unknown.into_iter().map(|(lease, seen)| Sighting { lease: lease.clone(), boot, at: at(seen) }).collect())
     }
@@ -168,7 +168,7 @@ impl Seen {
         if let Some(known) = guarded(&self.0).get(&key) {
             return Ok(*known);
         }
-        let (boot, now) = (boot_of(&host.domain()?.boot), host.boottime());
+        let (boot, now) = (boot_of(&host.pid_space()?.boot), host.boottime());
         let is_ours = begun.boot == boot || sightings.iter().any(|seen| seen.boot == boot && seen.lease == *lease);
         // A store that does not report its time proves nothing.
         let store = is_ours.then(|| store_time().ok()).flatten();

@@ -74,7 +74,9 @@ impl Listing {
     /// Returns the bytes that the pointer refers to; `None` if they are missing because the record has changed.
     fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
         let name = pointer.record();
-        match sys::read_file(&self.directory, &name, self.entry.root.uncached, crate::lock::MOST_BYTES) {
+        // The end of the line says as much as another read(2), which is a request to an NFS server.
+        let is_line = self.entry.is_record();
+        match sys::read_file(&self.directory, &name, self.entry.root.uncached, crate::lock::MOST_BYTES, is_line) {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
             Ok(Err(what)) => {
                 let path = self.entry.path().join(name);
@@ -90,7 +92,7 @@ impl Listing {
         let version = pointer.version();
         let Some(body) = self.body(pointer).map_err(|error| error.in_version(version))? else { return Ok(None) };
         let is_local = self.entry.root.scope == Scope::Local;
-        let may_be_torn = is_local && boot_tag(&host.domain()?.boot) != pointer.ident.boot;
+        let may_be_torn = is_local && boot_tag(&host.pid_space()?.boot) != pointer.ident.boot;
         Ok(Some(Versioned { version, body, may_be_torn }))
     }
 

@@ -143,13 +143,14 @@ pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
     }
 }
 
-/// Reads a whole regular file of at most `most` bytes, opened with these additional flags. Returns `Ok(Err(reason))` if
-/// the name leads to anything else.
+/// Reads a regular file of at most `most` bytes, opened with these additional flags. A file that is one line ends with that
+/// line. Returns `Ok(Err(reason))` if the name leads to anything else.
 pub(super) fn read_file(
     at: impl AsFd,
     name: &str,
     flags: OFlag,
     most: usize,
+    is_line: bool,
 ) -> Result<Result<Vec<u8>, String>, Errno> {
     let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = match answered(nix::fcntl::openat(at, name, flags, Mode::empty())) {
@@ -171,6 +172,9 @@ pub(super) fn read_file(
         }
         if length > most {
             return Ok(Err(format!("it has more than {most} bytes")));
+        }
+        if is_line && buffer[..length].ends_with(b"\n") {
+            break;
         }
         if length == buffer.len() {
             buffer.resize(2 * length, 0);

@@ -67,10 +67,11 @@ pub(super) fn read_file(
     name: &str,
     flags: OFlag,
     most: usize,
+    is_line: bool,
 ) -> Result<Result<Vec<u8>, String>, Errno> {
     match replay::directory(&at) {
         Some(at) => replay::bytes(Call::Read { at, name: name.to_string() }).map(Ok),
-        None => real::read_file(at, name, flags, most),
+        None => real::read_file(at, name, flags, most, is_line),
     }
 }
 
