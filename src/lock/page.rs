@@ -18,7 +18,7 @@ use super::record::Waiter;
 use super::request::QueuePosition;
 
 /// Maximum number of waiters on a page.
-const ROOM: usize = 32;
+const ROOM: usize = 16;
 
 /// Numbers of the pages that the end of a long queue is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

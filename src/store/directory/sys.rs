@@ -100,8 +100,8 @@ pub(super) fn create_file(
     let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = answered(nix::fcntl::openat(at, name, flags, mode))?;
     ownership.give_file(&file);
-    if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
-        // The umask may have removed permissions. The file is still empty.
+    // The umask may have removed permissions. The file is still empty. A change costs much more than this look.
+    if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) && fstat(&file)?.st_mode & 0o7777 != mode.bits() {
         nix::sys::stat::fchmod(&file, mode)?;
     }
     let mut rest = bytes;
