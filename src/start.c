@@ -69,7 +69,7 @@ int main(int, char **, char **);
 extern char csalock_written[] __attribute__((weak)), csalock_written_end[] __attribute__((weak));
 
 /* Bytes of stack and heap that a run or another short command uses. The heap of src/heap.rs follows the written data. */
-enum { PAGE = 4096, STACK = 10 * PAGE, HEAP = 7 * PAGE };
+enum { PAGE = 4096, STACK = 11 * PAGE, HEAP = 8 * PAGE };
 
 /* The variables of the first thread, for which glibc would ask the kernel with brk(2). */
 static char thread_variables[PAGE] __attribute__((aligned(64)));

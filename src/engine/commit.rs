@@ -6,7 +6,7 @@ use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
-use crate::store::{CommitResult, Version, Write, WriteOptions, WriteSet};
+use crate::store::{CommitResult, Scope, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
@@ -103,6 +103,7 @@ impl Engine {
         };
         for RecordUpdate { before, record, .. } in records {
             self.tell_supervisors(before, record);
+            self.tell_of_first_waiter(before, record);
             self.remove_witnesses(before, record);
             // Leftovers of a failed removal do no harm, and the record is committed already.
             let _ = self.remove_leftovers(before, record);
@@ -147,6 +148,15 @@ impl Engine {
             if !ending.is_some_and(is_known) {
                 self.tell_supervisor(&grant.proof);
             }
+        }
+    }
+
+    /// Notifies the supervisors of the holders that a process waits, so that they know the record when they release the
+    /// lock. Other hosts may change the record of a shared store unnoticed, so it is read at the release anyway.
+    fn tell_of_first_waiter(&self, before: &Record, after: &Record) {
+        if before.waiters.is_empty() && !after.waiters.is_empty() && self.store.scope() == Scope::Local {
+            let supervised = after.holders.iter().filter(|grant| grant.owner.supervisor.is_some());
+            supervised.for_each(|grant| self.tell_supervisor(&grant.proof));
         }
     }
 

@@ -6,6 +6,7 @@
 //! the end of a process. The engine does not rely on any of these: it bounds every wait and reads the record again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -24,7 +25,10 @@ const MOST_RINGS: usize = 1024;
 
 /// A socket that receives wake-ups.
 #[derive(Debug)]
-pub struct WakeSocket(OwnedFd);
+pub struct WakeSocket(Arc<OwnedFd>);
+
+/// The socket of this process's supervisor, which sends wake-ups as well as a new one.
+static OF_SUPERVISOR: OnceLock<Weak<OwnedFd>> = OnceLock::new();
 
 /// The process to wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +42,12 @@ pub enum WakeAddress<'a> {
 impl WakeSocket {
     /// Binds the socket for wake-ups. Returns `None` if that fails; no caller relies on wake-ups.
     pub fn new(listener: WakeAddress<'_>) -> Option<WakeSocket> {
-        let bell = unbound().ok()?;
-        rustix::net::bind(&bell, &address(listener).ok()?).ok().map(|()| WakeSocket(bell))
+        let bell = Arc::new(unbound().ok()?);
+        rustix::net::bind(&bell, &address(listener).ok()?).ok()?;
+        if matches!(listener, WakeAddress::Supervisor(_)) {
+            let _ = OF_SUPERVISOR.set(Arc::downgrade(&bell));
+        }
+        Some(WakeSocket(bell))
     }
 
     /// Returns true if a wake-up arrived since the last call.
@@ -66,7 +74,11 @@ pub(super) struct LinuxWaitSet<'a> {
 
 /// Wakes the process at this address. Returns true if a process listens there.
 pub(super) fn wake(listener: WakeAddress<'_>) -> bool {
-    let ring = || rustix::net::sendto(unbound()?, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address(listener)?);
+    let ring = || {
+        let of_supervisor = OF_SUPERVISOR.get().and_then(Weak::upgrade);
+        let bell = of_supervisor.map_or_else(|| unbound().map(Arc::new), Ok)?;
+        rustix::net::sendto(&bell, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address(listener)?)
+    };
     // A listener with a full queue wakes anyway.
     ring().map_or_else(|error| error == rustix::io::Errno::AGAIN, |_| true)
 }

@@ -20,6 +20,7 @@ use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::lock::{EndReason, Grant, Lifetime};
 use crate::signals::FORWARDED;
+use crate::store::Scope;
 
 /// Everything that the supervisor needs.
 pub struct Supervisor<'a> {
@@ -145,15 +146,22 @@ impl<'a> Supervisor<'a> {
             if self.is_released(at) {
                 return None;
             }
-            let record = match engine.record(&target.name) {
-                Ok(record) => record,
+            let is_local = engine.store().scope() == Scope::Local;
+            let (version, record) = match engine.read(&target.name) {
+                Ok(read) => read,
                 // The store has no leases of its own, so other callers see that the owner lives.
-                Err(error) if error.kind() == ErrorKind::System => return known,
+                Err(error) if is_local || error.kind() == ErrorKind::System => return known,
                 Err(_) => return Some(Duration::ZERO),
             };
-            match record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
-                Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(&lease).unwrap_or_default()),
-                Some(_) => None,
+            match record.holders.iter().find(|grant| mine(grant)).map(|grant| &grant.lifetime) {
+                Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(lease).unwrap_or_default()),
+                Some(_) => {
+                    // The release of the lock needs no read if the first waiter stays the only one.
+                    if is_local {
+                        engine.keep((version, record), None);
+                    }
+                    None
+                }
                 None => {
                     let ending = record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
                     let is_released = ending.is_some_and(|ending| ending.reason == EndReason::Released);

@@ -54,7 +54,7 @@ fn a_release_to_a_waiter_makes_few_system_calls() {
     let wait = "env -u CSALOCK_HANDLE csalock run L true & until csalock status L | grep -q waiting; do :; done";
     check("system calls of a hand-over", |kind, words, _, _| {
         let limit = match (kind, words) {
-            (Kind::Directory, RUN) => 88,
+            (Kind::Directory, RUN) => 92,
             (Kind::Sqlite, RUN) => 162,
             _ => return None,
         };
