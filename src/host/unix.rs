@@ -11,11 +11,12 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -40,6 +41,8 @@ pub struct Unix {
     machine: OnceLock<String>,
     name: OnceLock<String>,
     random: Random,
+    /// A process that was watched while it lived, and its pidfd.
+    watched: OnceLock<(ProcessId, OwnedFd)>,
 }
 
 impl Unix {
@@ -58,6 +61,16 @@ impl Unix {
 
     fn known_machine(&self) -> Result<&String> {
         known(&self.machine, || machine(&self.name()))
+    }
+
+    /// Returns the liveness of a process in the pid space of this process.
+    fn fate(&self, process: &ProcessId) -> Liveness {
+        let watched = self.watched.get().filter(|(watched, _)| watched == process);
+        // A pidfd is readable as soon as its process has ended.
+        let is_alive = |pidfd: &OwnedFd| {
+            matches!(poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO), Ok(0))
+        };
+        if watched.is_some_and(|(_, pidfd)| is_alive(pidfd)) { Liveness::Alive } else { fate_here(process) }
     }
 
     fn pid_namespace(&self) -> Result<u64> {
@@ -118,7 +131,7 @@ impl Host for Unix {
         let Ok(here) = self.known_space() else { return Liveness::Unknown };
         let is_here = || self.known_machine().is_ok_and(|machine| is_this_machine(machine, &domain.machine));
         let seen = match here.contains(domain) {
-            true => fate_here(process),
+            true => self.fate(process),
             false if here.boot != domain.boot && is_here() => Liveness::Dead,
             false => Liveness::Unknown,
         };
@@ -126,6 +139,16 @@ impl Host for Unix {
             (Liveness::Dead, Scope::Shared) if here.contains(domain) => Liveness::Missing,
             (Liveness::Dead, Scope::Shared) => Liveness::Unknown,
             (seen, _) => seen,
+        }
+    }
+
+    fn watch(&self, domain: &PidDomain, process: &ProcessId) {
+        if self.known_space().is_ok_and(|here| here.contains(domain))
+            && let Ok(Some(pidfd)) = wait_set::pidfd(process)
+            // Only a look at /proc after the opening proves that the pidfd belongs to that process.
+            && fate_here(process) == Liveness::Alive
+        {
+            let _ = self.watched.set((*process, pidfd));
         }
     }
 

@@ -157,7 +157,7 @@ impl<'a> LinuxWaitSet<'a> {
 
 /// Opens a pidfd. Returns `Err` if the process does not exist. Returns `None` on an old kernel or without free
 /// descriptors: the bounded wait must then suffice.
-fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
+pub(super) fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
     match Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
         Some(Ok(pidfd)) => Ok(Some(pidfd)),
         Some(Err(rustix::io::Errno::SRCH)) => Err(()),
