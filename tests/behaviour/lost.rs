@@ -1,5 +1,6 @@
 //! Locks that are lost while their command runs, and locks that only look lost.
 
+use csalock::host::{Host, Unix, WakeAddress};
 use nix::sys::signal::Signal;
 
 use crate::sandbox::{Job, Sandbox, proc, wait_until};
@@ -132,7 +133,27 @@ on_every_kind_of_store! {
     }
 }
 
+/// The number of times that a process has slept.
+fn sleeps(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
 on_every_store_of_files! {
+    fn a_record_that_cannot_be_read_for_a_moment_is_no_loss(sandbox: &Sandbox) {
+        let mut job = running(sandbox, &[], ":");
+        let proof = sandbox.record("x").unwrap().holders[0].proof;
+        let body = sandbox.open().read(b"x").unwrap().unwrap().body;
+        sandbox.overwrite("x", b"garbage\n");
+        let before = sleeps(job.pid());
+        assert!(Unix::new().wake(WakeAddress::Supervisor(&proof)), "the supervisor listens");
+        wait_until("the supervisor has looked", || job.has_ended() || sleeps(job.pid()) > before);
+        assert!(!job.has_ended());
+        sandbox.overwrite("x", &body);
+        is_not_lost(sandbox, job);
+    }
+
     fn a_command_whose_store_was_removed_has_lost_its_lock(sandbox: &Sandbox) {
         // The store existed before the command began.
         sandbox.csalock(["put", "y", "value"]).run();
