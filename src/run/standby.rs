@@ -24,7 +24,7 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::child::{RunningCommand, in_spite_of_signals};
 use super::spawn::{VforkStatus, childs_stack};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::signals::{FORWARDED, Interrupt, Signals};
@@ -83,18 +83,23 @@ impl<'a> Standby<'a> {
         self.pid
     }
 
-    /// Makes the child the command. Returns its exit code if that failed.
-    pub fn start(self) -> std::result::Result<RunningCommand, Exit> {
+    /// Makes the child the command. Returns its exit code if that failed, and fails if the child cannot be told to start.
+    pub fn start(self) -> Result<std::result::Result<RunningCommand, Exit>> {
         let socket = &self.orders.ends.1;
-        // If a signal has ended the child, the read returns at once.
-        let _ = send(socket.as_raw_fd(), b"!", MsgFlags::MSG_NOSIGNAL);
+        match send(socket.as_raw_fd(), b"!", MsgFlags::MSG_NOSIGNAL) {
+            // If a signal has ended the child, the read returns at once.
+            Ok(_) | Err(Errno::EPIPE) => {}
+            Err(errno) => {
+                return Err(Error::new(ErrorKind::System, format!("cannot start the command: {errno}"), ""));
+            }
+        }
         let _ = in_spite_of_signals(|| nix::unistd::read(socket, &mut [0; 1]));
         let status = &self.orders.status;
-        match status.failure() {
+        Ok(match status.failure() {
             Some(exit) => Err(exit),
             None if status.is_granted() => Ok(RunningCommand::new(ManuallyDrop::new(self).pid, None, None)),
             None => Err(self.ended().unwrap_or(ErrorKind::System.into())),
-        }
+        })
     }
 
     /// Returns how csalock ends if a signal has ended the child, which has not become the command.

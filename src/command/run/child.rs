@@ -115,10 +115,10 @@ impl CommandChild<'_> {
         report_taken(&self.asked.common, opened, &grants, evicted.as_ref(), None);
         let _ = variables.set(self.variables(&grants));
         let started = standby.start();
-        if started.is_err() {
+        if !matches!(started, Ok(Ok(_))) {
             self.job.release(opened)?;
         }
-        Ok(started)
+        Ok(started?)
     }
 
     fn acquisition(&self) -> Acquisition<'_> {
