@@ -101,7 +101,11 @@ impl Supervisor<'_> {
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
         if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
             drop(spare);
-            released = opened.release(self.job.handle.proof());
+            for (answer, (target, engine)) in released.iter_mut().zip(opened.each()) {
+                if answer.as_ref().is_err_and(is_of_system) {
+                    *answer = engine.release(&target.name, self.job.handle.proof());
+                }
+            }
         } else {
             // The process ends soon, and the kernel closes its descriptors.
             std::mem::forget(spare);
