@@ -7,6 +7,7 @@ pub mod boot_lease;
 mod databases;
 mod fake;
 mod file_locks;
+mod liveness;
 mod machine;
 mod owner;
 pub(crate) mod proc_stat;
@@ -18,12 +19,14 @@ mod unix;
 mod wait_set;
 
 use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 pub use crate::startup_state::StartupState;
 pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
+pub use liveness::is_at_work;
 pub use owner::{Caller, Invocation, ThisProcess, may_end_with_call, new_owner};
 pub use proc_stat::{is_stopped, start_of};
 pub use programs::command_of;
@@ -32,7 +35,7 @@ pub use times::OFFSETS;
 pub use times::{file_time, server_time};
 #[cfg(debug_assertions)]
 pub use unix::FIRST_PIDS;
-pub use unix::{Unix, is_at_work};
+pub use unix::Unix;
 pub use wait_set::{WakeAddress, WakeSocket};
 
 use crate::error::Result;
@@ -158,6 +161,11 @@ pub trait Host: Send + Sync {
 pub trait WaitSet {
     /// Waits for a source, for the interrupt or until `at_most` is over.
     fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason>;
+
+    /// Ends the wait set and returns its own descriptors, which the caller closes when no process waits for this one.
+    fn into_descriptors(self: Box<Self>) -> Vec<OwnedFd> {
+        Vec::new()
+    }
 }
 
 /// A process whose end concerns a waiter.

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "changing a signal's disposition is unsafe, and a fork needs it")]
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,6 +42,11 @@ pub struct ReceivedSignal {
 pub trait Interrupt {
     /// Returns a descriptor that becomes readable at such an event. Fails if the process has no room for a descriptor.
     fn descriptor(&self) -> Result<BorrowedFd<'_>>;
+
+    /// Closes the descriptors of a wait that has ended, at once or when no process waits for this one.
+    fn close(&self, descriptors: Vec<OwnedFd>) {
+        drop(descriptors);
+    }
 }
 
 /// A queue of signals, which do not have their usual effect from its creation on.

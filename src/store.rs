@@ -46,7 +46,7 @@ pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use ssh::{Remote, Ssh, serve};
 pub use url::{Cluster, Layout, Location};
-pub use write_set::{CommitResult, Conflicting, Durability, Write, WriteOptions, WriteSet};
+pub use write_set::{CommitResult, Conflicting, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
 
 use crate::error::{Error, Result};
 use crate::host::{Host, boot_lease};

@@ -88,6 +88,7 @@ impl Engine {
             self.remove_witness(name, &request.handle.proof());
         }
         attempt.retract();
+        attempt.close_wait_set();
         self.store.set_deadline(None);
         taken
     }
@@ -101,10 +102,8 @@ impl Engine {
             invocation: None,
             ..request.clone()
         };
-        match self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)? {
-            AcquireResult::Granted(grant, _) => Ok(Some(*grant)),
-            _ => Ok(None),
-        }
+        let taken = self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)?;
+        Ok(if let AcquireResult::Granted(grant, _) = taken { Some(*grant) } else { None })
     }
 
     /// Returns true if a signal arrived and the caller wants to handle it.

@@ -1,12 +1,12 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
-use crate::store::{CommitResult, Scope, Version, Write, WriteOptions, WriteSet};
+use crate::store::{CommitResult, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
@@ -65,38 +65,30 @@ impl Engine {
             self.check_size(&record.name, body.as_deref())?;
             bodies.push(body);
         }
-        let mut set = WriteSet { changes: beside.to_vec(), limits: self.remembers, ..WriteSet::default() };
+        let wake_waiters = || self.wake_waiters(records);
         // The next holder may end before this process runs again. Its end must not seem to come first.
         let ended_at = self.host.wall();
-        for (RecordUpdate { expect, before, record, wake, over }, body) in records.iter().zip(&bodies) {
-            let options = WriteOptions { durability: values::durability(before, record), mode: None };
-            set.changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options });
-            set.expired.extend(*over);
-            set.ended.extend(before.leases().filter(|lease| !record.leases().any(|other| other == *lease)));
-            set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
-            set.history.extend(self.endings(before, record, by, ended_at));
-            for proof in *wake {
-                let waiter = before.waiter(proof);
-                if waiter.is_none_or(|waiter| !self.can_wake(waiter)) {
-                    set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
-                }
-            }
-        }
-        // The next holders start while the store cleans up and writes the history.
-        let wake_waiters = || {
-            let mut is_awake = false;
-            for proof in records.iter().flat_map(|update| update.wake) {
-                is_awake |= self.host.wake(WakeAddress::Waiter(proof));
-            }
-            if is_awake {
-                self.host.give_way();
-            }
+        let endings = || {
+            let of = |update: &RecordUpdate<'_>| self.endings(update.before, update.record, by, ended_at);
+            records.iter().flat_map(of).collect()
         };
-        set.on_commit.set(Some(&wake_waiters));
         let conflicting = RefCell::default();
         let only =
             if let ([update], []) = (records, beside) { update.expect.and(Some(&update.record.name)) } else { None };
-        set.conflicting = only.map(|_| &conflicting);
+        let mut set = WriteSet {
+            changes: beside.to_vec(),
+            history: LinesOfHistory::new(endings),
+            limits: self.remembers,
+            on_commit: Cell::new(Some(&wake_waiters)),
+            conflicting: only.map(|_| &conflicting),
+            ..WriteSet::default()
+        };
+        for (update, body) in records.iter().zip(&bodies) {
+            let (name, durability) = (&update.record.name, values::durability(update.before, update.record));
+            let options = WriteOptions { durability, mode: None };
+            set.changes.push(Write { name, expect: update.expect, body: body.as_deref(), options });
+            self.add_effects(&mut set, update);
+        }
         let CommitResult::Done(version) = self.commit(&set, records)? else {
             only.inspect(|name| self.keep_conflicting(name, conflicting.take()));
             return Ok(None);
@@ -109,6 +101,31 @@ impl Engine {
             let _ = self.remove_leftovers(before, record);
         }
         Ok(Some(version))
+    }
+
+    /// Adds the conditions and effects of the replacement of a record.
+    fn add_effects<'a>(&self, set: &mut WriteSet<'a>, update: &RecordUpdate<'a>) {
+        let RecordUpdate { before, record, wake, over, .. } = update;
+        set.expired.extend(*over);
+        set.ended.extend(before.leases().filter(|lease| !record.leases().any(|other| other == *lease)));
+        set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
+        for proof in *wake {
+            let waiter = before.waiter(proof);
+            if waiter.is_none_or(|waiter| !self.can_wake(waiter)) {
+                set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
+            }
+        }
+    }
+
+    /// Wakes the next holders, which start while the store cleans up and writes the history.
+    fn wake_waiters(&self, records: &[RecordUpdate<'_>]) {
+        let mut is_awake = false;
+        for proof in records.iter().flat_map(|update| update.wake) {
+            is_awake |= self.host.wake(WakeAddress::Waiter(proof));
+        }
+        if is_awake {
+            self.host.give_way();
+        }
     }
 
     /// Returns true if this process can wake a waiter directly. Otherwise only the store can: the waiter runs on another

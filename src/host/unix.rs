@@ -11,17 +11,15 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Scope;
+use super::liveness::{WatchedProcess, is_released_by, is_stopped};
 use super::machine::{is_this_machine, machine};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
@@ -41,8 +39,7 @@ pub struct Unix {
     machine: OnceLock<String>,
     name: OnceLock<String>,
     random: Random,
-    /// A process that was watched while it lived, and its pidfd.
-    watched: OnceLock<(ProcessId, OwnedFd)>,
+    watched: WatchedProcess,
 }
 
 impl Unix {
@@ -61,16 +58,6 @@ impl Unix {
 
     fn known_machine(&self) -> Result<&String> {
         known(&self.machine, || machine(&self.name()))
-    }
-
-    /// Returns the liveness of a process in the pid space of this process.
-    fn fate(&self, process: &ProcessId) -> Liveness {
-        let watched = self.watched.get().filter(|(watched, _)| watched == process);
-        // A pidfd is readable as soon as its process has ended.
-        let is_alive = |pidfd: &OwnedFd| {
-            matches!(poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO), Ok(0))
-        };
-        if watched.is_some_and(|(_, pidfd)| is_alive(pidfd)) { Liveness::Alive } else { fate_here(process) }
     }
 
     fn pid_namespace(&self) -> Result<u64> {
@@ -131,7 +118,7 @@ impl Host for Unix {
         let Ok(here) = self.known_space() else { return Liveness::Unknown };
         let is_here = || self.known_machine().is_ok_and(|machine| is_this_machine(machine, &domain.machine));
         let seen = match here.contains(domain) {
-            true => self.fate(process),
+            true => self.watched.fate(process),
             false if here.boot != domain.boot && is_here() => Liveness::Dead,
             false => Liveness::Unknown,
         };
@@ -143,12 +130,8 @@ impl Host for Unix {
     }
 
     fn watch(&self, domain: &PidDomain, process: &ProcessId) {
-        if self.known_space().is_ok_and(|here| here.contains(domain))
-            && let Ok(Some(pidfd)) = wait_set::pidfd(process)
-            // Only a look at /proc after the opening proves that the pidfd belongs to that process.
-            && fate_here(process) == Liveness::Alive
-        {
-            let _ = self.watched.set((*process, pidfd));
+        if self.known_space().is_ok_and(|here| here.contains(domain)) {
+            self.watched.watch(process);
         }
     }
 
@@ -252,36 +235,6 @@ fn witness(key: &str) -> String {
 fn now(clock: ClockId) -> Duration {
     // rustix finds the function in the vDSO by itself; `src/start.c` leaves out glibc's search for it.
     Duration::try_from(clock_gettime(clock)).unwrap_or_default()
-}
-
-fn fate_here(process: &ProcessId) -> Liveness {
-    match proc_stat::read(process.pid) {
-        Ok(Some(stat)) if stat.start != process.start || stat.is_zombie() => Liveness::Dead,
-        Ok(Some(_)) => Liveness::Alive,
-        // The process has ended, or `hidepid` hides it, or /proc is not that of this namespace.
-        Ok(None) | Err(_) => match kill(Pid::from_raw(process.pid), None) {
-            Err(Errno::ESRCH) => Liveness::Dead,
-            _ => Liveness::Unknown,
-        },
-    }
-}
-
-/// Returns true if this process is a zombie whose parent is its running supervisor. Such a parent saw the process end
-/// and releases its locks at this moment. A stopped parent does not count.
-fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> bool {
-    let stat = |pid| proc_stat::read(pid).ok().flatten();
-    let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
-    ended.is_some_and(|ended| ended.parent == supervisor.pid)
-        && stat(supervisor.pid).is_some_and(|stat| stat.start == supervisor.start && stat.is_running())
-}
-
-fn is_stopped(process: &ProcessId) -> bool {
-    matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start == process.start && stat.is_stopped())
-}
-
-/// Returns true if a process exists and is not stopped.
-pub fn is_at_work(pid: i32) -> bool {
-    matches!(proc_stat::read(pid), Ok(Some(stat)) if stat.is_running())
 }
 
 /// Reads the first bytes of a small file with one read(2).

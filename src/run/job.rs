@@ -109,11 +109,17 @@ impl<'a> Job<'a> {
 
     /// Becomes the command at once.
     pub fn execute(&self, variables: &Variables) -> Error {
+        self.signals.restore(self.context.inherited);
+        self.execute_restored(variables)
+    }
+
+    /// Becomes the command in a process that has restored the signals.
+    pub fn execute_restored(&self, variables: &Variables) -> Error {
         // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
         // the command must die with it.
         let dependent = self.has_slot() || (self.limits.ttl.is_some() && self.limits.kills);
         let killed_with = self.supervisor.filter(|_| dependent).map(|supervisor| Pid::from_raw(supervisor.pid));
-        self.command_line.execute(variables, self.signals, self.context.inherited, killed_with)
+        self.command_line.execute(variables, self.context.inherited, killed_with)
     }
 
     /// Releases the locks instead of becoming the command.

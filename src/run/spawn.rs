@@ -37,7 +37,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::run::detach;
-use crate::signals::Signals;
 use crate::store::close_before_fork;
 
 /// Bytes of stack that clone(2) may use in the parent.
@@ -175,17 +174,11 @@ impl CommandLine {
     }
 
     /// Becomes the command, or returns an error. The command is killed when the supervisor `killed_with` ends.
-    pub fn execute(
-        &self,
-        variables: &[(&str, OsString)],
-        signals: &Signals,
-        inherited: StartupState,
-        killed_with: Option<Pid>,
-    ) -> Error {
+    /// The caller has restored the signals.
+    pub fn execute(&self, variables: &[(&str, OsString)], inherited: StartupState, killed_with: Option<Pid>) -> Error {
         if let Some(supervisor) = killed_with {
             die_with(supervisor, Signal::SIGKILL);
         }
-        signals.restore(inherited);
         close_again(inherited);
         let environment = Environment::block(variables);
         let errno = match execvpe(&self.words[0], &self.words, &environment) {

@@ -8,6 +8,7 @@
 
 #![expect(unsafe_code, reason = "clone")]
 
+use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -29,6 +30,9 @@ use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::signals::{FORWARDED, Interrupt, Signals};
 
+/// Number of descriptors of a wait for one process: more of them could leave none for a wait for the next lock.
+const OF_USUAL_WAIT: usize = 2;
+
 /// Data for the child in the shared memory, where it stays until the parent ends.
 struct Orders<'a> {
     signals: &'a Signals,
@@ -45,12 +49,19 @@ pub struct Standby<'a> {
     orders: &'a Orders<'a>,
     /// An epoll(7) instance for the end of the child and for the signals that end a wait.
     interrupt: OwnedFd,
+    /// The descriptors of the wait that has ended, which are closed after the start.
+    of_wait: RefCell<Vec<OwnedFd>>,
 }
 
 impl Interrupt for Standby<'_> {
     /// Returns a descriptor that becomes readable if the child ends, or if a signal arrives that ends a wait.
     fn descriptor(&self) -> Result<BorrowedFd<'_>> {
         Ok(self.interrupt.as_fd())
+    }
+
+    fn close(&self, mut descriptors: Vec<OwnedFd>) {
+        descriptors.truncate(OF_USUAL_WAIT);
+        self.of_wait.replace(descriptors);
     }
 }
 
@@ -75,7 +86,7 @@ impl<'a> Standby<'a> {
         let pid = Pid::from_raw(Errno::result(pid)?);
         // SAFETY: only the child uses its end, and it has a table of descriptors of its own.
         unsafe { libc::close(orders.ends.0.as_raw_fd()) };
-        Ok(Standby { pid, orders, interrupt })
+        Ok(Standby { pid, orders, interrupt, of_wait: RefCell::default() })
     }
 
     /// Returns the process id of the child.
@@ -94,6 +105,7 @@ impl<'a> Standby<'a> {
             }
         }
         let _ = in_spite_of_signals(|| nix::unistd::read(socket, &mut [0; 1]));
+        drop(self.of_wait.take());
         let status = &self.orders.status;
         Ok(match status.failure() {
             Some(exit) => Err(exit),

@@ -169,7 +169,7 @@ impl Directory {
         if self.layout != Layout::Beside
             && let Ok(work) = root.drafts()
         {
-            for line in &set.history {
+            for line in set.history.iter() {
                 let _ = history_file(work).append(line.as_bytes(), &set.limits, self.host.wall());
             }
         }

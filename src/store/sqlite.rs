@@ -215,7 +215,7 @@ impl Store for Sqlite {
             {
                 channels.carry_out(set);
             }
-            for line in &set.history {
+            for line in set.history.iter() {
                 let _ = self.history_file().append(line.as_bytes(), &set.limits, self.host.wall());
             }
             // The process that waits for this commit has been woken by now.

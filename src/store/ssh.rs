@@ -146,7 +146,7 @@ impl Store for Ssh {
             ended: leases(&set.ended),
             wake: set.wake.iter().filter_map(|(channel, _)| waiter(channel)).collect(),
             closed: set.closed.iter().filter_map(waiter).collect(),
-            history: set.history.clone(),
+            history: set.history.to_vec(),
             limits: set.limits,
         };
         match self.ask(&Request::Commit(commit.into()))? {

@@ -1,6 +1,7 @@
 //! Commits: what they write, under which conditions and with which effects.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, LazyCell, RefCell};
+use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
@@ -69,8 +70,8 @@ pub struct WriteSet<'a> {
     pub wake: Vec<(Vec<u8>, Option<&'a Lease>)>,
     /// Channels that dead waiters may have left in the store.
     pub closed: Vec<Vec<u8>>,
-    /// Lines of history, each with its newline.
-    pub history: Vec<String>,
+    /// LinesOfHistory of history, each with its newline.
+    pub history: LinesOfHistory<'a>,
     /// Limits of the history.
     pub limits: Limits,
     /// Called once, as soon as the changes stand: before all effects that other processes need not wait for.
@@ -82,6 +83,30 @@ pub struct WriteSet<'a> {
 
 /// A record with which a commit certainly conflicts, as far as the store knows it.
 pub type Conflicting = RefCell<Option<Option<Versioned>>>;
+
+/// LinesOfHistory that are made when a store asks for them, which some stores do after the change.
+pub struct LinesOfHistory<'a>(LazyCell<Vec<String>, Box<dyn FnOnce() -> Vec<String> + 'a>>);
+
+impl<'a> LinesOfHistory<'a> {
+    /// Returns the lines that `make` returns.
+    pub fn new(make: impl FnOnce() -> Vec<String> + 'a) -> LinesOfHistory<'a> {
+        LinesOfHistory(LazyCell::new(Box::new(make)))
+    }
+}
+
+impl Default for LinesOfHistory<'_> {
+    fn default() -> Self {
+        LinesOfHistory::new(Vec::new)
+    }
+}
+
+impl Deref for LinesOfHistory<'_> {
+    type Target = Vec<String>;
+
+    fn deref(&self) -> &Vec<String> {
+        &self.0
+    }
+}
 
 impl<'a> WriteSet<'a> {
     /// Returns a commit of one change without conditions and effects.

@@ -4,7 +4,7 @@ use std::fs;
 
 use csalock::history::{Past, Who};
 use csalock::lock::{EndReason, Mode};
-use csalock::store::{CommitResult, Version, Write, WriteOptions, WriteSet};
+use csalock::store::{CommitResult, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
 use serde_json::Value;
 
 use crate::sandbox::{CLOCK, Kind, Sandbox, is_root};
@@ -39,7 +39,11 @@ fn plant(sandbox: &Sandbox, lines: &[String]) {
     for line in lines {
         let body = csalock::lock::encode(&csalock::lock::Record::free(b"planted"));
         let change = Write { name: b"planted", expect: version, body: Some(&body), options: WriteOptions::default() };
-        let set = WriteSet { changes: vec![change], history: vec![line.clone()], ..WriteSet::default() };
+        let set = WriteSet {
+            changes: vec![change],
+            history: LinesOfHistory::new(|| vec![line.clone()]),
+            ..WriteSet::default()
+        };
         match store.commit(&set).unwrap() {
             CommitResult::Done(done) => version = Some(done),
             other => panic!("{other:?}"),

@@ -11,8 +11,8 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::LeaseClock;
 use csalock::store::{
-    Access, CommitResult, Finding, Location, Postgres, Store, Topic, Verdict, Version, Write as Change, WriteOptions,
-    WriteSet,
+    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, Topic, Verdict, Version, Write as Change,
+    WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -359,7 +359,7 @@ fn a_connection_cut_anywhere_loses_and_doubles_nothing() {
         for after in (1..).step_by(11) {
             let (proxy, has_cut) = cutting(port, after, is_answer);
             let store = open(&url.replace(&format!(":{port}/"), &format!(":{proxy}/")));
-            let line = vec![format!("{is_answer} {after}\n")];
+            let line = LinesOfHistory::new(|| vec![format!("{is_answer} {after}\n")]);
             let result = store.commit(&WriteSet { history: line, ..WriteSet::of(b"x", None, Some(b"body")) }).unwrap();
             // If the first copy was committed and its answer lost, the second one conflicts.
             *(if result == CommitResult::Conflict { &mut unknown } else { &mut done }) += 1;

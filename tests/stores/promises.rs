@@ -12,8 +12,8 @@ use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, HistoryCursor, Layout, Location, Scope, Store, Swept, Version, Versioned, Write,
-    WriteOptions, WriteSet,
+    Access, CommitResult, HistoryCursor, Layout, LinesOfHistory, Location, Scope, Store, Swept, Version, Versioned,
+    Write, WriteOptions, WriteSet,
 };
 
 use crate::rig::{Effects, Kind, Rig, stored};
@@ -460,7 +460,11 @@ pub(crate) fn a_commit_announces_that_it_stands_once_and_before_the_history(rig:
             seen.borrow_mut().push((found, lines(&*other)));
         };
         let write = Write { name: b"x", expect: expect.copied(), body: Some(body), options: WriteOptions::default() };
-        let set = WriteSet { changes: vec![write], history: vec!["line\n".to_string()], ..WriteSet::default() };
+        let set = WriteSet {
+            changes: vec![write],
+            history: LinesOfHistory::new(|| vec!["line\n".to_string()]),
+            ..WriteSet::default()
+        };
         set.on_commit.set(Some(&tell));
         let done = rig.store.commit(&set).unwrap();
         drop(set);

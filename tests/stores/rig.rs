@@ -9,8 +9,8 @@ use csalock::history::Limits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
-    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Postgres, Sqlite, Ssh, Store, Version, Write,
-    WriteOptions, WriteSet,
+    Access, CommitResult, Directory, Etcd, Layout, LinesOfHistory, Location, Memory, Postgres, Sqlite, Ssh, Store,
+    Version, Write, WriteOptions, WriteSet,
 };
 use tempfile::TempDir;
 
@@ -268,7 +268,11 @@ pub(crate) trait Effects: Store {
     }
 
     fn append_history(&self, line: &str, limits: &Limits) {
-        let set = WriteSet { history: vec![line.to_string()], limits: *limits, ..WriteSet::default() };
+        let set = WriteSet {
+            history: LinesOfHistory::new(|| vec![line.to_string()]),
+            limits: *limits,
+            ..WriteSet::default()
+        };
         stored(self.commit(&set).unwrap());
     }
 

@@ -95,7 +95,7 @@ impl CommandChild<'_> {
     ) -> anyhow::Result<std::result::Result<RunningCommand, Exit>> {
         let variables = OnceCell::new();
         let become_command = |status: &VforkStatus| {
-            let error = self.job.execute(variables.get_or_init(Variables::new));
+            let error = self.job.execute_restored(variables.get_or_init(Variables::new));
             status.failed(Exit::from(error.kind()));
             eprint_line(&error.to_string());
         };

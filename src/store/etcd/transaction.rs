@@ -123,7 +123,7 @@ impl Etcd {
         let history = self.key("history", b"");
         let mut effects: Vec<Value> =
             set.wake.iter().filter_map(|(channel, lease)| self.bell(channel, *lease)).collect();
-        for line in &set.history {
+        for line in set.history.iter() {
             effects.push(history::put_line(self.client.host.as_ref(), &history, line)?);
         }
         steps.extend(ended.iter().take(MOST_LEASES).map(|id| delete(&self.lease_key(*id))));

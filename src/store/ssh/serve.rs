@@ -14,7 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, WakeAddress, WakeSocket};
 use crate::lock::{Handle, HandleHash, Lease};
 use crate::store::{
-    CommitResult, HistoryCursor, Store, Subscription, Topic, Version, Write as Writing, WriteOptions, WriteSet,
+    CommitResult, HistoryCursor, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions,
+    WriteSet,
 };
 
 /// Maximum number of histories that a client reads in parts.
@@ -164,7 +165,7 @@ impl Server<'_> {
             ended: commit.ended.iter().collect(),
             wake: commit.wake.iter().map(|waiter| (waiter.channel(), None)).collect(),
             closed: commit.closed.iter().map(HandleHash::channel).collect(),
-            history: commit.history.iter().filter(is_line).cloned().collect(),
+            history: LinesOfHistory::new(|| commit.history.iter().filter(is_line).cloned().collect()),
             limits: commit.limits,
             ..WriteSet::default()
         };

@@ -65,7 +65,7 @@ pub(crate) struct Fixture {
     pub(crate) held: Vec<(&'static str, Handle)>,
     pub(crate) mine: Vec<(&'static str, Handle)>,
     pub(crate) waiters: Vec<(&'static str, Job)>,
-    releasing: Option<std::thread::JoinHandle<()>>,
+    releasing: Option<std::thread::JoinHandle<Result<(), String>>>,
 }
 
 /// Two processes that never do anything: one lives as long as the tests do, the other is dead.
@@ -188,16 +188,16 @@ impl Fixture {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let claimant = engine.by_proof(handle.proof()).unwrap();
-            let released = engine.apply(name.as_bytes(), &Release(claimant));
-            assert!(matches!(released, Ok(Ok(_))), "{released:?}");
+            match engine.apply(name.as_bytes(), &Release(claimant)) {
+                Ok(Ok(_)) => Ok(()),
+                other => Err(format!("{name} is not released: {other:?}")),
+            }
         }));
     }
 
     /// Waits for the holder that frees a name soon.
-    pub(crate) fn settle(&mut self) {
-        if let Some(releasing) = self.releasing.take() {
-            releasing.join().unwrap();
-        }
+    pub(crate) fn settle(&mut self) -> Result<(), String> {
+        self.releasing.take().map_or(Ok(()), |releasing| releasing.join().unwrap())
     }
 
     #[track_caller]

@@ -45,7 +45,7 @@ pub(crate) fn check(
     weight: &[String],
     undisturbed: Option<&str>,
 ) -> Verdict {
-    fixture.settle();
+    fixture.settle()?;
     answer(scenario, mishap, run, undisturbed)?;
     if scenario.words[0] == "run" {
         // Its command may outlive its supervisor, and holds as long.

@@ -69,6 +69,8 @@ pub(crate) struct Made {
     pub(crate) arguments: [u64; 6],
     /// Its path, if it has one.
     pub(crate) path: String,
+    /// True if it removes a lock of fcntl(2).
+    pub(crate) is_unlock: bool,
 }
 
 /// How it went.
@@ -294,7 +296,7 @@ impl Tracer {
         if path.ends_with(TRACE) {
             return;
         }
-        let made = Made { number, arguments, path };
+        let made = Made { number, arguments, path, is_unlock: is_unlock(pid, number, arguments) };
         self.made[process].push(made.clone());
         let Some(point) = self.point else { return };
         let is_there = point.process == process && point.call == call && point.number == number && self.met.is_none();
@@ -351,6 +353,15 @@ fn end(pid: Pid) {
 fn file_of(pid: Pid, descriptor: u64) -> Option<String> {
     let found = std::fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).ok()?;
     Some(found.display().to_string())
+}
+
+/// Whether this call removes a lock of fcntl(2), whose structure begins with its type.
+fn is_unlock(pid: Pid, number: u64, [_, command, lock, ..]: [u64; 6]) -> bool {
+    let mut kind = [0; size_of::<libc::c_short>()];
+    number == libc::SYS_fcntl as u64
+        && command as i32 == libc::F_SETLK
+        && File::open(format!("/proc/{pid}/mem")).is_ok_and(|memory| memory.read_exact_at(&mut kind, lock).is_ok())
+        && libc::c_int::from(libc::c_short::from_ne_bytes(kind)) == libc::F_UNLCK
 }
 
 /// A text in the memory of a process.
