@@ -46,7 +46,7 @@ def reap(pid, argv):
 
 
 def in_turn(what, rounds, warm_up=0):
-    """All of `what` in every round, in an order that differs. Nothing is noted of the rounds below 0."""
+    """All of `what` in every round, in a different order each time. Nothing is noted of the rounds below 0."""
     shuffled, order = random.Random(1), list(what)
     for turn in range(-warm_up, rounds):
         shuffled.shuffle(order)

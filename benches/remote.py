@@ -62,8 +62,8 @@ def postgres(place):
                            "csalock": (place.run_with("L", place.true), {**UTF8, "CSALOCK_STORE": url})},
                           place.rounds(30, 200))
     peer = "`psql -c 'select pg_advisory_lock(1)' -c '\\! true'`"
-    place.tables.figure(f"{OURS} / {peer}", place.kind, ratio(spans, "csalock", "psql"), 0.5)
-    place.tables.figure(f"{OURS} / the same by psql's program, without Debian's script", place.kind,
+    place.tables.figure(f"{OURS}, PostgreSQL / {peer}", place.kind, ratio(spans, "csalock", "psql"), 0.5)
+    place.tables.figure(f"{OURS}, PostgreSQL / the same by psql's program, without Debian's script", place.kind,
                         ratio(spans, "csalock", "program"), None)
 
 

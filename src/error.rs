@@ -202,7 +202,7 @@ fn is_own(path: &Path) -> bool {
 fn classify(errno: Errno) -> (ErrorKind, &'static str) {
     match errno {
         Errno::EACCES | Errno::EPERM => {
-            (ErrorKind::Denied, "ask its owner for permission, or name another store with --store")
+            (ErrorKind::Denied, "ask its owner for permission, or name another store with --store or CSALOCK_STORE")
         }
         Errno::EROFS => (ErrorKind::CannotCreate, "it is mounted read-only; name another store with --store"),
         Errno::ENOSPC | Errno::EDQUOT => (ErrorKind::InputOutput, "free some space or inodes there, then try again"),

@@ -37,7 +37,8 @@ pub struct Lock {
 /// Release locks
 ///
 /// The handle, or else the calling script, proves that the caller holds the locks. The lock of another holder stays as it
-/// is, except with --force. A command of `csalock run` is then killed; a script goes on without its lock.
+/// is, except with --force. A command of `csalock run` is then killed, unless its csalock was killed before; a script
+/// goes on without its lock.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock unlock [OPTION]... NAME...\n       csalock unlock [OPTION]... --all [NAME]...")]
 pub struct Unlock {

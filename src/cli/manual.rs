@@ -35,9 +35,9 @@ pub enum Shell {
 /// The pages are part of the program. On a terminal, man(1) or mandoc(1) shows the page; without them, and in a pipe or a
 /// file, csalock prints its source.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock man [COMMAND]", mut_args(|argument| hide(argument, &["store", "json"])))]
+#[command(override_usage = "csalock man [COMMAND|7]", mut_args(|argument| hide(argument, &["store", "json"])))]
 pub struct Man {
-    /// Command whose page is shown; without it, csalock(1)
+    /// Command whose page is shown; 7 is csalock(7), which explains the concepts; without it, csalock(1)
     #[arg(value_name = "COMMAND")]
     pub page: Option<String>,
     /// Options of every command.

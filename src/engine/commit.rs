@@ -65,7 +65,11 @@ impl Engine {
             self.check_size(&record.name, body.as_deref())?;
             bodies.push(body);
         }
-        let wake_waiters = || self.wake_waiters(records);
+        let wake_others = || {
+            // A command whose grant was broken should end before the next one starts.
+            records.iter().for_each(|update| self.tell_supervisors(update.before, update.record));
+            self.wake_waiters(records);
+        };
         // The next holder may end before this process runs again. Its end must not seem to come first.
         let ended_at = self.host.wall();
         let endings = || {
@@ -79,7 +83,7 @@ impl Engine {
             changes: beside.to_vec(),
             history: LinesOfHistory::new(endings),
             limits: self.remembers,
-            on_commit: Cell::new(Some(&wake_waiters)),
+            on_commit: Cell::new(Some(&wake_others)),
             conflicting: only.map(|_| &conflicting),
             ..WriteSet::default()
         };
@@ -94,7 +98,6 @@ impl Engine {
             return Ok(None);
         };
         for RecordUpdate { before, record, .. } in records {
-            self.tell_supervisors(before, record);
             self.tell_of_first_waiter(before, record);
             self.remove_witnesses(before, record);
             // Leftovers of a failed removal do no harm, and the record is committed already.

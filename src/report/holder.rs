@@ -152,7 +152,7 @@ impl Reporter<'_> {
         let how = match ending.reason {
             EndReason::Released if ending.grant.provisional.is_some() => "which was not told of it",
             EndReason::Released => "which released it",
-            EndReason::Died => "which died without releasing it",
+            EndReason::Died => "which ended without releasing it",
             EndReason::Expired if matches!(ending.grant.lifetime, Lifetime::Keepalive(_)) => {
                 "which did not renew its lease"
             }

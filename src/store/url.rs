@@ -101,7 +101,15 @@ impl Location {
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
             _ if bytes.contains(&b'/') => (&b"dir"[..], bytes),
-            _ => return Err(wrong("no store has such a URL")),
+            _ => {
+                let url = escape(bytes);
+                let what = format!("store {url}: no store has such a URL");
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    what,
+                    format!("for a directory, use dir:{url} or ./{url}"),
+                ));
+            }
         };
         let (path, shared) = match path.strip_suffix(SHARED) {
             Some(path) if scheme == b"dir" => (path, true),

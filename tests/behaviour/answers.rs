@@ -25,7 +25,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock x; :").run();
         sandbox.await_abandoned("x");
         let said = format!("csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, \
-                            which died without releasing it\ncsalock: lock x was acquired, token TOKEN, owner pid PID (TEST), store {}\n",
+                            which ended without releasing it\ncsalock: lock x was acquired, token TOKEN, owner pid PID (TEST), store {}\n",
                            sandbox.plain(&sandbox.store()));
         sandbox.csalock(["lock", "-v", "x"]).stderr(said).run();
     }
@@ -305,7 +305,7 @@ mod reports {
                 sandbox.await_abandoned("x");
                 let words = if json { &["unlock", "--force", "--json", "x"][..] } else { &["unlock", "--force", "x"] };
                 let done = sandbox.csalock(words).capture();
-                let said = "removed x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which died \
+                let said = "removed x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which ended \
                             without releasing it\n";
                 match json {
                     false => assert_eq!(sandbox.plain(&done.stdout), said),
@@ -319,7 +319,7 @@ mod reports {
         fn gc_collects_what_it_is_told_to(sandbox: &Sandbox) {
             let removed = |name: &str, done: &str| format!(
                 "{done} {name}: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c for x in a1 a2 b './f'; do csalock lock \
-                 $x; done, which died without releasing it\n"
+                 $x; done, which ended without releasing it\n"
             );
             sandbox.script("dash", "for x in a1 a2 b './f'; do csalock lock $x; done").run();
             sandbox.await_abandoned("b");

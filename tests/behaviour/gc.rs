@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use crate::sandbox::{proc, wait_until};
 
 const DIED: &str = "removed dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
-                    dead; :, which died without releasing it\n";
+                    dead; :, which ended without releasing it\n";
 
 on_every_kind_of_store! {
     fn gc_removes_and_lists_the_grants_of_dead_holders(sandbox: &Sandbox) {

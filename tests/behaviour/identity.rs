@@ -24,7 +24,7 @@ fn is_dead(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     assert_eq!(sandbox.csalock(["lock", "--fail-on-stale", "x"]).capture().code, Some(80));
     let waiter = sandbox.csalock(["run", "-n", "x", "true"]).capture();
     assert_eq!(waiter.code, Some(0));
-    assert!(waiter.stderr.contains(", which died without releasing it"), "{}", waiter.stderr);
+    assert!(waiter.stderr.contains(", which ended without releasing it"), "{}", waiter.stderr);
     drop(job);
 }
 

@@ -56,7 +56,7 @@ on_every_kind_of_store! {
     fn a_caller_that_takes_over_is_told_the_last_holder(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x; :").run();
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): \
-                    dash -c csalock lock x; :, which died without releasing it\n";
+                    dash -c csalock lock x; :, which ended without releasing it\n";
         sandbox.csalock(["lock", "x"]).stderr(said).run();
     }
 
@@ -99,7 +99,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock x; :").run();
         sandbox.await_abandoned("x");
         let before = sandbox.stored();
-        let said = "csalock: lock x in store STORE is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which died without releasing it; take it over without \
+        let said = "csalock: lock x in store STORE is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which ended without releasing it; take it over without \
                     --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
         sandbox.csalock(["run", "--fail-on-stale", "x", "true"]).status(80).stderr(said).run();

@@ -203,7 +203,7 @@ on_every_store! {
         kill_both(sandbox, &mut holder);
         let done = waiter.wait();
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"));
-        assert!(done.stderr.ends_with(": cat, which died without releasing it\n"), "{}", done.stderr);
+        assert!(done.stderr.ends_with(": cat, which ended without releasing it\n"), "{}", done.stderr);
     }
 
     fn a_waiter_that_is_stopped_holds_up_its_turn_and_no_more(sandbox: &Sandbox) {

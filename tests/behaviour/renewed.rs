@@ -107,7 +107,7 @@ on_every_shared_store! {
         job.kill();
         wait_until("the keeper has ended", || !lives(keeper));
         assert_eq!(sandbox.state("x"), "abandoned");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; echo; cat; :, which died without releasing it\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; echo; cat; :, which ended without releasing it\n";
         csalock(sandbox, &["run", "-n", "x", "true"]).stderr(said).run();
     }
 

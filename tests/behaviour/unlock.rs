@@ -48,7 +48,7 @@ on_every_kind_of_store! {
         let said = sandbox.csalock(["unlock", "x"]).capture();
         assert_eq!(said.code, Some(81));
         let start = "csalock: lock x in store STORE is not held any more: it was held by pid ";
-        assert!(sandbox.plain(&said.stderr).starts_with(start) && said.stderr.contains("which died without releasing it"), "{said:?}");
+        assert!(sandbox.plain(&said.stderr).starts_with(start) && said.stderr.contains("which ended without releasing it"), "{said:?}");
     }
 
     fn the_owner_may_release(sandbox: &Sandbox) {
@@ -164,7 +164,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock dead; :").run();
         sandbox.await_abandoned("dead");
         let said = "removed dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, which \
-                    died without releasing it\n";
+                    ended without releasing it\n";
         sandbox.csalock(["unlock", "--force", "dead"]).stdout(said).run();
         assert_eq!(sandbox.state("dead"), "free");
         sandbox.csalock(["gc"]).run();
@@ -221,7 +221,7 @@ on_every_kind_of_store! {
         broken.sort_unstable();
         let names: Vec<_> = broken.iter().map(|(name, _)| *name).collect();
         assert_eq!((done.code, names), (Some(65), vec!["broke held", "broke permanent", "removed dead"]), "{done:?}");
-        assert!(broken[2].1.ends_with(", which died without releasing it"), "{done:?}");
+        assert!(broken[2].1.ends_with(", which ended without releasing it"), "{done:?}");
         // On a busy machine, the command of the holder may still run.
         let mut said = done.stderr.lines().filter(|line| !line.starts_with("csalock: lock held: its command on "));
         assert!(said.next().is_some_and(|line| line.starts_with("csalock: passed over: ")), "{done:?}");

@@ -108,7 +108,7 @@ fn a_working_directory_that_is_exchanged_for_a_link_leads_nowhere() {
     // A lock whose release met the link is still there, with a dead holder.
     let taken = sandbox.csalock(["run", "-n", "y", "true"]).capture();
     assert_eq!((taken.code, taken.stdout.as_str()), (Some(0), ""), "{taken:?}");
-    assert!(taken.stderr.is_empty() || taken.stderr.ends_with(", which died without releasing it\n"), "{taken:?}");
+    assert!(taken.stderr.is_empty() || taken.stderr.ends_with(", which ended without releasing it\n"), "{taken:?}");
     sandbox.csalock(["run", "-n", "never used", "true"]).run();
 }
 
