@@ -12,7 +12,7 @@
 //! | | keeper: SIGTERM, if its supervisor is dead | first sight of this end | 3/10 left |
 //! | | keeper: SIGKILL, whatever the supervisor does | | 1/20 left |
 //! | `--on-lost warn` | neither ends the command | | |
-//! | any lease | keeper: first look at the command and the store | start of the keeper | 1/10 of the time left, at most 100 ms |
+//! | any lease | keeper: first look at the command and the store | start of the keeper, or a change | 1/10 of the time left, at most 100 ms |
 //! | lease with keepalive | keeper, or the guard of the Rust API: renewal | request of the lease | 2/3 left |
 //! | | the same: next try, if the store did not answer | the failed try | each 1/30 |
 //! | | keeper without a supervisor: gives up | end of the lease | 4 spans later |

@@ -1,9 +1,11 @@
 //! Locks that are lost while their command runs, and locks that only look lost.
 
+use std::time::Duration;
+
 use csalock::host::{Host, Unix, WakeAddress};
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{Job, Sandbox, proc, wait_until};
+use crate::sandbox::{Job, Kind, Sandbox, proc, wait_until};
 
 const LOST: &str = "csalock: lost while the command ran: lock x: its record has no trace of the grant; what the command \
                     did after that was not guarded\n";
@@ -35,6 +37,21 @@ fn remove_record(sandbox: &Sandbox) {
 fn is_lost(job: Job) {
     let done = job.wait();
     assert!(done.code == Some(85) && done.stderr.starts_with(LOST), "{done:?}");
+}
+
+/// Every keeper that pauses before it listens takes longer, so one quick end among many is enough.
+#[test]
+fn a_command_whose_lock_is_broken_at_once_is_ended_at_once() {
+    let sandbox = Sandbox::new(Kind::Shared);
+    let command = "env -u CSALOCK_HANDLE csalock unlock --force x > /dev/null; while :; do date +%s%N; done";
+    let goes_on_for = || {
+        let done = sandbox.csalock(["run", "x", "dash", "-c", command]).capture();
+        assert_eq!(done.code, Some(85), "{}", done.stderr);
+        let times: Vec<u64> = done.stdout.lines().filter_map(|line| line.parse().ok()).collect();
+        times.last().zip(times.first()).map_or(0, |(last, first)| last - first)
+    };
+    let quick = Duration::from_millis(40).as_nanos() as u64;
+    assert!((0..200).any(|_| goes_on_for() < quick), "it always goes on for more than 40 ms");
 }
 
 /// Only the exit status of the command is left of the grant.

@@ -41,10 +41,12 @@ impl KeeperConfig<'_> {
         bell: Option<&WakeSocket>,
         is_late: bool,
     ) {
-        // Most commands end soon, and their supervisor then ends a keeper that has hardly begun.
+        // Most commands end soon, and their supervisor then ends a keeper that has hardly begun. A change, for example a
+        // break of the lock, does not wait.
         let rest = self.shared_deadline.load().filter(|_| supervisor.is_some() && !is_late);
         if let Some(ends) = rest {
-            let _ = wait_readable([], Some(settling_pause(ends.saturating_sub(self.context.host.boottime()))));
+            let pause = settling_pause(ends.saturating_sub(self.context.host.boottime()));
+            let _ = wait_readable(bell.map(AsFd::as_fd), Some(pause));
         }
         let [poke, changed] = [(); 2].map(|()| retry_until_ok(new_event));
         // Descriptors may be scarce, and without these the keeper could not end the owners. The renewal comes later.
