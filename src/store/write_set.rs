@@ -70,7 +70,7 @@ pub struct WriteSet<'a> {
     pub wake: Vec<(Vec<u8>, Option<&'a Lease>)>,
     /// Channels that dead waiters may have left in the store.
     pub closed: Vec<Vec<u8>>,
-    /// LinesOfHistory of history, each with its newline.
+    /// Lines of history, each with its newline.
     pub history: LinesOfHistory<'a>,
     /// Limits of the history.
     pub limits: Limits,
@@ -84,7 +84,7 @@ pub struct WriteSet<'a> {
 /// A record with which a commit certainly conflicts, as far as the store knows it.
 pub type Conflicting = RefCell<Option<Option<Versioned>>>;
 
-/// LinesOfHistory that are made when a store asks for them, which some stores do after the change.
+/// Lines of history that are made when a store asks for them, which some stores do after the change.
 pub struct LinesOfHistory<'a>(LazyCell<Vec<String>, Box<dyn FnOnce() -> Vec<String> + 'a>>);
 
 impl<'a> LinesOfHistory<'a> {

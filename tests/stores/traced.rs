@@ -21,7 +21,7 @@ const CALLS: &str = "trace=openat,?mkdir,mkdirat,?rename,renameat,?renameat2,?un
 
 const BEFORE_A_STEP: &str = "/step/";
 
-/// A draft of a record being written. (The store's mode shows that the umask does not count; the file is empty then.)
+/// A draft of a record being written. (The umask leaves the file the mode of the store, so only the directory is changed.)
 const DRAFT: [&str; 3] =
     ["mkdir store/.work/.new.ID", "chmod store/.work/.new.ID 0755", "create store/.work/.new.ID/embryo.0.ID 0644"];
 
