@@ -1,6 +1,6 @@
 //! Invalid records: never free, never permanently busy, and changed by force alone.
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Kind, Sandbox};
 
 const COMMANDS: [&[&str]; 7] = [
     &["lock", "x"],
@@ -11,6 +11,14 @@ const COMMANDS: [&[&str]; 7] = [
     &["status", "x"],
     &["renew", "--ttl", "1s", "x"],
 ];
+
+/// A file gets the mode of its store, and not that of the umask.
+#[test]
+fn the_umask_of_a_caller_hides_no_record() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let script = "umask 022; csalock run x true; umask 077; csalock lock --forever y; stat -c %a ../store/y/*";
+    sandbox.script("dash", script).stdout("644\n").run();
+}
 
 /// A good record's bytes.
 fn good(sandbox: &Sandbox) -> Vec<u8> {
