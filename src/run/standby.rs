@@ -3,7 +3,7 @@
 //! [`Standby::start`] makes the child the command. A child whose parent ends, or drops the value, ends too. The child
 //! shares the memory of its parent, as after vfork(2), which saves the copy that fork(2) makes. The two never use the
 //! memory at the same time: the child sleeps in read(2) until the start, and from then on the parent does, until the
-//! child has executed the command or has ended. They read from the two ends of a socket. The end of a process closes its
+//! child has executed the command or has ended. They wait at the two ends of a socket. The end of a process closes its
 //! end of the socket, and the exec closes that of the child, so the other process learns of it.
 
 #![expect(unsafe_code, reason = "clone")]
@@ -14,16 +14,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::child::{RunningCommand, in_spite_of_signals};
+use super::detach::exit_now;
 use super::spawn::{VforkStatus, childs_stack};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -32,6 +32,9 @@ use crate::signals::{FORWARDED, Interrupt, Signals};
 
 /// Number of descriptors of a wait for one process: more of them could leave none for a wait for the next lock.
 const OF_USUAL_WAIT: usize = 2;
+
+/// Interval between checks whether a child that is about to execute the command is stopped.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Data for the child in the shared memory, where it stays until the parent ends.
 struct Orders<'a> {
@@ -94,9 +97,11 @@ impl<'a> Standby<'a> {
         self.pid
     }
 
-    /// Makes the child the command. Returns its exit code if that failed, and fails if the child cannot be told to start.
+    /// Makes the child the command. Returns its exit code if that failed, or how csalock ends if a signal arrives while
+    /// the child is stopped. Fails if the child cannot be told to start.
     pub fn start(self) -> Result<std::result::Result<RunningCommand, Exit>> {
-        let socket = &self.orders.ends.1;
+        let (orders, socket) = (self.orders, &self.orders.ends.1);
+        let signals = orders.signals.interrupt()?;
         match send(socket.as_raw_fd(), b"!", MsgFlags::MSG_NOSIGNAL) {
             // If a signal has ended the child, the read returns at once.
             Ok(_) | Err(Errno::EPIPE) => {}
@@ -104,9 +109,17 @@ impl<'a> Standby<'a> {
                 return Err(Error::new(ErrorKind::System, format!("cannot start the command: {errno}"), ""));
             }
         }
-        let _ = in_spite_of_signals(|| nix::unistd::read(socket, &mut [0; 1]));
+        if !self.has_started(signals) {
+            drop(self);
+            let exit = orders.signals.exit();
+            if orders.status.is_granted() {
+                // The child was stopped while it used the shared memory, which may be inconsistent.
+                exit_now(exit.code());
+            }
+            return Ok(Err(exit));
+        }
         drop(self.of_wait.take());
-        let status = &self.orders.status;
+        let status = &orders.status;
         Ok(match status.failure() {
             Some(exit) => Err(exit),
             None if status.is_granted() => Ok(RunningCommand::new(ManuallyDrop::new(self).pid, None, None)),
@@ -114,11 +127,31 @@ impl<'a> Standby<'a> {
         })
     }
 
+    /// Waits until the child has executed the command or has ended. Returns false if a signal arrives while the child is
+    /// stopped. Uses nothing of the shared memory that the child may use, not even the error number.
+    fn has_started(&self, signals: BorrowedFd<'_>) -> bool {
+        let socket = || PollFd::from_borrowed_fd(self.orders.ends.1.as_fd(), PollFlags::IN);
+        let child = rustix::process::Pid::from_raw(self.pid.as_raw());
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        loop {
+            let mut polled = [socket(), PollFd::from_borrowed_fd(signals, PollFlags::IN)];
+            let _ = poll(&mut polled, None);
+            if !polled[0].revents().is_empty() {
+                return true;
+            }
+            if child.is_some_and(|child| matches!(waitid(WaitId::Pid(child), stopped), Ok(Some(_)))) {
+                return false;
+            }
+            // The child executes the command soon, and then its supervisor forwards the signal.
+            let _ = poll(&mut [socket()], Some(&PAUSE));
+        }
+    }
+
     /// Returns how csalock ends if a signal has ended the child, which has not become the command.
     pub fn ended(&self) -> Option<Exit> {
         // A process closes its descriptors before its parent can learn of its end, so this waits for the end.
-        let mut polled = [PollFd::new(self.orders.ends.1.as_fd(), PollFlags::POLLIN)];
-        poll(&mut polled, PollTimeout::ZERO).ok().filter(|ready| *ready > 0)?;
+        let mut polled = [PollFd::new(&self.orders.ends.1, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).ok().filter(|ready| *ready > 0)?;
         let child = rustix::process::Pid::from_raw(self.pid.as_raw())?;
         let wait = || waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let signal = rustix::io::retry_on_intr(wait).ok()??.terminating_signal()?;

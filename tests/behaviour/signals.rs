@@ -156,6 +156,27 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists());
     }
 
+    fn a_waiter_whose_parked_child_is_stopped_ends_by_a_signal(sandbox: &Sandbox) {
+        // Elsewhere the child acquires the lock itself, which it cannot do while it is stopped.
+        if !sandbox.is_of_files() || sandbox.is_shared() {
+            return;
+        }
+        for signal in [Signal::SIGTERM, Signal::SIGINT] {
+            let mut holder = sandbox.holder("x");
+            let waiter = sandbox.waiter("x", "touch ran");
+            let parked = sandbox.waiters("x")[0];
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
+            wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
+            holder.release();
+            assert_eq!(holder.wait().code, Some(0));
+            wait_until("it has the lock", || sandbox.holders("x") == [parked]);
+            waiter.send(signal);
+            assert_eq!(waiter.wait().signal, Some(signal as i32));
+            assert_eq!((sandbox.state("x"), proc::lives(parked)), ("free".to_string(), false));
+        }
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
     fn a_waiter_whose_parked_child_is_killed_gives_up(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "touch ran");
