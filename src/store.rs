@@ -95,7 +95,8 @@ pub enum Topic<'a> {
 pub struct HistoryCursor {
     /// Position in the files, for stores that keep the history in files.
     files: history_file::Generations,
-    /// Revision of the last read, for etcd; transaction that no later line precedes, for PostgreSQL; last read, for ssh.
+    /// Revision of the last read, for etcd; transaction that no later line precedes, for PostgreSQL; last read, for ssh;
+    /// number of lines, for memory.
     revision: u64,
     /// Rows that were read although their transactions do not precede `revision`, for PostgreSQL; last line, for ssh.
     seen: BTreeSet<u64>,
@@ -137,6 +138,10 @@ pub trait Store: Send + Sync {
     /// Makes all changes of the set, provided that each record still has its expected version and the leases are over.
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult>;
 
+    /// Prepares the next commit of this process, if that changes the record under `name` in the version that was read
+    /// last. The commit then takes less time. The process must not fork in between.
+    fn prepare(&self, _name: &[u8]) {}
+
     /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means
     /// the store's default. Only a store whose calls never wait for other processes may ignore it.
     fn set_deadline(&self, _until: Option<Duration>) {}
@@ -160,11 +165,6 @@ pub trait Store: Send + Sync {
     /// Returns the location of `name`'s record, for messages.
     fn describe(&self, name: &[u8]) -> String;
 
-    /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.read_new_history(&mut HistoryCursor::default(), visit)
-    }
-
     /// Visits the lines of history that were added since the last call with this cursor, oldest first. Lines may come
     /// again if another program restored an earlier history. Returns false if the store keeps no history.
     fn read_new_history(&self, _cursor: &mut HistoryCursor, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -178,6 +178,13 @@ pub trait Store: Send + Sync {
 
     /// Returns findings about the store's health: its kind, its users, its clock, its server.
     fn diagnose(&self) -> Vec<Finding>;
+}
+
+impl dyn Store + '_ {
+    /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
+    pub fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.read_new_history(&mut HistoryCursor::default(), visit)
+    }
 }
 
 /// Leases on a clock that all users of a store share.

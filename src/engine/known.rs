@@ -45,6 +45,16 @@ impl Engine {
         *guarded(&self.known) = Some(Known { record, until: until.unwrap_or(Duration::MAX) });
     }
 
+    /// Keeps a record as it was just read, for the release of a grant in it, and prepares a release to a waiter. This
+    /// process must not fork before it releases the grant.
+    pub fn expect_release(&self, (version, record): VersionedRecord) {
+        if let Some(waiter) = record.waiters.first() {
+            self.host.watch(&waiter.owner.domain, &waiter.process);
+            self.store.prepare(&record.name);
+        }
+        self.keep((version, record), None);
+    }
+
     /// Keeps the record with this name as the store returned it with a conflict.
     pub(super) fn keep_conflicting(&self, name: &[u8], found: Option<Option<Versioned>>) {
         if let Some(Ok(record)) = found.map(|found| self.record_of(name, found)) {

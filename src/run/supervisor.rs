@@ -158,9 +158,7 @@ impl<'a> Supervisor<'a> {
                 Some(_) => {
                     // The release of the lock needs no read if the first waiter stays the only one.
                     if is_local {
-                        let host = &self.job.context.host;
-                        record.waiters.first().inspect(|waiter| host.watch(&waiter.owner.domain, &waiter.process));
-                        engine.keep((version, record), None);
+                        engine.expect_release((version, record));
                     }
                     None
                 }

@@ -17,7 +17,8 @@
 //! If STORE had the sticky bit when it was new, all this is in the directory `STORE/.locks`, which does not have it.
 //!
 //! **Commit.** csalock writes `rec.NEW`, renames `cur.17.OLD` to `cur.18.NEW` and removes `rec.OLD`. ENOENT: another
-//! process was faster, or the reply to the first try was lost. The caller reads again and sees whose commit it was.
+//! process was faster, or the reply to the first try was lost. The caller reads again and sees whose commit it was. A
+//! process that expects to commit soon creates `rec.NEW` in advance, and may use the file only while `cur.17.OLD` stands.
 //!
 //! **Creation.** csalock prepares a directory with the record as `embryo.0.NEW` and renames it onto the name, which
 //! fails if a record is there. Then it chooses the version number, above all earlier ones of this name because it is so
@@ -222,6 +223,17 @@ impl Store for Directory {
             self.carry_out(set);
         }
         Ok(done)
+    }
+
+    fn prepare(&self, name: &[u8]) {
+        let mut seen = guarded(&self.seen);
+        if let Some((entry, Some(look))) = seen.as_mut()
+            && entry.root.scope == Scope::Local
+            && entry.file_name == sys::os(&file_name(name))
+            && let Ok(ident) = self.ident()
+        {
+            look.create_draft(ident);
+        }
     }
 
     fn leases(&self) -> &dyn Leases {

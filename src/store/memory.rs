@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::{BootLeases, CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, WriteSet, guarded};
+use super::{
+    BootLeases, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Version, Versioned, Visit, WriteSet,
+    guarded,
+};
 use crate::error::Result;
 use crate::host::Host;
 
@@ -18,6 +21,8 @@ struct Inside {
     versions: u64,
     records: BTreeMap<Vec<u8>, Versioned>,
     history: Vec<String>,
+    /// Number of lines that the limit removed from the history.
+    forgotten: u64,
 }
 
 impl Memory {
@@ -54,10 +59,11 @@ impl Store for Memory {
             Ok(CommitResult::Done(version))
         })?;
         if done != CommitResult::Conflict {
-            let history = &mut guarded(&self.inside).history;
-            history.extend(set.history.iter().cloned());
-            while history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
-                history.remove(0);
+            let inside = &mut *guarded(&self.inside);
+            inside.history.extend(set.history.iter().cloned());
+            while inside.history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
+                inside.history.remove(0);
+                inside.forgotten += 1;
             }
         }
         Ok(done)
@@ -75,9 +81,14 @@ impl Store for Memory {
         "memory".to_string()
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let history = guarded(&self.inside).history.clone();
-        history.iter().for_each(|line| visit(line.as_bytes()));
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let (history, forgotten) = {
+            let inside = guarded(&self.inside);
+            (inside.history.clone(), inside.forgotten)
+        };
+        let seen = cursor.revision.saturating_sub(forgotten) as usize;
+        history.iter().skip(seen).for_each(|line| visit(line.as_bytes()));
+        cursor.revision = forgotten + history.len() as u64;
         Ok(true)
     }
 

@@ -8,7 +8,7 @@ use csalock::error::ErrorKind;
 use csalock::error::Result;
 use csalock::host::{Host, Unix};
 use csalock::lock::{HandleHash, NotHolder, Owner, Page};
-use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Versioned, Visit, WriteSet};
+use csalock::store::{CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Versioned, Visit, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig};
 
@@ -55,8 +55,8 @@ impl Store for Changing {
         self.store.diagnose()
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.store.read_history(visit)
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.store.read_new_history(cursor, visit)
     }
 }
 

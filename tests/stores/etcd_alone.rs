@@ -279,9 +279,10 @@ fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
         let puts: Vec<_> = (first..first + 100).map(put).collect();
         cluster.post("/v3/kv/txn", &serde_json::json!({"success": puts}));
     }
+    let reader: &dyn Store = &store;
     let lines = || {
         let mut lines = Vec::new();
-        store.read_history(&mut |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
+        reader.read_history(&mut |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
         lines
     };
     let all_keys = serde_json::json!({

@@ -146,10 +146,6 @@ impl Store for Shared {
     fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
     }
-
-    fn read_history(&self, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        Ok(false)
-    }
 }
 
 impl Leases for Shared {

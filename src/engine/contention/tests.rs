@@ -8,7 +8,7 @@ use crate::engine::tests::{request, take, within};
 use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
 use crate::lock::{Lease, Lifetime, Liveness, Owner, Record, Refusal, Release, Value};
-use crate::store::{CommitResult, Finding, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
+use crate::store::{CommitResult, Finding, HistoryCursor, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
 
 const TRY: Duration = Duration::from_millis(10);
 const FOR_EVER: u32 = u32::MAX;
@@ -72,8 +72,8 @@ impl Store for Contended {
         Vec::new()
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.memory.read_history(visit)
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.memory.read_new_history(cursor, visit)
     }
 }
 

@@ -100,8 +100,11 @@ impl Commit<'_> {
         }
     }
 
-    fn change(&self, look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
-        let ident = self.store.ident()?;
+    fn change(&self, mut look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
+        if self.keep.mode.is_some() {
+            look.discard_draft();
+        }
+        let ident = look.drafted().map_or_else(|| self.store.ident(), Ok)?;
         let next = Pointer { stage: Stage::Current, number: self.number_after(&look, pointer, ident)?, ident };
         if look.replace(pointer, &next, body, self.keep)? {
             self.settle(Some(&look))?;
@@ -117,7 +120,7 @@ impl Commit<'_> {
         Ok(swap)
     }
 
-    fn remove(&self, look: Listing, pointer: &Pointer) -> Result<CommitResult> {
+    fn remove(&self, mut look: Listing, pointer: &Pointer) -> Result<CommitResult> {
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
         let removed = look.advance(pointer, &end)?;
         if !removed {
@@ -129,6 +132,7 @@ impl Commit<'_> {
             }
         }
         self.settle(Some(&look))?;
+        look.discard_draft();
         // A register that cannot be used costs time, but the record is gone.
         if self.is_parked(&look.entry).unwrap_or(false) {
             look.remove_records();

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::AtFlags;
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, SFlag, fstatat};
 
 use super::listing::Listing;
+use super::ownership::Ownership;
 use super::pointer::{Name, Pointer};
 use super::root::Root;
 use super::{MOST_LOOKS, sys};
@@ -195,12 +196,15 @@ impl Entry {
         body: &[u8],
         keep: WriteOptions,
     ) -> std::result::Result<(), Errno> {
+        sys::create_file(directory, name, self.kind(keep.mode), body, keep.durability >= Durability::Atomic)
+    }
+
+    /// Returns the additional open flags, the mode and the owner of a new file with this mode at most.
+    pub(super) fn kind(&self, mode: Option<u32>) -> (OFlag, Mode, Ownership) {
         let root = &self.root;
-        let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & root.file_mode;
         // A file with a restricted mode keeps its writer as the owner.
-        let ownership = if keep.mode.is_some() { root.ownership.without_owner() } else { root.ownership };
-        let kind = (root.uncached, mode, ownership);
-        sys::create_file(directory, name, kind, body, keep.durability >= Durability::Atomic)
+        let ownership = if mode.is_some() { root.ownership.without_owner() } else { root.ownership };
+        (root.uncached, mode.map_or(Mode::all(), Mode::from_bits_truncate) & root.file_mode, ownership)
     }
 
     /// Fails if the directory contains foreign files and no file of csalock, because csalock never removes it.

@@ -10,7 +10,7 @@ use super::pointer::{Name, Pointer, Stage, UniqueId, boot_tag};
 use super::sys::{self, os};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::store::{Scope, Version, Versioned, WriteOptions};
+use crate::store::{Durability, Scope, Version, Versioned, WriteOptions};
 
 /// The result of listing an entry's directory.
 pub(super) struct Listing {
@@ -19,12 +19,15 @@ pub(super) struct Listing {
     pub(super) pointer: Option<Pointer>,
     records: Vec<UniqueId>,
     silly_renames: Vec<Vec<u8>>,
+    /// The new, empty file of the next record. It may become the record only by a rename of the pointer of this listing:
+    /// another process that commits first may remove the file.
+    draft: Option<UniqueId>,
 }
 
 impl Listing {
     /// Returns a listing with only this pointer in it.
     pub(super) fn new(entry: Entry, directory: OwnedFd, pointer: Option<Pointer>) -> Listing {
-        Listing { entry, directory, pointer, records: Vec::new(), silly_renames: Vec::new() }
+        Listing { entry, directory, pointer, records: Vec::new(), silly_renames: Vec::new(), draft: None }
     }
 
     /// Lists the directory of a record.
@@ -105,10 +108,39 @@ impl Listing {
         }
     }
 
+    /// Creates the file of the next record now, unless that fails, because the creation takes longer than all else.
+    pub(super) fn create_draft(&mut self, ident: UniqueId) {
+        self.discard_draft();
+        match sys::create_draft(&self.directory, &ident.record(), self.entry.kind(None)) {
+            Ok(()) => self.draft = Some(ident),
+            // The file may exist without its final mode.
+            Err(_) => drop(sys::remove_file(&self.directory, OsStr::new(&ident.record()))),
+        }
+    }
+
+    /// Removes the file that was created for the next record.
+    pub(super) fn discard_draft(&mut self) {
+        if let Some(draft) = self.draft.take() {
+            let _ = sys::remove_file(&self.directory, OsStr::new(&draft.record()));
+            // If the record was removed meanwhile, the draft kept its directory from being removed.
+            let _ = self.remove_directory();
+        }
+    }
+
+    /// Returns the id of the file that was created for the next record.
+    pub(super) fn drafted(&self) -> Option<UniqueId> {
+        self.draft
+    }
+
     /// Writes a new record and points to it. Returns `false` if another process was faster, or if a lost reply caused a
     /// repetition. The caller must withdraw the record unless our rename succeeded.
-    pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8], keep: WriteOptions) -> Result<bool> {
-        match self.entry.write(&self.directory, &to.ident.record(), body, keep) {
+    pub(super) fn replace(&mut self, from: &Pointer, to: &Pointer, body: &[u8], keep: WriteOptions) -> Result<bool> {
+        let name = to.ident.record();
+        let written = match self.draft.take() == Some(to.ident) {
+            true => sys::fill_draft(&self.directory, &name, body, keep.durability >= Durability::Atomic),
+            false => self.entry.write(&self.directory, &name, body, keep),
+        };
+        match written {
             Ok(()) => {}
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(false),
             Err(errno) => {
@@ -192,6 +224,15 @@ impl Listing {
             // Another process uses the directory and removes it later.
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
             removed => removed.map_err(self.entry.failed("remove the record's directory")),
+        }
+    }
+}
+
+impl Drop for Listing {
+    /// Removes a draft that no commit has used. After a panic the next commit of another process does so.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.discard_draft();
         }
     }
 }

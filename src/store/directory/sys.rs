@@ -93,10 +93,25 @@ fn random() -> Result<u64, Errno> {
 pub(super) fn create_file(
     at: impl AsFd,
     name: &str,
-    (flags, mode, ownership): (OFlag, Mode, Ownership),
+    kind: (OFlag, Mode, Ownership),
     bytes: &[u8],
     synced: bool,
 ) -> Result<(), Errno> {
+    fill(create(at, name, kind)?, bytes, synced)
+}
+
+/// Creates a new, empty file with these additional open flags, mode and owner.
+pub(super) fn create_draft(at: impl AsFd, name: &str, kind: (OFlag, Mode, Ownership)) -> Result<(), Errno> {
+    create(at, name, kind).map(drop)
+}
+
+/// Writes these bytes into a file that was created empty, and syncs it if requested.
+pub(super) fn fill_draft(at: impl AsFd, name: &str, bytes: &[u8], synced: bool) -> Result<(), Errno> {
+    let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    fill(answered(nix::fcntl::openat(at, name, flags, Mode::empty()))?, bytes, synced)
+}
+
+fn create(at: impl AsFd, name: &str, (flags, mode, ownership): (OFlag, Mode, Ownership)) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = answered(nix::fcntl::openat(at, name, flags, mode))?;
     ownership.give_file(&file);
@@ -104,6 +119,10 @@ pub(super) fn create_file(
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) && fstat(&file)?.st_mode & 0o7777 != mode.bits() {
         nix::sys::stat::fchmod(&file, mode)?;
     }
+    Ok(file)
+}
+
+fn fill(file: OwnedFd, bytes: &[u8], synced: bool) -> Result<(), Errno> {
     let mut rest = bytes;
     while !rest.is_empty() {
         match answered(nix::unistd::write(&file, rest)) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::host::Fake;
-use crate::store::{Leases, Memory, Scope, Version, Visit, Write, WriteSet};
+use crate::store::{HistoryCursor, Leases, Memory, Scope, Version, Visit, Write, WriteSet};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -75,8 +75,8 @@ impl Store for Broken {
         self.memory.describe(name)
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.memory.read_history(visit)
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.memory.read_new_history(cursor, visit)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

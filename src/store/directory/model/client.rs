@@ -33,6 +33,8 @@ pub(crate) enum Doing {
     Holds(Number),
     /// Changes the record while holding the lock.
     Changes(Number),
+    /// Changes this record of another holder, whose bytes begin like this.
+    Joins(Number, [u8; 2]),
     /// Reads the result of a change that ended in a conflict.
     LooksAfterChange,
     GivesBack(Number),
@@ -63,11 +65,16 @@ pub(crate) struct Act {
     pub(crate) serial: u64,
     pub(crate) doing: Doing,
     pub(crate) is_nfs: bool,
+    /// True if the client prepares its changes.
+    pub(crate) prepares: bool,
 }
 
 impl Act {
     /// Returns the bytes that the operation stores; `None` for a release.
     fn body(&self) -> Option<Vec<u8>> {
+        if let Doing::Joins(_, [holder, changed]) = self.doing {
+            return Some(vec![holder, changed, self.client as u8]);
+        }
         let changed = matches!(self.doing, Doing::Changes(_));
         (!matches!(self.doing, Doing::GivesBack(_))).then(|| vec![self.client as u8, u8::from(changed)])
     }
@@ -98,13 +105,17 @@ impl Act {
         let number = |version: Version| (version.number, version.mark);
         let expect = match self.doing {
             Doing::Takes(expect) => expect,
-            Doing::Changes(version) | Doing::GivesBack(version) => Some(version),
+            Doing::Changes(version) | Doing::GivesBack(version) | Doing::Joins(version, _) => Some(version),
             Doing::Sweeps => return store.sweep(false).map(|_| Found::Swept),
             _ => {
                 let stored = store.read(NAME)?;
                 return Ok(Found::Read(stored.map(|stored| (number(stored.version), stored.body))));
             }
         };
+        if self.prepares && matches!(self.doing, Doing::Changes(_) | Doing::GivesBack(_)) {
+            store.read(NAME)?;
+            store.prepare(NAME);
+        }
         let expect = expect.map(|(number, mark)| Version { number, mark });
         let swap = store.commit(&WriteSet::of(NAME, expect.as_ref(), self.body().as_deref()))?;
         Ok(Found::Swapped(match swap {

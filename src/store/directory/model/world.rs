@@ -37,6 +37,10 @@ pub(crate) enum Script {
     Takes(u8),
     /// Acquires, changes and releases the lock this many times.
     TakesAndChanges(u8),
+    /// The same, but prepares the change and the release.
+    Prepares(u8),
+    /// Changes the record of another holder, as a waiter does, or breaks the lock of a dead holder.
+    Joins,
     Sweeps,
 }
 
@@ -90,8 +94,8 @@ impl Model for World {
             doing: if matches!(script, Script::Sweeps) { Doing::Sweeps } else { Doing::Looks },
             is_dead: false,
             rounds: match script {
-                Script::Takes(rounds) | Script::TakesAndChanges(rounds) => *rounds,
-                Script::Sweeps => 1,
+                Script::Takes(rounds) | Script::TakesAndChanges(rounds) | Script::Prepares(rounds) => *rounds,
+                Script::Joins | Script::Sweeps => 1,
             },
             swaps: 0,
             held_by: None,
@@ -190,7 +194,8 @@ fn changes(call: &Call) -> bool {
 impl World {
     fn act(&self, state: &State, at: usize) -> Act {
         let client = &state.clients[at];
-        Act { client: at, serial: client.swaps, doing: client.doing, is_nfs: self.is_nfs }
+        let prepares = matches!(self.clients[at], Script::Prepares(_));
+        Act { client: at, serial: client.swaps, doing: client.doing, is_nfs: self.is_nfs, prepares }
     }
 
     /// Runs a client up to its next call, even if that call belongs to the next operation.
@@ -227,7 +232,7 @@ impl World {
     fn begin_after_holding(&self, state: &mut State, at: usize) {
         let client = &mut state.clients[at];
         if let Doing::Holds(version) = client.doing {
-            let changes = matches!(self.clients[at], Script::TakesAndChanges(_));
+            let changes = matches!(self.clients[at], Script::TakesAndChanges(_) | Script::Prepares(_));
             client.doing = if changes { Doing::Changes(version) } else { Doing::GivesBack(version) };
         }
     }
@@ -254,8 +259,13 @@ impl World {
             (Doing::Looks, Found::Read(Some((version, body)))) if is_dead(&body) => {
                 client.doing = Doing::Takes(Some(version));
             }
+            (Doing::Looks, Found::Read(Some((version, body)))) if matches!(self.clients[at], Script::Joins) => {
+                client.doing = Doing::Joins(version, [body[0], body[1]]);
+            }
             // Another client holds the lock.
             (Doing::Looks, Found::Read(Some(_))) => next_round(client),
+            (Doing::Joins(..), Found::Swapped(Some(_))) => next_round(client),
+            (Doing::Joins(..), Found::Swapped(None)) => again(client, Doing::Looks),
             (Doing::Takes(_), Found::Swapped(Some(version))) => tell(state, at, version),
             (Doing::Takes(_), Found::Swapped(None)) => again(client, Doing::Looks),
             (Doing::Changes(_), Found::Swapped(Some(version))) => {
@@ -268,6 +278,10 @@ impl World {
             (Doing::Changes(_), Found::Swapped(None)) => again(client, Doing::LooksAfterChange),
             (Doing::LooksAfterChange, Found::Read(Some((version, body)))) if is_mine(&body) && body[1] == 1 => {
                 again(client, Doing::GivesBack(version));
+            }
+            // Another client has joined first.
+            (Doing::LooksAfterChange, Found::Read(Some((version, body)))) if is_mine(&body) && body.len() > 2 => {
+                again(client, Doing::Changes(version));
             }
             (Doing::LooksAfterChange, Found::Read(_)) => {
                 state.broken = Some(LASTS);
@@ -298,7 +312,7 @@ impl World {
         let mut doing = Doing::Looks;
         loop {
             serial += 1;
-            let act = Act { client: NEWCOMER, serial, doing, is_nfs: self.is_nfs };
+            let act = Act { client: NEWCOMER, serial, doing, is_nfs: self.is_nfs, prepares: false };
             doing = match (doing, to_its_end(&act, &mut files)) {
                 _ if serial > 2 * MOST_SWAPS => return false,
                 (Doing::Looks, Some(Found::Read(found))) => Doing::Takes(found.map(|(version, _)| version)),

@@ -9,7 +9,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 use self::extent::is_complete;
 use super::file_system::Wrong;
-use super::world::Script::{self, Sweeps, Takes, TakesAndChanges};
+use super::world::Script::{self, Joins, Prepares, Sweeps, Takes, TakesAndChanges};
 use super::world::{Faults, ONE_HOLDER, World};
 
 #[path = "../../../../tests/extent/mod.rs"]
@@ -62,6 +62,14 @@ fn a_name_is_acquired_repeatedly() {
 fn a_record_is_changed_and_removed() {
     let clients = [TakesAndChanges(1), TakesAndChanges(1)];
     explore("changes", false, &clients, Faults { crashes: 1, ..NOTHING }, Faults { crashes: 2, ..NOTHING });
+}
+
+#[test]
+fn a_prepared_change_is_overtaken() {
+    let one_dies = Faults { crashes: 1, ..NOTHING };
+    explore("prepared, joined", false, &[Prepares(1), Joins], one_dies, Faults { crashes: 2, ..NOTHING });
+    explore("prepared, taken", false, &[Prepares(1), Takes(1)], one_dies, Faults { crashes: 2, ..NOTHING });
+    explore("prepared, swept", false, &[Prepares(1), Sweeps], one_dies, one_dies);
 }
 
 #[test]
