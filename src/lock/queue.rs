@@ -39,12 +39,12 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
         }
     }
     for mut ending in std::mem::take(&mut record.ended_grants) {
-        let owner = &mut ending.grant.owner;
+        let owner = &ending.grant.owner;
         // A dead supervisor will not ask for the ending.
         if let Some(supervisor) = &owner.supervisor
             && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
         {
-            owner.supervisor = None;
+            ending.grant.owner_mut().supervisor = None;
         }
         let is_awaited = ending.grant.owner.supervisor.is_some() || ending.reason != EndReason::Broken;
         let may_ask = |(_, liveness): (ProcessId, Liveness)| liveness.may_live_here();

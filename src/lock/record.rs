@@ -7,6 +7,8 @@
 //! - a handle hash occurs once, in one of the two lists;
 //! - tokens grow in the order of granting.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::codec::{is_default, text};
@@ -86,7 +88,7 @@ pub struct Grant {
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
     /// Owner of the grant.
-    pub owner: Owner,
+    pub owner: Arc<Owner>,
     /// Lifetime of the grant.
     pub lifetime: Lifetime,
     /// Time of granting, in milliseconds since 1970 on the writer's clock; for display only, never compared.
@@ -114,7 +116,7 @@ pub struct Waiter {
     /// Part of the lock that the waiter wants.
     pub mode: Mode,
     /// Owner of the future grant.
-    pub owner: Owner,
+    pub owner: Arc<Owner>,
     /// Process that waits; its death ends the wait.
     pub process: ProcessId,
     /// Lifetime of the future grant.
@@ -144,13 +146,21 @@ pub struct Waiter {
     pub since: u64,
 }
 
+impl Grant {
+    /// Returns the owner for a change. Copies of a record share the owners, because a decision copies the record and
+    /// starts again after each answer.
+    pub fn owner_mut(&mut self) -> &mut Owner {
+        Arc::make_mut(&mut self.owner)
+    }
+}
+
 impl Waiter {
     /// Creates the entry of a process that waits for an exclusive lock, which this owner will hold while it lives.
-    pub fn new(proof: HandleHash, owner: Owner, process: ProcessId) -> Waiter {
+    pub fn new(proof: HandleHash, owner: impl Into<Arc<Owner>>, process: ProcessId) -> Waiter {
         Waiter {
             proof,
             mode: Mode::Exclusive,
-            owner,
+            owner: owner.into(),
             process,
             lifetime: Lifetime::WhileOwnerLives,
             needs_confirmation: false,
@@ -178,7 +188,7 @@ impl Record {
 
     /// Returns the owners of the holders and waiters.
     pub fn owners(&self) -> impl Iterator<Item = &Owner> {
-        self.holders.iter().map(|grant| &grant.owner).chain(self.waiters.iter().map(|waiter| &waiter.owner))
+        self.holders.iter().map(|grant| &*grant.owner).chain(self.waiters.iter().map(|waiter| &*waiter.owner))
     }
 
     /// Returns the grant with this handle hash.

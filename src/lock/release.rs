@@ -20,7 +20,7 @@ impl Request for Release {
             Found::Mine(at) => {
                 let mut next = record.clone();
                 if credentials.supervises {
-                    next.holders[at].owner.supervisor = None;
+                    next.holders[at].owner_mut().supervisor = None;
                 }
                 let grant = end(&mut next, at, EndReason::Released);
                 let wake = grant_waiting(&mut next, facts)?;

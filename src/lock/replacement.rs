@@ -7,6 +7,8 @@
 //! why. A waiter without that trace has lost its place all the same: it does not queue again, because a newer caller may
 //! have run already.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::handle::HandleHash;
@@ -30,7 +32,7 @@ pub struct Replacement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Successor {
     /// Owner of its grant.
-    pub owner: Owner,
+    pub owner: Arc<Owner>,
     /// Time of its arrival or, if it has the lock, of its grant ([`super::Grant::since`]).
     pub since: u64,
     /// True if it waits.

@@ -100,7 +100,7 @@ impl Source<'_> {
             token: Some(self.number()),
             mode: self.share(),
             slot: self.number() as u32,
-            owner: self.owner(),
+            owner: self.owner().into(),
             lifetime: self.lifetime(),
             since: self.number(),
             waited: self.number(),
@@ -114,7 +114,7 @@ impl Source<'_> {
         Waiter {
             proof: self.proof(),
             mode: self.share(),
-            owner: self.owner(),
+            owner: self.owner().into(),
             process: self.process(),
             lifetime: self.lifetime(),
             needs_confirmation: self.one_in_two(),

@@ -287,7 +287,7 @@ mod reports {
             let force = "break it with `csalock unlock --force x`";
             sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, "wait until it is released")).run();
             // A process of another pid namespace.
-            sandbox.edit("x", |record| record.holders[0].owner.domain.pids = "elsewhere".to_string());
+            sandbox.edit("x", |record| record.holders[0].owner_mut().domain.pids = "elsewhere".to_string());
             sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, force)).run();
             sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
             drop(job);

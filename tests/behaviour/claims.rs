@@ -243,7 +243,7 @@ on_every_store! {
         sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
         sandbox.edit("a", |record| {
             for grant in &mut record.holders {
-                grant.owner.domain.boot = "another boot".to_string();
+                grant.owner_mut().domain.boot = "another boot".to_string();
             }
         });
         sandbox.csalock(["gc"]).run();

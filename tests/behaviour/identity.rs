@@ -55,18 +55,18 @@ fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
 }
 
 fn elsewhere(record: &mut Record) {
-    let home = &mut record.holders[0].owner.domain;
+    let home = &mut record.holders[0].owner_mut().domain;
     (home.machine, home.boot) = ("0123456789abcdef@elsewhere".into(), "00000000-0000-4000-8000-000000000000".into());
 }
 
 on_every_kind_of_store! {
     fn the_same_pid_with_another_start_time_is_another_process(sandbox: &Sandbox) {
-        is_dead(sandbox, |record| record.holders[0].owner.processes[0].start += 1);
-        is_dead(sandbox, |record| record.holders[0].owner.processes[0].start -= 1);
+        is_dead(sandbox, |record| record.holders[0].owner_mut().processes[0].start += 1);
+        is_dead(sandbox, |record| record.holders[0].owner_mut().processes[0].start -= 1);
     }
 
     fn the_same_pid_of_an_earlier_boot_is_dead_where_no_clone_of_the_machine_may_run(sandbox: &Sandbox) {
-        let earlier = |record: &mut Record| record.holders[0].owner.domain.boot = "00000000-0000-4000-8000-000000000000".into();
+        let earlier = |record: &mut Record| record.holders[0].owner_mut().domain.boot = "00000000-0000-4000-8000-000000000000".into();
         if sandbox.is_shared() { is_not_dead_for_sure(sandbox, earlier) } else { is_dead(sandbox, earlier) }
     }
 
@@ -78,7 +78,7 @@ on_every_kind_of_store! {
         is_not_dead_for_sure(sandbox, |record| {
             let grant = &mut record.holders[0];
             grant.proof = csalock::lock::Handle::new([7; 16]).proof();
-            grant.owner.processes[0].start += 1;
+            grant.owner_mut().processes[0].start += 1;
         });
     }
 
@@ -99,7 +99,7 @@ on_every_kind_of_store! {
     }
 
     fn a_process_in_another_pid_namespace_is_not_dead_for_sure(sandbox: &Sandbox) {
-        is_not_dead_for_sure(sandbox, |record| record.holders[0].owner.domain.pids = "1.1".into());
+        is_not_dead_for_sure(sandbox, |record| record.holders[0].owner_mut().domain.pids = "1.1".into());
     }
 
     fn an_owner_elsewhere_ends_with_its_lease(sandbox: &Sandbox) {

@@ -260,8 +260,8 @@ on_every_store! {
         assert_eq!(facts("none", 81), ["lock     none", "state    free"]);
         sandbox.edit("kept", |record| {
             for grant in &mut record.holders {
-                grant.owner.domain.machine = "another".to_string();
-                grant.owner.domain.boot = "another boot".to_string();
+                grant.owner_mut().domain.machine = "another".to_string();
+                grant.owner_mut().domain.boot = "another boot".to_string();
                 grant.lifetime = csalock::lock::Lifetime::WhileOwnerLives;
             }
         });

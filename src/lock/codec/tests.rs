@@ -27,7 +27,7 @@ fn full() -> Record {
         token: Some(u64::MAX),
         mode: Mode::Slot,
         slot: 1,
-        owner: owner.clone(),
+        owner: owner.clone().into(),
         lifetime: Lifetime::ExpiresAt(lease.clone()),
         since: 8,
         waited: 15,
@@ -38,7 +38,7 @@ fn full() -> Record {
     let waiter = Waiter {
         proof: crate::lock::Handle::new([2; 16]).proof(),
         mode: Mode::Shared,
-        owner: Owner { processes: Vec::new(), supervisor: None, label: None, ..owner },
+        owner: Owner { processes: Vec::new(), supervisor: None, label: None, ..owner }.into(),
         process: ProcessId { pid: 11, start: 12 },
         lifetime: Lifetime::Ttl(13),
         needs_confirmation: true,
@@ -126,7 +126,8 @@ fn a_record_that_was_committed_equals_the_next_read() {
     let ending = EndedGrant { reason: EndReason::Died, grant: record.holders[0].clone() };
     for token in 31..=37 {
         let mut ending = ending.clone();
-        (ending.grant.token, ending.grant.owner.supervisor) = (Some(token), None);
+        ending.grant.token = Some(token);
+        ending.grant.owner_mut().supervisor = None;
         record.ended_grants.push(ending);
     }
     record.sightings[0].lease.ends += 1;
@@ -139,7 +140,7 @@ fn a_record_that_was_committed_equals_the_next_read() {
 
 #[test]
 fn a_value_apart_reads_back_and_nothing_else_does() {
-    let (writer, key) = (full().holders[0].owner.clone(), Value::key(b"a b", 7));
+    let (writer, key) = (full().holders[0].owner.as_ref().clone(), Value::key(b"a b", 7));
     for value in [&b""[..], b"\n\n", b"sum 0\n\n\0\xff"] {
         let bytes = encode_value(&key, &writer, value);
         assert_eq!(decode_value(&bytes), Some((writer.clone(), value.to_vec())));

@@ -22,7 +22,7 @@ fn holds(pid: i32, share: Mode, slot: u32) -> Grant {
         token: Some(1),
         mode: share,
         slot,
-        owner: owner(pid),
+        owner: owner(pid).into(),
         lifetime: Lifetime::WhileOwnerLives,
         since: 0,
         waited: 0,
@@ -37,7 +37,7 @@ fn waits(pid: i32, share: Mode) -> Waiter {
     Waiter {
         proof: proof(pid + 100),
         mode: share,
-        owner: owner(pid),
+        owner: owner(pid).into(),
         process: ProcessId { pid: pid + 100, start: 1 },
         lifetime: Lifetime::WhileOwnerLives,
         needs_confirmation: true,

@@ -1,5 +1,7 @@
 //! Tests of the rules, without any clock, process or file.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::lock::ending::EndedGrant;
 use crate::lock::lifetime::{Begun, Lease, LeaseClock};
@@ -230,7 +232,7 @@ fn only_the_handle_or_the_owner_releases() {
 fn the_owner_is_the_first_of_the_chain_that_lives() {
     let mut record = Record::free(b"x");
     let mut request = wants(1, Mode::Exclusive);
-    request.entry.owner = owner(&[1, 2]);
+    request.entry.owner = owner(&[1, 2]).into();
     apply(&mut record, 1, request, &[]);
     assert!(
         matches!(settle(&record, &Release(by_owner(2)), &[]), Transition::Done(Err(other)) if !other.holders.is_empty())
@@ -302,7 +304,7 @@ fn a_lease_begins_with_the_grant_and_anew_when_the_waiter_confirms() {
 fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
     let mut record = queue(&[Mode::Exclusive]);
     let mut request = wants(2, Mode::Exclusive);
-    request.entry.owner = owner(&[20]);
+    request.entry.owner = owner(&[20]).into();
     request.entry.needs_confirmation = true;
     apply(&mut record, 2, request, &[]);
     apply(&mut record, 3, Release(handle_of(1)), &[]).0.unwrap();
@@ -314,7 +316,7 @@ fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
 fn an_unconfirmed_grant_of_a_stopped_waiter_dies_with_its_script() {
     let mut record = queue(&[Mode::Exclusive]);
     let mut request = wants(2, Mode::Exclusive);
-    request.entry.owner = owner(&[20]);
+    request.entry.owner = owner(&[20]).into();
     request.entry.needs_confirmation = true;
     apply(&mut record, 2, request.clone(), &[]);
     apply(&mut record, 3, Release(handle_of(1)), &[]).0.unwrap();
@@ -337,7 +339,7 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_dies_with_its_script() {
 fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
     let mut record = Record::free(b"x");
     let mut request = wants(2, Mode::Exclusive);
-    request.entry.owner = owner(&[20]);
+    request.entry.owner = owner(&[20]).into();
     request.provisional = true;
     apply(&mut record, 1, request, &[]);
     for dead in [&[][..], &[2]] {
@@ -351,7 +353,7 @@ fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
 fn a_committed_batch_is_confirmed_by_the_next_writer() {
     let mut record = Record::free(b"x");
     let mut request = wants(DECIDED, Mode::Shared);
-    request.entry.owner = owner(&[20]);
+    request.entry.owner = owner(&[20]).into();
     request.provisional = true;
     apply(&mut record, 1, request, &[]);
     let (response, _) = apply(&mut record, 2, wants(3, Mode::Shared), &[DECIDED]);
@@ -366,7 +368,7 @@ fn a_committed_batch_is_confirmed_by_the_next_writer() {
 fn a_claim_excludes_all_but_its_own_id() {
     let claims = |pid: i32, id: &[u8]| {
         let mut request = wants(pid, Mode::Exclusive);
-        request.entry.owner = owner(&[]);
+        request.entry.owner = owner(&[]).into();
         request.entry.claim = Some(id.to_vec());
         request.entry.lifetime = Lifetime::UntilReleased;
         request
@@ -494,7 +496,7 @@ fn a_release_asks_for_the_liveness_of_the_next_waiter_only() {
 fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_learns_of_it_or_dies() {
     const SUPERVISOR: i32 = 70;
     let mut query = wants(1, Mode::Exclusive);
-    query.entry.owner.supervisor = Some(process(SUPERVISOR));
+    Arc::make_mut(&mut query.entry.owner).supervisor = Some(process(SUPERVISOR));
     let mut granted = Record::free(b"x");
     apply(&mut granted, 1, query, &[]);
     let supervisor = Credentials { supervises: true, ..handle_of(1) };

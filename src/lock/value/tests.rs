@@ -32,7 +32,7 @@ fn held(ends: u64) -> Record {
         token: Some(5),
         mode: Mode::Exclusive,
         slot: 0,
-        owner: party,
+        owner: party.into(),
         lifetime: Lifetime::ExpiresAt(lease),
         since: 0,
         waited: 0,

@@ -144,7 +144,7 @@ impl Entry {
 
     /// Creates an unnumbered record. Returns `None` if another process was faster.
     pub(super) fn create(&self, unnumbered: &Pointer, body: &[u8], keep: WriteOptions) -> Result<Option<Listing>> {
-        let draft = format!(".new.{}", unnumbered.ident.text());
+        let draft = format!(".new.{}", unnumbered.ident);
         let drafts = match self.root.drafts() {
             Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(self.root.no_work(errno)),
             drafts => drafts,

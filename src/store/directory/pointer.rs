@@ -1,8 +1,13 @@
 //! The names inside a record's directory: the pointers `embryo.0.IDENT`, `born.17.IDENT`, `cur.17.IDENT` and
 //! `end.17.IDENT`, and `rec.IDENT`.
 
+use std::fmt::{self, Write as _};
+
 use crate::lock::boot_of;
 use crate::store::Version;
+
+/// Maximum length of a name in bytes.
+const LONGEST: usize = 51;
 
 /// Maximum version number, so that the next number never begins anew with 0.
 const HIGHEST: u64 = u64::MAX >> 1;
@@ -44,12 +49,8 @@ pub(crate) enum Name {
 }
 
 impl UniqueId {
-    pub(crate) fn text(&self) -> String {
-        format!("{:08x}{:016x}", self.boot, self.mark)
-    }
-
     pub(crate) fn record(&self) -> String {
-        format!("rec.{}", self.text())
+        name(format_args!("rec.{self}"))
     }
 
     fn parse(text: &str) -> Option<UniqueId> {
@@ -57,6 +58,12 @@ impl UniqueId {
         let hex = |from: usize, to: usize| u64::from_str_radix(text.get(from..to)?, 16).ok();
         is_ident.then_some(())?;
         Some(UniqueId { boot: hex(0, 8)? as u32, mark: hex(8, 24)? })
+    }
+}
+
+impl fmt::Display for UniqueId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:08x}{:016x}", self.boot, self.mark)
     }
 }
 
@@ -90,8 +97,15 @@ impl Pointer {
     }
 
     pub(crate) fn name(&self) -> String {
-        format!("{}.{}.{}", self.stage.word(), self.number, self.ident.text())
+        name(format_args!("{}.{}.{}", self.stage.word(), self.number, self.ident))
     }
+}
+
+/// Returns a name. A contended lock needs dozens of names, so the memory of each is allocated at once.
+fn name(parts: fmt::Arguments<'_>) -> String {
+    let mut name = String::with_capacity(LONGEST);
+    name.write_fmt(parts).expect("a text takes all writes");
+    name
 }
 
 impl Name {

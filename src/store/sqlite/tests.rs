@@ -332,11 +332,11 @@ fn a_new_database_ignores_the_log_of_a_removed_one() {
     }
 }
 
-fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Owner {
+fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Arc<Owner> {
     let domain = PidDomain { machine: "m".into(), boot: "b-1".into(), pids: "4026531836.0".into(), net: 1 };
     let owners = vec![ProcessId { pid, start: 1 }, ProcessId { pid: 1, start: 1 }];
     let (command, label) = (command.to_vec(), label.map(<[u8]>::to_vec));
-    Owner { domain, processes: owners, supervisor: None, host: "web1".into(), uid: 33, command, label }
+    Arc::new(Owner { domain, processes: owners, supervisor: None, host: "web1".into(), uid: 33, command, label })
 }
 
 #[test]

@@ -92,9 +92,9 @@ fn a_record_of_thousands_is_shown_and_queued_at_once() {
             secret[..8].copy_from_slice(&number.to_le_bytes());
             let mut grant = csalock::lock::Grant { proof: Handle::new(secret).proof(), ..grant.clone() };
             // Each is another process that cannot be seen from here, so none is known to be dead.
-            grant.owner.domain.boot = "elsewhere".to_string();
-            grant.owner.domain.machine = "elsewhere".to_string();
-            grant.owner.processes = vec![ProcessId { pid: 1 + number as i32, start: number as u64 }];
+            grant.owner_mut().domain.boot = "elsewhere".to_string();
+            grant.owner_mut().domain.machine = "elsewhere".to_string();
+            grant.owner_mut().processes = vec![ProcessId { pid: 1 + number as i32, start: number as u64 }];
             grant
         };
         record.holders = (0..parties).map(one).collect();

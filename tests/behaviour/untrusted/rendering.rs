@@ -1,6 +1,8 @@
 //! Every shown text may be the choice of an untrusted user: no byte of it moves a cursor, names a window, colours,
 //! reorders or hides.
 
+use std::sync::Arc;
+
 use csalock::lock::{EndReason, EndedGrant, Lifetime, Record};
 
 use super::ends;
@@ -29,9 +31,9 @@ fn is_clean(what: &str, done: &Done) {
 
 /// A record with poison in every free field.
 fn poisoned(record: &mut Record) {
-    let holders = record.holders.iter_mut();
-    for party in holders.map(|grant| &mut grant.owner).chain(record.waiters.iter_mut().map(|waiter| &mut waiter.owner))
-    {
+    let holders = record.holders.iter_mut().map(|grant| &mut grant.owner);
+    for party in holders.chain(record.waiters.iter_mut().map(|waiter| &mut waiter.owner)) {
+        let party = Arc::make_mut(party);
         party.host = POISON.to_string();
         party.command = bytes();
         party.label = Some(bytes());
@@ -53,8 +55,8 @@ fn store(sandbox: &Sandbox) -> [crate::sandbox::Job; 2] {
     sandbox.csalock(["lock", "--forever", "claimed"]).run();
     sandbox.edit("claimed", |record| {
         record.holders[0].claim = Some(bytes());
-        record.holders[0].owner.host = POISON.to_string();
-        record.holders[0].owner.processes.clear();
+        record.holders[0].owner_mut().host = POISON.to_string();
+        record.holders[0].owner_mut().processes.clear();
     });
     [holder, waiter]
 }
