@@ -87,7 +87,7 @@ pub struct Grant {
     /// Slot number, from 0; 0 unless the mode is [`Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
-    /// Owner of the grant.
+    /// Owner of the grant. Copies of a record share it: a decision copies the record and restarts after each answer.
     pub owner: Arc<Owner>,
     /// Lifetime of the grant.
     pub lifetime: Lifetime,
@@ -115,7 +115,7 @@ pub struct Waiter {
     pub proof: HandleHash,
     /// Part of the lock that the waiter wants.
     pub mode: Mode,
-    /// Owner of the future grant.
+    /// Owner of the future grant, shared like [`Grant::owner`].
     pub owner: Arc<Owner>,
     /// Process that waits; its death ends the wait.
     pub process: ProcessId,
@@ -147,8 +147,7 @@ pub struct Waiter {
 }
 
 impl Grant {
-    /// Returns the owner for a change. Copies of a record share the owners, because a decision copies the record and
-    /// starts again after each answer.
+    /// Returns the owner for a change that other copies of the grant do not see.
     pub fn owner_mut(&mut self) -> &mut Owner {
         Arc::make_mut(&mut self.owner)
     }
@@ -156,11 +155,11 @@ impl Grant {
 
 impl Waiter {
     /// Creates the entry of a process that waits for an exclusive lock, which this owner will hold while it lives.
-    pub fn new(proof: HandleHash, owner: impl Into<Arc<Owner>>, process: ProcessId) -> Waiter {
+    pub fn new(proof: HandleHash, owner: Owner, process: ProcessId) -> Waiter {
         Waiter {
             proof,
             mode: Mode::Exclusive,
-            owner: owner.into(),
+            owner: Arc::new(owner),
             process,
             lifetime: Lifetime::WhileOwnerLives,
             needs_confirmation: false,

@@ -466,7 +466,7 @@ fn waiter_of(grant: Grant) -> lock::Waiter {
         release_on_exit: grant.release_on_exit,
         claim: grant.claim,
         since: grant.since,
-        ..lock::Waiter::new(grant.proof, grant.owner, process)
+        ..lock::Waiter::new(grant.proof, std::sync::Arc::unwrap_or_clone(grant.owner), process)
     }
 }
 

@@ -123,7 +123,7 @@ fn a_caller_without_the_lock_waits_and_a_false_handle_is_refused() {
 #[test]
 fn no_caller_writes_past_a_queue() {
     let mut record = held(1);
-    let owner = record.holders.remove(0).owner;
+    let owner = std::sync::Arc::unwrap_or_clone(record.holders.remove(0).owner);
     record.waiters.push(Waiter::new(proof(3), owner, ProcessId { pid: 3, start: 1 }));
     assert!(matches!(put(&mut record, 2, writing(9, b"a")), Err(WriteRefusal::Busy(_))));
 }
