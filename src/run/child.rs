@@ -17,6 +17,10 @@ use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::signals::reraise;
 
+/// The bytes of a start signal.
+const GO: u8 = b'!';
+const NO_KEEPER: u8 = b'K';
+
 /// The process that becomes the command.
 #[derive(Debug)]
 pub struct ChildSide {
@@ -24,6 +28,17 @@ pub struct ChildSide {
     pub(super) supervisor: Pid,
     /// The descriptor of the start signal, if the child needs a start signal.
     pub(super) go: Option<OwnedFd>,
+}
+
+/// The answer of the supervisor to a child that reports the grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartSignal {
+    /// The child becomes the command.
+    Go,
+    /// The child releases the lock, because its keeper could not be started.
+    NoKeeper,
+    /// No answer came in time, or the supervisor has ended.
+    Missing,
 }
 
 /// The report of the child to its supervisor before the child becomes the command or ends.
@@ -48,12 +63,17 @@ impl ChildSide {
         let _ = set_pdeathsig(None);
     }
 
-    /// Waits at most `at_most` for the start signal. Returns true if it came.
-    pub fn wait_for_go(&self, at_most: Duration) -> bool {
-        let Some(ask) = &self.go else { return true };
+    /// Waits at most `at_most` for the start signal, if this child needs one.
+    pub fn wait_for_go(&self, at_most: Duration) -> StartSignal {
+        let Some(ask) = &self.go else { return StartSignal::Go };
         let at_most = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
         let came = in_spite_of_signals(|| poll(&mut [PollFd::new(ask.as_fd(), PollFlags::POLLIN)], at_most));
-        came.is_ok_and(|ready| ready > 0) && in_spite_of_signals(|| nix::unistd::read(ask, &mut [0; 1])) == Ok(1)
+        let mut signal = [0; 1];
+        match came.is_ok_and(|ready| ready > 0).then(|| in_spite_of_signals(|| nix::unistd::read(ask, &mut signal))) {
+            Some(Ok(1)) if signal == [GO] => StartSignal::Go,
+            Some(Ok(1)) => StartSignal::NoKeeper,
+            _ => StartSignal::Missing,
+        }
     }
 
     /// Sends a report to the supervisor.
@@ -101,10 +121,11 @@ impl RunningCommand {
         RunningCommand { pid, hear, go: RefCell::new(give) }
     }
 
-    /// Sends the start signal, or without `leave` tells the child to release the lock.
-    pub(super) fn send_go(&self, leave: bool) {
-        if let Some(give) = self.go.take().filter(|_| leave) {
-            let _ = in_spite_of_signals(|| nix::unistd::write(&give, b"!"));
+    /// Sends the start signal, or without a keeper tells the child to release the lock.
+    pub(super) fn send_go(&self, has_keeper: bool) {
+        if let Some(give) = self.go.take() {
+            let signal = if has_keeper { GO } else { NO_KEEPER };
+            let _ = in_spite_of_signals(|| nix::unistd::write(&give, &[signal]));
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 
-use super::child::{ChildSide, Report};
+use super::child::{ChildSide, Report, StartSignal};
 use super::deadline::SharedDeadline;
 use super::keepalive::{KeeperConfig, spawn_detached};
 use super::schedule::LeaseSchedule;
@@ -94,12 +94,17 @@ impl<'a> Job<'a> {
             return error;
         }
         child_side.inspect(|child_side| child_side.tell(Report::Granted));
-        match child_side.is_none_or(|child_side| self.wait_for_go(child_side)) {
-            true => {
+        match child_side.map_or(StartSignal::Go, |child_side| self.wait_for_go(child_side)) {
+            StartSignal::Go => {
                 child_side.inspect(|child_side| child_side.outlive_supervisor());
                 self.execute(variables)
             }
-            false => Error::new(
+            StartSignal::NoKeeper => Error::new(
+                ErrorKind::System,
+                "the process that renews its lease could not start, so the command was not run",
+                "see the limit of processes (ulimit -u) and the free memory, then try again",
+            ),
+            StartSignal::Missing => Error::new(
                 ErrorKind::Lost,
                 "its lease was over, or its supervisor was gone, before the command could begin; it was not run",
                 "try again",
@@ -142,13 +147,17 @@ impl<'a> Job<'a> {
         keeper.map_or(Ok(()), |keeper| spawn_detached(&keeper, opened, grants))
     }
 
-    /// Waits until a process watches the leases. Returns false if the command would have to end before it starts.
-    fn wait_for_go(&self, child_side: &ChildSide) -> bool {
+    /// Waits until a process watches the leases. The start signal is missing if the command would have to end before it
+    /// starts.
+    fn wait_for_go(&self, child_side: &ChildSide) -> StartSignal {
         let span = self.limits.ttl.unwrap_or(self.context.lease());
         let left = || {
             let ends = self.shared_deadline.and_then(SharedDeadline::load).unwrap_or(Duration::MAX);
             LeaseSchedule { ends, span }.last_start().saturating_sub(self.context.host.boottime())
         };
-        child_side.wait_for_go(left()) && !left().is_zero()
+        match child_side.wait_for_go(left()) {
+            StartSignal::Go if left().is_zero() => StartSignal::Missing,
+            signal => signal,
+        }
     }
 }

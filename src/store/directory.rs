@@ -153,7 +153,12 @@ impl Directory {
     }
 
     fn ident(&self) -> Result<UniqueId> {
-        Ok(UniqueId { boot: pointer::boot_tag(&self.host.pid_space()?.boot), mark: self.host.unique_number()? })
+        Ok(UniqueId { boot: self.boot()?, mark: self.host.unique_number()? })
+    }
+
+    /// Returns the tag of this boot.
+    fn boot(&self) -> Result<u32> {
+        Ok(pointer::boot_tag(&self.host.pid_space()?.boot))
     }
 
     /// Carries out the effects of a commit.

@@ -1,6 +1,6 @@
 //! On stores that other hosts may share, the keeper of a live owner renews a lease in the background, unnoticed.
 
-use crate::sandbox::wait_until;
+use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
 
 on_every_shared_store! {
     fn a_lease_that_could_not_be_renewed_for_lack_of_descriptors_is_refused(sandbox: &Sandbox) {
@@ -60,4 +60,23 @@ on_every_shared_store! {
         wait_until("it ends", || keepers(job.pid()).is_empty());
         assert_eq!(job.wait().code, Some(0));
     }
+}
+
+#[test]
+fn a_keeper_for_which_there_is_no_process_is_named_and_nothing_is_run() {
+    if !is_root("a limit of processes") || !has("prlimit") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    // No other test has processes of this user.
+    let user = 4199;
+    std::fs::create_dir(sandbox.path("mine")).unwrap();
+    std::os::unix::fs::chown(sandbox.path("mine"), Some(user), Some(user)).unwrap();
+    let words = ["--nproc=2:2", "csalock", "run", "--ttl", "5s", "x", "echo", "ran"];
+    let done = sandbox.call("prlimit", words).env("CSALOCK_STORE", sandbox.store_at("mine/store")).user(user).capture();
+    let said = "csalock: the process that renews its lease could not start, so the command was not run; \
+                see the limit of processes (ulimit -u) and the free memory, then try again\n";
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(71), "", said));
+    let free = sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", sandbox.store_at("mine/store"));
+    assert_eq!(free.user(user).capture().code, Some(0));
 }

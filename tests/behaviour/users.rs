@@ -289,6 +289,34 @@ fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
 }
 
 #[test]
+fn a_user_who_may_only_read_a_database_makes_no_log_for_it() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    for words in [&["status", "x"][..], &["run", "-w", "10ms", "x", "true"], &["history"], &["gc"], &["doctor"]] {
+        let sandbox = Sandbox::new(Kind::Sqlite);
+        let file = place(&sandbox, "shared", (0, GROUP, 0o2770)).join("store");
+        std::fs::write(&file, "").unwrap();
+        chown(&file, Some(4101), Some(GROUP)).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+        let store = sandbox.store_at("shared/store");
+        // The first grant gives the database a log, which only the next commit or read creates.
+        let mut holder = Anne.csalock(&sandbox, &store, &["run", "x", "sh", "-c", "echo held; cat"]).spawn();
+        holder.lines(1);
+        let [log, index] = ["store-wal", "store-shm"].map(|name| file.with_file_name(name));
+        let done = Bert.csalock(&sandbox, &store, words).capture();
+        assert!(!log.exists() && !index.exists(), "{done:?}");
+        let done = holder.wait();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{words:?}");
+        // The index alone can be missing, too.
+        std::fs::remove_file(&index).unwrap();
+        let done = Bert.csalock(&sandbox, &store, words).capture();
+        assert!(log.exists() && !index.exists(), "{done:?}");
+        assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0);
+    }
+}
+
+#[test]
 fn a_value_is_read_by_the_users_that_its_mode_allows() {
     if !is_root("users") || !has("setpriv") {
         return;

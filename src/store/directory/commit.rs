@@ -101,21 +101,24 @@ impl Commit<'_> {
     }
 
     fn change(&self, mut look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
-        if self.keep.mode.is_some() {
-            look.discard_draft();
-        }
-        let ident = look.drafted().map_or_else(|| self.store.ident(), Ok)?;
-        let next = Pointer { stage: Stage::Current, number: self.number_after(&look, pointer, ident)?, ident };
-        if look.replace(pointer, &next, body, self.keep)? {
+        let number = self.number_after(&look, pointer)?;
+        let Some(ident) = look.write(|| self.store.ident(), body, self.keep)? else {
+            self.keep_conflicting(look.entry.look()?);
+            return Ok(CommitResult::Conflict);
+        };
+        let next = Pointer { stage: Stage::Current, number, ident };
+        // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
+        if look.advance(pointer, &next)? {
             self.settle(Some(&look))?;
             (self.stands)();
             look.remove_records();
             self.store.expect_no_change(look.after(next));
             return Ok(CommitResult::Done(next.version()));
         }
+        // The reply to our rename may have been lost.
         let swap = self.was_it_us(&look.entry, next.ident)?;
         if swap == CommitResult::Conflict {
-            look.withdraw(&next);
+            look.withdraw(next.ident);
         }
         Ok(swap)
     }
@@ -213,9 +216,9 @@ impl Commit<'_> {
 
     /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
     /// the numbers above it were issued as tokens. The clock is above them all.
-    fn number_after(&self, look: &Listing, pointer: &Pointer, ident: UniqueId) -> Result<u64> {
+    fn number_after(&self, look: &Listing, pointer: &Pointer) -> Result<u64> {
         let next = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
-        let is_of_this_boot = pointer.ident.boot == ident.boot;
+        let is_of_this_boot = pointer.ident.boot == self.store.boot()?;
         if is_of_this_boot || self.root.scope == Scope::Shared { Ok(next) } else { Ok(next.max(self.next_number()?)) }
     }
 

@@ -121,40 +121,44 @@ impl Listing {
     /// Removes the file that was created for the next record.
     pub(super) fn discard_draft(&mut self) {
         if let Some(draft) = self.draft.take() {
-            let _ = sys::remove_file(&self.directory, OsStr::new(&draft.record()));
-            // If the record was removed meanwhile, the draft kept its directory from being removed.
-            let _ = self.remove_directory();
+            self.withdraw(draft);
         }
     }
 
-    /// Returns the id of the file that was created for the next record.
-    pub(super) fn drafted(&self) -> Option<UniqueId> {
-        self.draft
-    }
-
-    /// Writes a new record and points to it. Returns `false` if another process was faster, or if a lost reply caused a
-    /// repetition. The caller must withdraw the record unless our rename succeeded.
-    pub(super) fn replace(&mut self, from: &Pointer, to: &Pointer, body: &[u8], keep: WriteOptions) -> Result<bool> {
-        let name = to.ident.record();
-        let written = match self.draft.take() == Some(to.ident) {
-            true => sys::fill_draft(&self.directory, &name, body, keep.durability >= Durability::Atomic),
-            false => self.entry.write(&self.directory, &name, body, keep),
-        };
-        match written {
-            Ok(()) => {}
-            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(false),
-            Err(errno) => {
-                self.withdraw(to);
-                return Err(self.entry.failed("write the record")(errno));
+    /// Writes the file of a new record, and returns its id; `None` if another process was faster.
+    pub(super) fn write(
+        &mut self,
+        ident: impl FnOnce() -> Result<UniqueId>,
+        body: &[u8],
+        keep: WriteOptions,
+    ) -> Result<Option<UniqueId>> {
+        if let Some(draft) = self.draft.filter(|_| keep.mode.is_none()) {
+            let synced = keep.durability >= Durability::Atomic;
+            match sys::fill_draft(&self.directory, &draft.record(), body, synced) {
+                Ok(()) => return Ok(self.draft.take()),
+                Err(Errno::ENOENT | Errno::ESTALE) => {
+                    self.draft = None;
+                    return Ok(None);
+                }
+                // Another program has changed the file.
+                Err(_) => {}
             }
         }
-        // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
-        self.advance(from, to)
+        self.discard_draft();
+        let ident = ident()?;
+        match self.entry.write(&self.directory, &ident.record(), body, keep) {
+            Ok(()) => Ok(Some(ident)),
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+            Err(errno) => {
+                self.withdraw(ident);
+                Err(self.entry.failed("write the record")(errno))
+            }
+        }
     }
 
     /// Removes a record whose pointer was never put in place.
-    pub(super) fn withdraw(&self, to: &Pointer) {
-        let _ = sys::remove_file(&self.directory, OsStr::new(&to.ident.record()));
+    pub(super) fn withdraw(&self, ident: UniqueId) {
+        let _ = sys::remove_file(&self.directory, OsStr::new(&ident.record()));
         // If the record was removed meanwhile, our draft kept its directory from being removed.
         let _ = self.remove_directory();
     }

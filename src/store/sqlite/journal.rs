@@ -7,7 +7,9 @@
 //! them, even a read creates them again. SQLite gives them the mode of the database, but the group of the process and no
 //! access control list. If a user of the database could not write them, the database keeps the rollback journal.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -59,6 +61,15 @@ pub(super) fn cannot_make_log(path: &Path) -> bool {
     let is_there = |suffix| fs::symlink_metadata(with_suffix(path, suffix)).is_ok();
     // A killed writer leaves a journal, and with it a file that is only partly changed.
     !is_there("-wal") && !is_there("-journal") && (may_not(path) || path.parent().is_none_or(may_not))
+}
+
+/// Returns true if this user may only read the database of this log, and would create the log or its index. They would
+/// belong to this user, and the owner of the database could not write them.
+pub(super) fn is_foreign_log(log: &Path) -> bool {
+    let Some(database) = log.as_os_str().as_bytes().strip_suffix(b"-wal") else { return false };
+    let database = Path::new(OsStr::from_bytes(database));
+    let is_missing = |suffix| fs::symlink_metadata(with_suffix(database, suffix)).is_err();
+    eaccess(database, AccessFlags::W_OK).is_err() && (is_missing("-wal") || is_missing("-shm"))
 }
 
 /// Returns true if all users of the database could write a log that any of them creates.

@@ -4,12 +4,14 @@
 //! handler about them: it tries up to a hundred times to begin a read (`walTryBeginRead`), pauses for ten seconds in
 //! all, and fails with SQLITE_PROTOCOL. If the other process is stopped meanwhile, no deadline and no signal would end
 //! these pauses. They are calls of the VFS, SQLite's interface to the operating system. This VFS is SQLite's own except
-//! for the pauses, so both know the same locks of this process.
+//! for the pauses and the open of a log, so both know the same locks of this process.
 
 #![expect(unsafe_code, reason = "SQLite's interface to the operating system is a table of C functions")]
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -17,6 +19,7 @@ use std::time::Duration;
 use rusqlite::ffi;
 
 use super::busy::Busy;
+use super::journal;
 
 const NAME: &CStr = c"csalock";
 
@@ -34,7 +37,8 @@ pub(super) fn name() -> &'static CStr {
         unsafe {
             if let Some(own) = ffi::sqlite3_vfs_find(ptr::null()).as_ref() {
                 let (name, next) = (NAME.as_ptr(), ptr::null_mut());
-                let ours = ffi::sqlite3_vfs { zName: name, pNext: next, xSleep: Some(pause), ..*own };
+                let ours =
+                    ffi::sqlite3_vfs { zName: name, pNext: next, xOpen: Some(open), xSleep: Some(pause), ..*own };
                 ffi::sqlite3_vfs_register(Box::leak(Box::new(ours)), 0);
             }
         }
@@ -54,6 +58,28 @@ struct Outer(*const Busy);
 impl Drop for Outer {
     fn drop(&mut self) {
         LIMIT.set(self.0);
+    }
+}
+
+/// Opens a file as SQLite does, but no log that the owner of the database could not write.
+unsafe extern "C" fn open(
+    vfs: *mut ffi::sqlite3_vfs,
+    name: ffi::sqlite3_filename,
+    file: *mut ffi::sqlite3_file,
+    flags: c_int,
+    opened: *mut c_int,
+) -> c_int {
+    // SAFETY: the name of a log ends with NUL.
+    let path = || Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes()));
+    if flags & ffi::SQLITE_OPEN_WAL != 0 && journal::is_foreign_log(path()) {
+        // SAFETY: SQLite passes memory for a file, and a file without methods is not open.
+        unsafe { (*file).pMethods = ptr::null() };
+        return ffi::SQLITE_CANTOPEN;
+    }
+    // SAFETY: SQLite's default VFS exists until the process ends, and its function gets the arguments meant for it.
+    unsafe {
+        let own = ffi::sqlite3_vfs_find(ptr::null()).as_ref().and_then(|own| own.xOpen);
+        own.map_or(ffi::SQLITE_CANTOPEN, |own| own(vfs, name, file, flags, opened))
     }
 }
 
