@@ -144,9 +144,9 @@ pub trait Host: Send + Sync {
         self.random().map(|random| u64::from_be_bytes(*random.first_chunk().unwrap_or(&[0; 8])))
     }
 
-    /// Creates a wait set: from now on [`Host::wake`] with this handle hash reaches it. `interrupt` ends its waits when
-    /// it becomes readable.
-    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>>;
+    /// Creates a wait set: from now on [`Host::wake`] with this handle hash reaches it. Its waits end when one
+    /// of the descriptors of the `interrupt` becomes readable.
+    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>>;
 
     /// Wakes the process that listens at this address, if it is in reach. Returns true if a process listens. A wake-up
     /// can be lost, so no caller relies on it.

@@ -40,8 +40,9 @@ pub struct ReceivedSignal {
 
 /// A source of events that end a wait.
 pub trait Interrupt {
-    /// Returns a descriptor that becomes readable at such an event. Fails if the process has no room for a descriptor.
-    fn descriptor(&self) -> Result<BorrowedFd<'_>>;
+    /// Returns descriptors of which one becomes readable at such an event. Fails if the process has no room for a
+    /// descriptor.
+    fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>>;
 
     /// Closes the descriptors of a wait that has ended, at once or when no process waits for this one.
     fn close(&self, descriptors: Vec<OwnedFd>) {
@@ -170,8 +171,8 @@ impl Signals {
 }
 
 impl Interrupt for Signals {
-    fn descriptor(&self) -> Result<BorrowedFd<'_>> {
-        self.interrupt()
+    fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
+        Ok(vec![self.interrupt()?])
     }
 }
 

@@ -28,7 +28,7 @@ impl Engine {
         loop {
             match work() {
                 Err(error) if error.is_unreached() => {
-                    let interrupt = interrupt.map(Interrupt::descriptor).transpose()?;
+                    let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
                     let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;
                     if self.outlast(name, error, &mut clock, &mut *wait_set, on_wait)? {
                         return Ok(None);

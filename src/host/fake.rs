@@ -155,7 +155,7 @@ impl Host for Fake {
         Ok(state.draws.to_be_bytes())
     }
 
-    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
         Ok(Box::new(self.clone()))
     }
 

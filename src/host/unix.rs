@@ -188,7 +188,7 @@ impl Host for Unix {
         self.random.unique_number([self.wall(), self.boottime()])
     }
 
-    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
         Ok(Box::new(LinuxWaitSet::new(proof, interrupt)))
     }
 

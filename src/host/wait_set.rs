@@ -67,7 +67,7 @@ impl AsFd for WakeSocket {
 
 pub(super) struct LinuxWaitSet<'a> {
     bell: Option<WakeSocket>,
-    interrupt: Option<BorrowedFd<'a>>,
+    interrupt: Vec<BorrowedFd<'a>>,
     /// The watched processes and supervisors.
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
@@ -96,7 +96,7 @@ fn address(listener: WakeAddress<'_>) -> rustix::io::Result<SocketAddrUnix> {
 }
 
 impl<'a> LinuxWaitSet<'a> {
-    pub(super) fn new(proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> LinuxWaitSet<'a> {
+    pub(super) fn new(proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> LinuxWaitSet<'a> {
         LinuxWaitSet { bell: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
     }
 
@@ -137,7 +137,7 @@ impl<'a> LinuxWaitSet<'a> {
         let bell = self.bell.as_ref().map(AsFd::as_fd);
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
         let concerns = bell.map(|fd| (0, fd)).into_iter();
-        let concerns = concerns.chain(self.interrupt.map(|fd| (1, fd))).chain(processes.map(|fd| (2, fd)));
+        let concerns = concerns.chain(self.interrupt.iter().map(|fd| (1, *fd))).chain(processes.map(|fd| (2, fd)));
         let concerns = concerns.chain(elsewhere.map(|fd| (3, fd)));
         let (whose, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
             concerns.map(|(whose, fd)| (whose, PollFd::new(fd, PollFlags::POLLIN))).unzip();
@@ -213,7 +213,7 @@ mod tests {
         nix::poll::poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], nix::poll::PollTimeout::NONE).unwrap();
         let pid = command.id() as i32;
         let process = ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
-        let mut wait_set = LinuxWaitSet::new(&Handle::new([pid as u8; 16]).proof(), None);
+        let mut wait_set = LinuxWaitSet::new(&Handle::new([pid as u8; 16]).proof(), Vec::new());
         let watched = [Watched { process, supervisor }];
         let reason = wait_set.wait(&mut WaitSources { watched: &watched, subscription: &mut None }, NEVER).unwrap();
         command.wait().unwrap();

@@ -19,7 +19,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::child::{RunningCommand, in_spite_of_signals};
@@ -50,16 +50,14 @@ struct Orders<'a> {
 pub struct Standby<'a> {
     pid: Pid,
     orders: &'a Orders<'a>,
-    /// An epoll(7) instance for the end of the child and for the signals that end a wait.
-    interrupt: OwnedFd,
     /// The descriptors of the wait that has ended, which are closed after the start.
     of_wait: RefCell<Vec<OwnedFd>>,
 }
 
 impl Interrupt for Standby<'_> {
-    /// Returns a descriptor that becomes readable if the child ends, or if a signal arrives that ends a wait.
-    fn descriptor(&self) -> Result<BorrowedFd<'_>> {
-        Ok(self.interrupt.as_fd())
+    /// Returns a descriptor of the signals that end a wait, and one that becomes readable if the child ends.
+    fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
+        Ok(vec![self.orders.signals.interrupt()?, self.orders.ends.1.as_fd()])
     }
 
     fn close(&self, mut descriptors: Vec<OwnedFd>) {
@@ -78,7 +76,8 @@ impl<'a> Standby<'a> {
         become_command: &'a dyn Fn(&VforkStatus),
     ) -> nix::Result<Standby<'a>> {
         let ends = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
-        let interrupt = any_of([signals.interrupt().map_err(|_| Errno::EMFILE)?, ends.1.as_fd()])?;
+        // The start needs this descriptor, and must not fail for lack of one.
+        signals.interrupt().map_err(|_| Errno::EMFILE)?;
         let status = VforkStatus::default();
         let orders: &Orders<'_> = Box::leak(Box::new(Orders { signals, inherited, ends, become_command, status }));
         let stack = childs_stack()?;
@@ -89,7 +88,7 @@ impl<'a> Standby<'a> {
         let pid = Pid::from_raw(Errno::result(pid)?);
         // SAFETY: only the child uses its end, and it has a table of descriptors of its own.
         unsafe { libc::close(orders.ends.0.as_raw_fd()) };
-        Ok(Standby { pid, orders, interrupt, of_wait: RefCell::default() })
+        Ok(Standby { pid, orders, of_wait: RefCell::default() })
     }
 
     /// Returns the process id of the child.
@@ -166,18 +165,6 @@ impl Drop for Standby<'_> {
         let _ = kill(self.pid, Signal::SIGKILL);
         let _ = in_spite_of_signals(|| waitpid(self.pid, None));
     }
-}
-
-/// Returns a descriptor that is readable when one of these is.
-fn any_of(descriptors: [BorrowedFd<'_>; 2]) -> nix::Result<OwnedFd> {
-    let add = |any: OwnedFd| {
-        for (at, descriptor) in descriptors.into_iter().enumerate() {
-            epoll::add(&any, descriptor, epoll::EventData::new_u64(at as u64), epoll::EventFlags::IN)?;
-        }
-        Ok(any)
-    };
-    let made: rustix::io::Result<OwnedFd> = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(add);
-    made.map_err(|errno| Errno::from_raw(errno.raw_os_error()))
 }
 
 /// The child. While the parent runs, the child must not write to the shared memory, not even an error number, so it makes

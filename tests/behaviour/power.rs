@@ -266,7 +266,7 @@ impl Host for Rebooted {
         self.unix.random()
     }
 
-    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
         self.unix.wait_set(proof, interrupt)
     }
 

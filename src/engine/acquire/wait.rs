@@ -110,7 +110,7 @@ impl<'a> Acquisition<'a> {
         Ok(match &mut self.wait_set {
             Some(wait_set) => wait_set,
             none => {
-                let interrupt = self.interrupt.map(Interrupt::descriptor).transpose()?;
+                let interrupt = self.interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
                 none.insert(self.engine.host.wait_set(&self.request.entry.proof, interrupt)?)
             }
         })

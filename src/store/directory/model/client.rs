@@ -208,7 +208,7 @@ impl Host for Clockwork {
         Ok(bytes)
     }
 
-    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
         unreachable!("a store does not wait")
     }
 
