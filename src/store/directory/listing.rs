@@ -125,6 +125,13 @@ impl Listing {
         }
     }
 
+    /// Returns true if another process has certainly changed a record in use since the listing. A look costs less than a
+    /// file that is created in vain. A free record seldom has a rival, and on a shared store a look costs a request.
+    fn is_overtaken(&self) -> bool {
+        let in_use = self.pointer.filter(|pointer| pointer.is_in_use() && self.entry.root.scope == Scope::Local);
+        in_use.is_some_and(|pointer| sys::is_missing(&self.directory, OsStr::new(&pointer.name())))
+    }
+
     /// Writes the file of a new record, and returns its id; `None` if another process was faster.
     pub(super) fn write(
         &mut self,
@@ -145,6 +152,9 @@ impl Listing {
             }
         }
         self.discard_draft();
+        if self.is_overtaken() {
+            return Ok(None);
+        }
         let ident = ident()?;
         match self.entry.write(&self.directory, &ident.record(), body, keep) {
             Ok(()) => Ok(Some(ident)),

@@ -245,6 +245,11 @@ pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
     answered(fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)).is_ok()
 }
 
+/// Returns true if the name certainly leads to nothing.
+pub(super) fn is_missing(at: impl AsFd, name: &OsStr) -> bool {
+    answered(fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)).is_err_and(|errno| errno == Errno::ENOENT)
+}
+
 /// Visits the names in a directory that was just opened.
 pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
     forget_listing(directory.as_fd());

@@ -117,6 +117,13 @@ pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
     }
 }
 
+pub(super) fn is_missing(at: impl AsFd, name: &OsStr) -> bool {
+    match replay::directory(&at) {
+        Some(_) => !is_there(at, name),
+        None => real::is_missing(at, name),
+    }
+}
+
 pub(super) fn forget_listing(directory: impl AsFd) {
     if replay::directory(&directory).is_none() {
         real::forget_listing(directory);
