@@ -52,6 +52,7 @@ def contend(place):
             del takers["SQLite"]  # It takes ten times as long as all others.
         spans = {tool: [] for tool in takers}
         for _, tool in in_turn(takers, place.rounds(7, 25)):
+            os.sync()  # No block waits for what the one before it wrote.
             spans[tool].append(block(place, count, times, *takers[tool]))
         for store in list(takers)[1:]:
             place.tables.figure(f"{count} contenders, wall time / flock, {store}", place.kind,
