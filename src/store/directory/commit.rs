@@ -190,10 +190,10 @@ impl Commit<'_> {
     /// Passes on the record that this listing shows, which saves the caller a read. On a shared store a lost reply may
     /// hide that the change was made.
     fn keep_conflicting(&self, look: Option<Listing>) {
-        let (Some(look), Some(place), Scope::Local) = (look, self.conflicting, self.root.scope) else { return };
+        let (Some(mut look), Some(place), Scope::Local) = (look, self.conflicting, self.root.scope) else { return };
         let found = match look.pointer {
             Some(pointer) if pointer.stage == Stage::Tombstone => None,
-            Some(pointer) if pointer.is_in_use() => match look.stored(&pointer, self.store.host.as_ref()) {
+            Some(pointer) if pointer.is_in_use() => match look.read_record(&pointer, self.store.host.as_ref()) {
                 Ok(Some(found)) => Some(found),
                 _ => return,
             },

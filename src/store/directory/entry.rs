@@ -122,11 +122,11 @@ impl Entry {
         let is_local = self.root.scope == Scope::Local;
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
-            let look = self.look()?;
+            let mut look = self.look()?;
             // An unnumbered record has no version yet: the next commit numbers it, and its caller reads again.
             let pointer = look.as_ref().and_then(|look| look.pointer).filter(Pointer::is_in_use);
-            let (Some(listing), Some(pointer)) = (&look, pointer) else { return Ok((None, look)) };
-            if let Some(stored) = listing.stored(&pointer, host)? {
+            let (Some(listing), Some(pointer)) = (&mut look, pointer) else { return Ok((None, look)) };
+            if let Some(stored) = listing.read_record(&pointer, host)? {
                 return Ok((Some(stored), look));
             }
             // A record is removed only after its pointer moves on. A pointer that stays has lost its record.

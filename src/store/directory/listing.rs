@@ -19,6 +19,8 @@ pub(super) struct Listing {
     pub(super) pointer: Option<Pointer>,
     records: Vec<UniqueId>,
     silly_renames: Vec<Vec<u8>>,
+    /// The record that the pointer leads to, if it was read.
+    stored: Option<Versioned>,
     /// The new, empty file of the next record. It may become the record only by a rename of the pointer of this listing:
     /// another process that commits first may remove the file.
     draft: Option<UniqueId>,
@@ -27,7 +29,7 @@ pub(super) struct Listing {
 impl Listing {
     /// Returns a listing with only this pointer in it.
     pub(super) fn new(entry: Entry, directory: OwnedFd, pointer: Option<Pointer>) -> Listing {
-        Listing { entry, directory, pointer, records: Vec::new(), silly_renames: Vec::new(), draft: None }
+        Listing { entry, directory, pointer, records: Vec::new(), silly_renames: Vec::new(), stored: None, draft: None }
     }
 
     /// Lists the directory of a record.
@@ -56,6 +58,7 @@ impl Listing {
     pub(super) fn after(mut self, pointer: Pointer) -> Listing {
         self.records = [pointer.ident].into_iter().filter(|_| pointer.stage == Stage::Current).collect();
         self.pointer = Some(pointer);
+        self.stored = None;
         self
     }
 
@@ -91,12 +94,20 @@ impl Listing {
     }
 
     /// Returns the record that the pointer leads to; `None` if its bytes are missing because the record has changed.
-    pub(super) fn stored(&self, pointer: &Pointer, host: &dyn Host) -> Result<Option<Versioned>> {
+    pub(super) fn read_record(&mut self, pointer: &Pointer, host: &dyn Host) -> Result<Option<Versioned>> {
         let version = pointer.version();
         let Some(body) = self.body(pointer).map_err(|error| error.in_version(version))? else { return Ok(None) };
         let is_local = self.entry.root.scope == Scope::Local;
         let may_be_torn = is_local && boot_tag(&host.pid_space()?.boot) != pointer.ident.boot;
-        Ok(Some(Versioned { version, body, may_be_torn }))
+        self.stored = Some(Versioned { version, body, may_be_torn });
+        Ok(self.stored.clone())
+    }
+
+    /// Returns the record that was read from here, if the pointer to it still stands. On a shared store that look would
+    /// not save a request.
+    pub(super) fn unchanged_record(&self) -> Option<Versioned> {
+        let pointer = self.pointer.filter(|_| self.entry.root.scope == Scope::Local)?;
+        self.stored.clone().filter(|_| sys::is_there(&self.directory, OsStr::new(&pointer.name())))
     }
 
     /// Renames the pointer. Returns `false` if another process was faster.

@@ -69,7 +69,7 @@ pub(super) fn is_foreign_log(log: &Path) -> bool {
     let Some(database) = log.as_os_str().as_bytes().strip_suffix(b"-wal") else { return false };
     let database = Path::new(OsStr::from_bytes(database));
     let is_missing = |suffix| fs::symlink_metadata(with_suffix(database, suffix)).is_err();
-    eaccess(database, AccessFlags::W_OK).is_err() && (is_missing("-wal") || is_missing("-shm"))
+    (is_missing("-wal") || is_missing("-shm")) && eaccess(database, AccessFlags::W_OK).is_err()
 }
 
 /// Returns true if all users of the database could write a log that any of them creates.

@@ -108,7 +108,11 @@ impl Act {
             Doing::Changes(version) | Doing::GivesBack(version) | Doing::Joins(version, _) => Some(version),
             Doing::Sweeps => return store.sweep(false).map(|_| Found::Swept),
             _ => {
-                let stored = store.read(NAME)?;
+                let mut stored = store.read(NAME)?;
+                // The second read may find that nothing has changed.
+                if self.prepares {
+                    stored = store.read(NAME)?;
+                }
                 return Ok(Found::Read(stored.map(|stored| (number(stored.version), stored.body))));
             }
         };
