@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use rusqlite::ffi;
@@ -61,6 +62,9 @@ impl Drop for Outer {
     }
 }
 
+/// True once this process has opened a database that it may only read. All others need no check of their log.
+static ANY_READ_ONLY: AtomicBool = AtomicBool::new(false);
+
 /// Opens a file as SQLite does, but no log that the owner of the database could not write.
 unsafe extern "C" fn open(
     vfs: *mut ffi::sqlite3_vfs,
@@ -71,15 +75,20 @@ unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: the name of a log ends with NUL.
     let path = || Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes()));
-    if flags & ffi::SQLITE_OPEN_WAL != 0 && journal::is_foreign_log(path()) {
+    if flags & ffi::SQLITE_OPEN_WAL != 0 && ANY_READ_ONLY.load(Relaxed) && journal::is_foreign_log(path()) {
         // SAFETY: SQLite passes memory for a file, and a file without methods is not open.
         unsafe { (*file).pMethods = ptr::null() };
         return ffi::SQLITE_CANTOPEN;
     }
-    // SAFETY: SQLite's default VFS exists until the process ends, and its function gets the arguments meant for it.
+    // SAFETY: SQLite's default VFS exists until the process ends, and its function gets the arguments meant for it. SQLite
+    // passes null or a place for the flags with which the file was opened.
     unsafe {
         let own = ffi::sqlite3_vfs_find(ptr::null()).as_ref().and_then(|own| own.xOpen);
-        own.map_or(ffi::SQLITE_CANTOPEN, |own| own(vfs, name, file, flags, opened))
+        let done = own.map_or(ffi::SQLITE_CANTOPEN, |own| own(vfs, name, file, flags, opened));
+        if opened.as_ref().is_some_and(|flags| flags & ffi::SQLITE_OPEN_READONLY != 0) {
+            ANY_READ_ONLY.store(true, Relaxed);
+        }
+        done
     }
 }
 
