@@ -103,11 +103,12 @@ impl Listing {
         Ok(self.stored.clone())
     }
 
-    /// Returns the record that was read from here, if the pointer to it still stands. On a shared store that look would
-    /// not save a request.
+    /// Returns the record that was read from here, if the pointer to it still stands. The look begins at the store,
+    /// because a user may have moved the record's directory away. On a shared store it would not save a request.
     pub(super) fn unchanged_record(&self) -> Option<Versioned> {
-        let pointer = self.pointer.filter(|_| self.entry.root.scope == Scope::Local)?;
-        self.stored.clone().filter(|_| sys::is_there(&self.directory, OsStr::new(&pointer.name())))
+        let Entry { root, file_name } = &self.entry;
+        let pointer = self.pointer.filter(|_| root.scope == Scope::Local)?;
+        self.stored.clone().filter(|_| sys::is_there_below(&root.directory, file_name, &pointer.name()))
     }
 
     /// Renames the pointer. Returns `false` if another process was faster.

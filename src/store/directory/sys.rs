@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use nix::NixPath;
@@ -243,6 +244,11 @@ pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno>
 /// Returns true if the name leads to something, as far as this process can see.
 pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
     answered(fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)).is_ok()
+}
+
+/// Returns true if the name leads to something in the directory below `at`, as far as this process can see.
+pub(super) fn is_there_below(at: impl AsFd, directory: &OsStr, name: &str) -> bool {
+    is_there(at, Path::new(directory).join(name).as_os_str())
 }
 
 /// Returns true if the name certainly leads to nothing.

@@ -159,3 +159,16 @@ fn a_file_for_the_next_record_that_another_program_changes_is_not_used() {
         outside.is_as_it_was(what);
     }
 }
+
+#[test]
+fn a_record_whose_directory_is_moved_away_is_not_read_from_there() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    sandbox.csalock(["lock", "--forever", "x"]).run();
+    let (store, place) = (sandbox.open(), sandbox.store_path().join("x"));
+    for _ in 0..2 {
+        assert!(store.read(b"x").unwrap().is_some());
+    }
+    std::fs::rename(&place, sandbox.path("moved")).unwrap();
+    assert!(store.read(b"x").unwrap().is_none());
+    sandbox.csalock(["run", "-n", "x", "true"]).run();
+}

@@ -117,6 +117,13 @@ pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
     }
 }
 
+pub(super) fn is_there_below(at: impl AsFd, directory: &OsStr, name: &str) -> bool {
+    match replay::directory(&at) {
+        Some(_) => open_directory(at, directory).is_ok_and(|directory| is_there(directory, OsStr::new(name))),
+        None => real::is_there_below(at, directory, name),
+    }
+}
+
 pub(super) fn is_missing(at: impl AsFd, name: &OsStr) -> bool {
     match replay::directory(&at) {
         Some(_) => !is_there(at, name),
