@@ -157,7 +157,7 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
         assert!(!offers(&["csalock", command, "--store", "dir:/nowhere/at/all", "yes"]).contains(PAST));
         assert!(offers(&["csalock", command, "./no"]).iter().any(|file| file.ends_with("notes")));
     }
-    let stores = BTreeSet::from(["dir:", "sqlite:", "etcd://", "etcds://"].map(String::from));
+    let stores = BTreeSet::from(["dir:", "sqlite:", "etcd://", "etcds://", "postgres://", "ssh://"].map(String::from));
     for before in [&["csalock", "--store"][..], &["csalock", "status", "--store"], &["csalock", "run", "-n", "--store"]]
     {
         let offered = |typed: &str| offers(&[before, &[typed]].concat());
