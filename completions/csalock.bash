@@ -1286,7 +1286,7 @@ _csalock_offer_store() {
     case $url in
         dir:*) _csalock_offer "$1" < <(compgen -d -S / -- "${url#dir:}" | while read -r path; do echo "${option}dir:$path"; done) ;;
         sqlite:*) _csalock_offer "$1" < <(compgen -f -- "${url#sqlite:}" | while read -r path; do echo "${option}sqlite:$path"; done) ;;
-        *) _csalock_offer "$1" < <(printf -- "$option%s\n" dir: sqlite: etcd:// etcds://) ;;
+        *) _csalock_offer "$1" < <(printf -- "$option%s\n" dir: sqlite: etcd:// etcds:// postgres:// ssh://) ;;
     esac
 }
 

@@ -446,7 +446,7 @@ function __fish_csalock_stores
         case 'sqlite:*'
             printf 'sqlite:%s\n' (__fish_complete_path (string replace sqlite: '' -- $typed) | string replace -r '\t.*' '')
         case '*'
-            printf '%s\n' dir: sqlite: etcd:// etcds://
+            printf '%s\n' dir: sqlite: etcd:// etcds:// postgres:// ssh://
     end
 end
 
