@@ -1,8 +1,9 @@
 //! Owners beyond shells: programs that only start others, cron, a web server; and processes that are not what they were.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
+use crate::etcd::free_port;
 use crate::sandbox::{Job, Sandbox, has, is_root, skip, wait_until};
 
 const ORPHAN: &str = "csalock: the process that called csalock has ended, so the lock would have no owner; name the owner with \
@@ -20,10 +21,6 @@ fn get(port: u16, path: &str) -> String {
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
     let _ = stream.read_to_string(&mut answer);
     answer.replace('\r', "").split_once("\n\n").map(|(_, body)| body.to_string()).unwrap_or_default()
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Scripts that lock, under a web server; the server runs for as long as the job lives.

@@ -11,7 +11,8 @@ pub(crate) mod between;
 pub(crate) mod fair;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 
 use self::fair::is_within;
 use crate::supervised::{in_memory, spawn_for_all};
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 use tempfile::TempDir;
 
 /// Time after which a server that does not answer never will.
@@ -101,9 +104,18 @@ pub(crate) fn new_prefix() -> String {
     format!("test {}", PREFIXES.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A port that is free now.
+/// Returns a port that is free, and reserves it for as long as this process lives: a server that a test kills and starts
+/// again must find its port free, however many sockets the other tests open meanwhile. The reservation is a socket that is
+/// bound but does not listen. The kernel does not give its port to a socket that asks for any port, but gives it to a
+/// server that asks for this port with `SO_REUSEADDR` (socket(7)), as all servers here do.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static RESERVED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+    let reserved = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    set_socket_reuseaddr(&reserved, true).unwrap();
+    bind(&reserved, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = SocketAddr::try_from(getsockname(&reserved).unwrap()).unwrap().port();
+    RESERVED.lock().unwrap().push(reserved);
+    port
 }
 
 impl Cluster {

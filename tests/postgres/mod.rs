@@ -7,7 +7,7 @@
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::etcd::Place;
 use crate::etcd::fair::is_within;
+use crate::etcd::{Place, free_port};
 use crate::supervised::{in_memory, spawn_for_all};
 
 /// The user of the servers if root runs the tests: they refuse root.
@@ -79,10 +79,6 @@ pub(crate) fn shared_bouncer() -> Option<&'static Bouncer> {
 pub(crate) fn new_schema() -> String {
     static SCHEMAS: AtomicU32 = AtomicU32::new(0);
     format!("t{}", SCHEMAS.fetch_add(1, Ordering::Relaxed))
-}
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Returns a directory that the servers' user owns.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::etcd::free_port;
 use crate::programs::write_program;
 use crate::supervised::{in_memory, spawn_for_all};
 
@@ -80,7 +81,7 @@ impl Server {
         }
         let public = fs::read_to_string(path("user.pub")).unwrap();
         fs::write(path("authorized"), format!("{restriction} {public}").trim_start()).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let known = fs::read_to_string(path("host.pub")).unwrap();
         fs::write(path("known"), format!("[{address}]:* {known}")).unwrap();
         let bin = Path::new(env!("CARGO_BIN_EXE_csalock")).parent().unwrap();
