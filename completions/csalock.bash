@@ -1328,10 +1328,10 @@ _csalock_or_live() {
         operand=$last
     fi
     case "$command,$((operand > 0 && operand <= last))" in
-        unlock,1 | status,1 | list,1 | history,1 | audit,1 | metrics,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
+        unlock,1 | status,1 | list,1 | metrics,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
             _csalock_offer "$2" < <(_csalock_live "$1" status "${store[@]}")
             ;;
-        lock,1) _csalock_offer_known "$1" "$2" ;;
+        lock,1 | history,1 | audit,1) _csalock_offer_known "$1" "$2" ;;
         run-with-lock,1 | run,1)
             if ((operand == last)); then
                 _csalock_offer_known "$1" "$2"
@@ -1350,6 +1350,7 @@ _csalock_or_live() {
             fi
             ;;
         claim,1) ;;
+        man,1) mapfile -t COMPREPLY < <(compgen -W "run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7" -- "$2") ;;
         *) _csalock "$@" ;;
     esac
 }

@@ -459,15 +459,18 @@ function __fish_csalock_job
     complete -C (string join ' ' -- (string escape -- $words) (commandline -ct))
 end
 
-for command in unlock status list history audit metrics renew get put del unclaim lookup
+for command in unlock status list metrics renew get put del unclaim lookup
     complete -c csalock -n "__fish_csalock_using_subcommand $command" -f -a '(__fish_csalock_live)'
 end
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -a '(__fish_csalock_known)'
+for command in lock history audit
+    complete -c csalock -n "__fish_csalock_using_subcommand $command" -a '(__fish_csalock_known)'
+end
 for command in run-with-lock run
     complete -c csalock -n "__fish_csalock_using_subcommand $command; and not __fish_csalock_operands >/dev/null" \
         -a '(__fish_csalock_known)'
     complete -c csalock -n "__fish_csalock_using_subcommand $command; and __fish_csalock_operands >/dev/null" \
         -f -a '(__fish_csalock_job)'
 end
+complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -f -a 'bash zsh fish'
 complete -c csalock -l store -x -a '(__fish_csalock_stores)'

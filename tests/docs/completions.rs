@@ -9,11 +9,12 @@ use clap_complete::{Shell, generate};
 use super::{definition, in_project};
 
 /// The completions of clap_complete treat "a lock's name" like a host name; and so on.
-const ZSH_ACTIONS: [(&str, &str); 4] = [
+const ZSH_ACTIONS: [(&str, &str); 5] = [
     (":_hosts'", ":_csalock_live'"),
     (":_users'", ":_csalock_job'"),
     (":_email_addresses'", ":_csalock_known'"),
     (":_urls'", ":_csalock_store'"),
+    (":_command_names -e'", ":_csalock_pages'"),
 ];
 
 /// Every script: its path and its text.
@@ -49,7 +50,14 @@ fn fish() -> String {
 
 fn live(shell: &str) -> String {
     let text = fs::read_to_string(in_project(&format!("completions/live/{shell}"))).unwrap();
-    text.replace("@VALUED@", &valued().join(" "))
+    text.replace("@VALUED@", &valued().join(" ")).replace("@PAGES@", &pages().join(" "))
+}
+
+/// What names a page of the manual.
+fn pages() -> Vec<String> {
+    let root = definition();
+    let commands = root.get_subcommands().flat_map(Command::get_name_and_visible_aliases);
+    commands.chain(["7"]).map(String::from).collect()
 }
 
 /// The options that take a value in any command: the word after one is not a name. A letter that is a flag of another
@@ -85,10 +93,10 @@ fn made_by_clap(shell: Shell) -> String {
 
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
-        "unlock" | "status" | "history" | "audit" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim"
-        | "lookup" => ValueHint::Hostname,
+        "unlock" | "status" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
         "run" => ValueHint::Username,
-        "lock" => ValueHint::EmailAddress,
+        "lock" | "history" | "audit" => ValueHint::EmailAddress,
+        "man" => ValueHint::CommandName,
         _ => ValueHint::AnyPath,
     };
     command.mut_args(|argument| {

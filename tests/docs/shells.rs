@@ -157,6 +157,11 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
         assert!(!offers(&["csalock", command, "--store", "dir:/nowhere/at/all", "yes"]).contains(PAST));
         assert!(offers(&["csalock", command, "./no"]).iter().any(|file| file.ends_with("notes")));
     }
+    for command in ["history", "audit"] {
+        assert_eq!(offers(&["csalock", command, "yes"]), BTreeSet::from([PAST.to_string()]));
+    }
+    assert_eq!(offers(&["csalock", "man", "hi"]), BTreeSet::from(["history".to_string()]));
+    assert!(offers(&["csalock", "man", ""]).contains("7"));
     let stores = BTreeSet::from(["dir:", "sqlite:", "etcd://", "etcds://", "postgres://", "ssh://"].map(String::from));
     for before in [&["csalock", "--store"][..], &["csalock", "status", "--store"], &["csalock", "run", "-n", "--store"]]
     {
