@@ -1,5 +1,6 @@
-//! Passes `hot.ld` to the linker, which puts the functions that a usual run needs next to each other. Compiles the entry
-//! point of static programs, `src/start.c`. Lists the files that the program carries.
+//! Passes `hot.ld` to the linker, which puts the functions that a usual run needs next to each other, and
+//! `no-unwind-tables.ld`. Compiles the entry point of static programs, `src/start.c`. Lists the files that the program
+//! carries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +10,7 @@ use std::{env, fs, io};
 fn main() {
     // The directory may differ from that in which this program was compiled.
     let project = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
-    println!("cargo::rerun-if-changed=build/hot.ld");
+    println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-changed=src/start.c");
     if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux") {
         for argument in link_arguments(&project) {
@@ -44,9 +45,13 @@ fn link_arguments(project: &Path) -> Vec<String> {
     if is_static && is_glibc && has_fixed_address {
         arguments.extend(start_objects().iter().map(|object| object.display().to_string()));
         arguments.push("-Wl,-e,csalock_entry,-z,norelro,--wrap=_dl_early_allocate".to_string());
-        // Each segment costs each process a mapping. Only LLD knows this flag.
+        // Each segment costs each process a mapping. Only LLD knows this flag, and can leave out all unwind tables.
         if is_default && !flags.contains("linker-features") && rust_has_lld() {
             arguments.push("-Wl,--no-rosegment".to_string());
+            // A debugger needs the unwind tables to show who called a function.
+            if env::var("DEBUG").is_ok_and(|debug| debug == "false") {
+                arguments.push(format!("-T{}/build/no-unwind-tables.ld", project.display()));
+            }
         }
     }
     if !is_static || (is_glibc && !has_fixed_address) {
