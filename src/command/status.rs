@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Context as _;
 
-use self::details::Details;
+use self::details::{Details, file_lock};
 use self::select::{Selected, is_directory, nothing_to_show, select, select_store, stores};
 use super::context::{Context, Stdout};
 use crate::cli::{Common, Status};
@@ -170,7 +170,8 @@ impl<'a> Page<'a> {
             self.tell_other_locks(lock, reporter);
         }
         if let Some(named) = named.filter(|_| is_alone) {
-            self.block = Details::default().lines(self.context, named, status, reporter, self.style);
+            let file = file_lock(named.0, status, reporter);
+            self.block = Details::default().lines(self.context, named, status, reporter, self.style, file.as_deref());
         } else if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
         }

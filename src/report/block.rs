@@ -32,6 +32,8 @@ pub struct LockBlock<'a> {
     pub past: &'a [Past],
     /// How long earlier grants of this lock were held.
     pub times: &'a HoldTimes,
+    /// What is known about other locks of the file whose name the lock has ([`super::flocked_by`]).
+    pub file: Option<&'a str>,
     /// Properties of the terminal.
     pub style: OutputStyle,
 }
@@ -47,6 +49,9 @@ impl LockBlock<'_> {
         let holders: Vec<_> = holders.filter(|(_, standing)| *standing != Err(EndReason::Released)).collect();
         for (at, (grant, standing)) in holders.iter().enumerate() {
             self.add_holder(&mut lines, (at + 1, holders.len()), grant, *standing);
+        }
+        if let Some(file) = self.file {
+            self.add(&mut lines, "file", file);
         }
         if let Some(value) = &self.status.record.value {
             self.add(&mut lines, "value", &shown_value(value));

@@ -7,7 +7,7 @@ use crate::engine::{LockRef, LockStatus};
 use crate::history::HoldTimes;
 use crate::host::{Fake, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
-use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, SightJson, Zone, json};
+use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, SightJson, Zone, flocked_by, json};
 use crate::store::{Location, Scope};
 
 /// Returns true if the text does not move a cursor, colour, reorder or hide text.
@@ -49,6 +49,7 @@ pub(super) fn show(record: Record) {
             reporter: &reporter,
             past: &[],
             times: &HoldTimes::default(),
+            file: Some(&flocked_by([(1, record.name.to_vec())])),
             style,
         };
         let mut lines = block.lines();

@@ -277,6 +277,26 @@ on_every_store! {
         assert_eq!(sandbox.plain(&done.stderr), format!("{said}csalock: lock SANDBOX/files/f was acquired, token TOKEN\n"));
     }
 
+    fn status_shows_which_flock_user_has_the_file(sandbox: &Sandbox) {
+        let shown = || {
+            let done = sandbox.csalock(["status", "-v", "./f"]).capture();
+            let file = done.stdout.lines().find(|line| line.starts_with("file "));
+            file.map(|line| sandbox.plain(line))
+        };
+        let by_cat = Some("file     locked with flock(2), as flock(1) does it, by pid PID: cat".to_string());
+        for options in [&[][..], &["-F"], &["--ttl", "1h"]] {
+            let mut old = old_holder(sandbox, "f");
+            assert_eq!(shown(), by_cat);
+            let next = waiter(sandbox, options, &["dash", "-c", "csalock status -v ./f"]);
+            assert_eq!(shown(), by_cat);
+            old.release();
+            // The holder's own lock of the file says nothing more.
+            let done = next.wait();
+            assert!(done.stdout.contains("\nholder ") && !done.stdout.contains("\nfile "), "{done:?}");
+        }
+        assert_eq!(shown(), None);
+    }
+
     fn three_holders_are_named_and_the_others_counted(sandbox: &Sandbox) {
         let script = "exec 9> f; flock 9; for i in 1 2 3 4; do sleep 60 & done; echo ready; cat";
         let mut old = sandbox.script("dash", script).spawn();

@@ -19,13 +19,10 @@ use crate::exit::Exit;
 use crate::host::{command_of, flock_holders};
 use crate::lock::{Grant, Renew};
 use crate::name::{escape, is_path, shell_quote};
-use crate::report::RefusedLock;
+use crate::report::{RefusedLock, flocked_by};
 use crate::run::child::ChildSide;
 use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
 use crate::run::schedule::{renewal_pause, retry_pause};
-
-/// Maximum number of holders of the file that a message names.
-const MOST_NAMED: usize = 3;
 
 /// The files to lock.
 pub(super) struct FlockCompat {
@@ -123,13 +120,7 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
     // We and the supervisor may have inherited the locked file, but we do not block ourselves.
     let others =
         flock_holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
-    let mut who: Vec<String> = others.map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
-    match who.len() {
-        0 => who.push("a process that cannot be seen from here".to_string()),
-        many if many > MOST_NAMED => who.splice(MOST_NAMED.., [format!("{} more", many - MOST_NAMED)]).for_each(drop),
-        _ => {}
-    }
-    format!("its file is locked with flock(2), as flock(1) does it, by {}", who.join("; and "))
+    format!("its file is {}", flocked_by(others))
 }
 
 /// Keeps the locks during the wait for a file. Returns the time until the next call is due. A silent store is asked

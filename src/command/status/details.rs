@@ -1,9 +1,14 @@
-//! The details of one lock on a terminal: its record and its last grants.
+//! The details of one lock on a terminal: its record, its last grants, and other locks of its file.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use crate::command::context::{Context, LockRef};
 use crate::engine::{Engine, LockStatus};
 use crate::history::{HoldTimes, Past};
-use crate::report::{LockBlock, OutputStyle, Reporter};
+use crate::host::{command_of, flock_holders};
+use crate::report::{LockBlock, OutputStyle, Reporter, flocked_by};
 use crate::store::HistoryCursor;
 
 /// Number of past grants that are kept for the display.
@@ -26,9 +31,10 @@ impl Details {
         status: &LockStatus,
         reporter: &Reporter<'_>,
         style: OutputStyle,
+        file: Option<&str>,
     ) -> Vec<String> {
         self.read_past(context, lock, engine);
-        LockBlock { lock, status, reporter, past: &self.past, times: &self.times, style }.lines()
+        LockBlock { lock, status, reporter, past: &self.past, times: &self.times, file, style }.lines()
     }
 
     /// Reads the new grants of a lock. Without a readable history there are none: the status is more important.
@@ -46,4 +52,14 @@ impl Details {
             *self = Details::default();
         }
     }
+}
+
+/// Returns which processes have locked the file of a lock with flock(2), unless the holder of the lock is one of them:
+/// the holder may wait for that file. The search takes time on a host with many open files.
+pub(super) fn file_lock(lock: &LockRef, status: &LockStatus, reporter: &Reporter<'_>) -> Option<String> {
+    let path = Path::new(OsStr::from_bytes(&lock.display_name));
+    let pids = if path.is_absolute() { flock_holders(path) } else { Vec::new() };
+    let mut owners = status.record.holders.iter().filter_map(|grant| reporter.owner(&grant.owner));
+    let is_foreign = !pids.is_empty() && !owners.any(|owner| pids.contains(&owner.pid));
+    is_foreign.then(|| flocked_by(pids.into_iter().map(|pid| (pid, command_of(pid)))))
 }

@@ -137,7 +137,7 @@ impl View {
                 Ok(seen) => {
                     view.table.add(seen.name, seen.status, seen.reporter);
                     if let Some(named) = seen.named.filter(|_| asked.names.len() == 1) {
-                        view.block = details.lines(context, named, seen.status, seen.reporter, style);
+                        view.block = details.lines(context, named, seen.status, seen.reporter, style, None);
                     }
                 }
             }
