@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::sandbox::{Kind, Sandbox, proc, wait_until};
 use crate::syscalls::scenarios::ALL;
@@ -47,6 +48,30 @@ fn a_run_that_starts_processes() {
     loop {
         std::thread::park();
     }
+}
+
+/// The kernel sends SIGHUP to a group that has a stopped member when the last process with a parent elsewhere leaves it.
+#[test]
+fn a_run_outlives_the_shell_that_started_it_while_a_process_is_stopped() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let script = r#"set -m
+        (
+            (trap '' HUP; "$0" suite::a_run_that_starts_processes --exact; echo $? > "$1/ended") > "$1/printed" 2>&1 &
+            until [[ -e $CSALOCK_TEST_INTERRUPTED ]]; do sleep 0.01; done
+            stopped=$(tail -n 1 "$CSALOCK_TEST_INTERRUPTED")
+            kill -STOP "$stopped"
+            until grep -q '^State:.T' "/proc/$stopped/status"; do :; done
+        ) &
+        wait
+        read -r _ run _ < <(tail -n +2 "$CSALOCK_TEST_INTERRUPTED" | xargs)
+        ps -o ppid= "$run""#;
+    let this = std::env::current_exe().unwrap();
+    let words = [Path::new("-c"), Path::new(script), &this, &sandbox.path("")];
+    let done = sandbox.call("bash", words).env(SAYS, sandbox.path("says")).capture();
+    let supervisor = done.stdout.trim().parse().unwrap_or_else(|_| panic!("{done:?} {}", sandbox.read("printed")));
+    kill(Pid::from_raw(supervisor), Signal::SIGTERM).unwrap();
+    wait_until("the run has ended", || sandbox.path("ended").exists() && !sandbox.read("ended").is_empty());
+    assert_eq!(sandbox.read("ended"), format!("{}\n", 128 + Signal::SIGTERM as i32));
 }
 
 #[test]

@@ -25,7 +25,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, kill, raise, signal, sigprocmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, mkdtemp, setsid};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, mkdtemp, setpgid, setsid};
 
 /// Marks the processes of a run, by the pid of its supervisor.
 pub(crate) const MARK: &str = "TEST_RUN_OF_CSALOCK";
@@ -80,6 +80,9 @@ extern "C" fn begin() {
         Ok(ForkResult::Parent { child }) => supervise(child, starter, &awaited, cleaner, &places),
         _ => {
             let _ = prctl::set_pdeathsig(Signal::SIGKILL);
+            // Tests stop processes. If one of them were in the starter's group, the kernel would send SIGHUP to the group
+            // when the shell that started it ends (setpgid(2)).
+            let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
             let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
             separate_mounts(&places);
             // SAFETY: the process has a single thread before main.
