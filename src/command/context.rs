@@ -82,7 +82,7 @@ impl Context {
     /// Returns a store that has a lock of this name, although the store of `target` does not: the store beside the file,
     /// that of `$CSALOCK_STORE`, or a default store of this user, of root or of the user of sudo(8).
     pub(super) fn elsewhere(&self, target: &LockRef, not_holder: &NotHolder) -> Option<Location> {
-        let is_unknown = not_holder.holders.is_empty() && not_holder.ending.is_none();
+        let is_unknown = *not_holder == NotHolder::default();
         is_unknown.then(|| self.other_store(target)).flatten()
     }
 

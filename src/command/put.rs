@@ -126,7 +126,7 @@ fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> R
         (WriteRefusal::NoValue, _) => lock.no_value(),
         (WriteRefusal::NotHolder(NotHolder { holders, .. }), _) if holders.is_empty() => lock.not_held_by_writer(),
         (WriteRefusal::Lost(holders, ending), _)
-        | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending) }), _) => {
+        | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending), .. }), _) => {
             lock.writer_lost_it(holders, ending, asked.unlock)
         }
         (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(not_holder),

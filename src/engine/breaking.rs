@@ -33,7 +33,7 @@ impl Engine {
                     return Ok(match record.holders {
                         // Another process removed the record, or this process did and the reply was lost.
                         none if none.is_empty() => Ok(Vec::new()),
-                        holders => Err(NotHolder { holders, ending: None }),
+                        holders => Err(NotHolder { holders, ..NotHolder::default() }),
                     });
                 }
                 Ok((_, record)) => {

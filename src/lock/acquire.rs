@@ -59,7 +59,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     }
     if request.confirming {
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
-        return Ok(refused(Refusal::Lost(Box::new(NotHolder { holders: Vec::new(), ending: mine.cloned() }))));
+        return Ok(refused(Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))));
     }
     if let Some(refusal) = replacement::refusal(record, request) {
         return Ok(refused(refusal));

@@ -85,14 +85,14 @@ pub(super) fn refuse<T>(record: &Record, found: Found, facts: &Facts) -> Result<
 }
 
 /// Returns the response to a caller that does not hold the lock: how its grant ended, and the holders.
-pub(super) fn not_holder(record: &Record, mut ending: Option<EndedGrant>, facts: &Facts) -> Result<NotHolder, Query> {
-    let mut holders = Vec::new();
+pub(super) fn not_holder(record: &Record, ending: Option<EndedGrant>, facts: &Facts) -> Result<NotHolder, Query> {
+    let (mut holders, mut stale) = (Vec::new(), None);
     for grant in &record.holders {
         match grant_status(grant, facts)? {
             Ok(_) => holders.push(grant.clone()),
             Err(EndReason::Released) => {}
-            Err(how) => ending = ending.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
+            Err(how) => stale = stale.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
         }
     }
-    Ok(NotHolder { holders, ending })
+    Ok(NotHolder { holders, ending, stale })
 }

@@ -273,4 +273,6 @@ pub struct NotHolder {
     pub holders: Vec<Grant>,
     /// Ending of the caller's grant, if the record still has it.
     pub ending: Option<EndedGrant>,
+    /// Ending of another grant that is still in the record, although its owner died or its lease expired.
+    pub stale: Option<EndedGrant>,
 }

@@ -72,14 +72,14 @@ impl<'a> RefusedLock<'a> {
     }
 
     /// Returns the report about a lock that the caller does not hold.
-    pub fn not_holder(&self, NotHolder { holders, ending }: &NotHolder) -> RefusalReport {
-        match (holders.as_slice(), ending, self.presented) {
+    pub fn not_holder(&self, NotHolder { holders, ending, stale }: &NotHolder) -> RefusalReport {
+        match (holders.as_slice(), ending.as_ref().or(stale.as_ref()), self.presented) {
             ([], Some(ending), _) => self.not_held_any_more(ending),
             ([], None, _) => self.not_held(),
             (holders, None, Some(handle)) if holders.iter().all(|grant| grant.claim.is_none()) => {
                 self.other_handle(handle, holders)
             }
-            (holders, ending, _) => self.not_owner(holders, ending.as_ref()),
+            (holders, ending, _) => self.not_owner(holders, ending),
         }
     }
 

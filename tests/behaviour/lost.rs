@@ -75,6 +75,16 @@ on_every_kind_of_store! {
         }
     }
 
+    fn a_command_has_lost_its_lock_though_a_later_holder_died(sandbox: &Sandbox) {
+        for options in [&[][..], &["--on-lost", "warn"]] {
+            let job = running(sandbox, options, ":");
+            remove_record(sandbox);
+            assert_eq!(sandbox.script("dash", "csalock lock x; kill -9 $$").capture().signal, Some(9));
+            is_lost(job);
+            sandbox.csalock(["run", "-q", "x", "true"]).run();
+        }
+    }
+
     fn a_command_whose_grant_was_edited_away_has_lost_its_lock(sandbox: &Sandbox) {
         let job = running(sandbox, &[], ":");
         sandbox.edit("x", |record| record.holders.clear());

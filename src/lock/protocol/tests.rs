@@ -211,7 +211,7 @@ fn every_ask_may_be_repeated() {
     let again = Credentials { repeated: true, ..handle_of(1) };
     assert!(apply(&mut record, 10, Release(again), &[]).0.is_ok());
     let late = apply(&mut record, 10, Release(handle_of(1)), &[]).0;
-    assert!(matches!(&late, Err(NotHolder { holders, ending: Some(_) }) if holders.len() == 1), "{late:?}");
+    assert!(matches!(&late, Err(NotHolder { holders, ending: Some(_), .. }) if holders.len() == 1), "{late:?}");
     assert_eq!(holders(&record), [2]);
 }
 
@@ -226,6 +226,14 @@ fn only_the_handle_or_the_owner_releases() {
     for holder in [handle_of(1), by_owner(1)] {
         assert!(matches!(settle(&record, &Release(holder), &[]), Transition::Write { .. }));
     }
+}
+
+#[test]
+fn the_ending_of_another_grant_is_not_taken_for_the_callers() {
+    let record = queue(&[Mode::Exclusive]);
+    let Transition::Done(Err(other)) = settle(&record, &Release(handle_of(2)), &[1]) else { panic!("it is released") };
+    let stale = other.stale.map(|ending| (ending.grant.proof, ending.reason));
+    assert_eq!((other.holders, other.ending, stale), (Vec::new(), None, Some((proof(1), EndReason::Died))));
 }
 
 #[test]
@@ -260,14 +268,14 @@ fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
         settle(&record, &Renew(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
     ] {
         assert!(
-            matches!(&step, Transition::Done(Err(NotHolder { holders, ending: Some(EndedGrant { reason: EndReason::Expired, .. }) })) if holders.is_empty()),
+            matches!(&step, Transition::Done(Err(NotHolder { holders, ending: Some(EndedGrant { reason: EndReason::Expired, .. }), .. })) if holders.is_empty()),
             "{step:?}"
         );
     }
     let taken = take(&mut record, 9, 2, Mode::Exclusive);
     assert!(matches!(taken, AcquireStep::Granted(_, Some(ending)) if ending.reason == EndReason::Expired));
     let late = settle(&record, &Release(handle_of(1)), &[]);
-    assert!(matches!(late, Transition::Done(Err(NotHolder { holders, ending: Some(_) })) if !holders.is_empty()));
+    assert!(matches!(late, Transition::Done(Err(NotHolder { holders, ending: Some(_), .. })) if !holders.is_empty()));
 }
 
 #[test]
@@ -435,7 +443,7 @@ fn a_break_removes_a_grant_whose_owner_died() {
     // The request names no grant, so the response lists the holders.
     let refused = settle(&record, &Break(Vec::new()), &[]);
     assert!(
-        matches!(refused, Transition::Done(Err(NotHolder { ref holders, ending: None })) if holders[0].proof == proof(2)),
+        matches!(refused, Transition::Done(Err(NotHolder { ref holders, ending: None, .. })) if holders[0].proof == proof(2)),
         "{refused:?}"
     );
 }
@@ -450,7 +458,7 @@ fn a_broken_grant_is_remembered_until_its_holder_learns_of_it_or_dies() {
     assert!(dead.is_removable());
     let (told, _) = apply(&mut record, 10, Release(handle_of(1)), &[]);
     assert!(
-        matches!(told, Err(NotHolder { ref holders, ending: Some(EndedGrant { reason: EndReason::Broken, .. }) }) if holders.is_empty()),
+        matches!(told, Err(NotHolder { ref holders, ending: Some(EndedGrant { reason: EndReason::Broken, .. }), .. }) if holders.is_empty()),
         "{told:?}"
     );
     assert!(record.is_removable());
@@ -520,7 +528,7 @@ fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_learns_of_it
         apply(&mut record, 10, Release(handle_of(1)), dead).0.unwrap_err();
         let (told, _) = apply(&mut record, 11, Release(supervisor.clone()), dead);
         assert!(
-            matches!(told, Err(NotHolder { holders, ending: Some(ending) }) if holders.is_empty() && ending.reason == how),
+            matches!(told, Err(NotHolder { holders, ending: Some(ending), .. }) if holders.is_empty() && ending.reason == how),
             "{how:?}"
         );
         assert!(record.is_removable(), "{how:?}");

@@ -62,7 +62,7 @@ impl Supervisor<'_> {
         match request.and_then(|request| engine.apply(&target.name, &request)) {
             Err(error) => (self.tell)(&Notice::NotReported(target, &error)),
             Ok(Err(NotHolder { ending, .. })) => {
-                let is_released = ending.is_none_or(|ending| ending.reason == EndReason::Released);
+                let is_released = ending.map_or(self.is_released(0), |ending| ending.reason == EndReason::Released);
                 let (what, hint) = match is_released {
                     true => {
                         ("the command had released the lock itself", "let csalock release it when the command ends")
