@@ -21,13 +21,14 @@ impl Engine {
 
     /// Removes a waiter from a page. Returns `false` if it is gone, or must be removed from the place it is fetched to.
     pub(super) fn dequeue(&self, name: &[u8], number: u64, proof: &HandleHash) -> Result<bool> {
-        let mut left = false;
-        self.change_auxiliary(&Page::key(name, number), &mut |page: &Page| {
+        let mut has_tried = false;
+        let page = self.change_auxiliary(&Page::key(name, number), &mut |page: &Page| {
             let without = page.without(proof);
-            left |= without.is_some();
+            has_tried |= without.is_some();
             without
         })?;
-        Ok(left)
+        // After a lost commit, another process may have sealed the page with the waiter on it.
+        Ok(has_tried && !page.has(proof))
     }
 
     /// Seals a page and returns its waiters: no waiter joins or leaves it any more.

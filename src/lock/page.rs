@@ -77,6 +77,11 @@ impl Page {
         Some(QueuePosition { page: number, ahead: at, before, entry: entry.clone() })
     }
 
+    /// Returns true if this waiter is on the page.
+    pub fn has(&self, proof: &HandleHash) -> bool {
+        self.waiters.iter().any(|waiter| waiter.proof == *proof)
+    }
+
     /// Returns the page without this waiter, or `None` if the waiter is not on the page or the page is sealed.
     pub fn without(&self, proof: &HandleHash) -> Option<Page> {
         let mut next = self.clone();

@@ -7,7 +7,7 @@ use super::*;
 use crate::engine::tests::{request, take, within};
 use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
-use crate::lock::{Lease, Lifetime, Liveness, Owner, Record, Refusal, Release, Value};
+use crate::lock::{Lease, Lifetime, Liveness, Owner, Page, Record, Refusal, Release, Value};
 use crate::store::{CommitResult, Finding, HistoryCursor, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
 
 const TRY: Duration = Duration::from_millis(10);
@@ -252,6 +252,25 @@ fn a_value_gets_the_mode_that_another_writer_set_meanwhile() {
     let (value, bytes) = engine.value(b"x").unwrap().unwrap();
     assert_eq!((value.mode, &bytes[..]), (Some(0o600), &LONG_VALUE[..]));
     assert_eq!(*modes.lock().unwrap(), [None, Some(0o600)]);
+}
+
+#[test]
+fn a_waiter_on_a_page_that_was_sealed_before_has_not_left() {
+    let key = Page::key(b"x", 7);
+    let (other, ..) = contended();
+    let waiter = request(&other, 2, Lifetime::WhileOwnerLives);
+    let entry = other.acquire_terms(Scope::Shared, &waiter, &WaitPolicy::NONE).entry;
+    let sealed = crate::lock::encode_auxiliary(&key, &Page { sealed: true, waiters: vec![entry.clone()] });
+    let page = key.clone();
+    let seal = move |memory: &Memory, _| {
+        memory.commit(&WriteSet::of(&page, None, Some(&sealed))).unwrap();
+        CommitResult::Conflict
+    };
+    let (engine, _, rivals, _) = contended_by(Some((key, Box::new(seal))));
+    // The other process comes after a commit whose reply is not lost.
+    rivals.store(LOST_REPLY, Ordering::Relaxed);
+    engine.enqueue(b"x", 7, &entry).unwrap().unwrap();
+    assert!(!engine.dequeue(b"x", 7, &waiter.handle.proof()).unwrap());
 }
 
 #[test]
