@@ -257,7 +257,7 @@ fn a_known_record_does_not_turn_a_loss_into_a_release() {
     });
     // The record has no trace of the lost grant.
     let released = release(&engine, &late);
-    assert!(matches!(released, Err(NotHolder { ending: None, .. })), "{released:?}");
+    assert!(matches!(released, Err(NotHolder { ending: None, stale: None, .. })), "{released:?}");
 }
 
 #[test]

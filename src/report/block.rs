@@ -32,7 +32,7 @@ pub struct LockBlock<'a> {
     pub past: &'a [Past],
     /// How long earlier grants of this lock were held.
     pub times: &'a HoldTimes,
-    /// What is known about other locks of the file whose name the lock has ([`super::flocked_by`]).
+    /// Text about the processes that have locked the file of this name with flock(2), from [`super::flocked_by`].
     pub file: Option<&'a str>,
     /// Properties of the terminal.
     pub style: OutputStyle,

@@ -53,7 +53,7 @@ fn live(shell: &str) -> String {
     text.replace("@VALUED@", &valued().join(" ")).replace("@PAGES@", &pages().join(" "))
 }
 
-/// What names a page of the manual.
+/// Returns the words that `csalock man` accepts: the names of the commands, and the section of csalock(7).
 fn pages() -> Vec<String> {
     let root = definition();
     let commands = root.get_subcommands().flat_map(Command::get_name_and_visible_aliases);
