@@ -48,6 +48,8 @@ pub(crate) struct Hold {
     pub(crate) lease: Option<u64>,
     /// It wrote itself that it has it.
     pub(crate) said: bool,
+    /// The token of a grant that another actor broke before this one was told of it.
+    pub(crate) broken: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

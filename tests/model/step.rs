@@ -8,7 +8,7 @@ use super::facts::leases;
 use super::promises;
 use super::state::{Sent, State};
 use super::storage::Version;
-use super::world::{Lasts, Planted, Task, World, bit, name, owner, process, whose};
+use super::world::{Lasts, Planted, Task, World, bit, name, owner, process, proof, whose};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Action {
@@ -228,7 +228,12 @@ impl World {
         }
         let (old, new) = (before.now.record(&key), state.names[swap.name].now.record(&key));
         for broken in &swap.breaks {
-            state.actors[*broken].holds[swap.name].lose();
+            let hold = &mut state.actors[*broken].holds[swap.name];
+            if hold.is == Holding::Nothing {
+                let grant = old.holders.iter().find(|grant| grant.proof == proof(*broken));
+                hold.broken = grant.and_then(|grant| grant.token);
+            }
+            hold.lose();
         }
         if swap.says {
             state.actors[by].holds[swap.name].said = true;
@@ -305,9 +310,13 @@ impl World {
         let Some(task) = self.task(state, at) else { return };
         let about = task.name();
         // An actor that learns of its grant late may have lost it already.
-        let is_lost = |lease: u64| state.is_over(lease);
+        let is_broken = |token: u64| state.actors[at].holds[about].broken == Some(token);
+        let is_over = |lease: u64| state.is_over(lease);
         let is_lost = match answer {
-            Answer::Granted { lease, .. } => lease.is_some_and(is_lost) || state.is_dead(&owner(&self.actors[at], at)),
+            Answer::Granted { token, lease, .. } => {
+                let is_dead = state.is_dead(&owner(&self.actors[at], at));
+                is_dead || token.is_some_and(is_broken) || lease.is_some_and(is_over)
+            }
             _ => false,
         };
         if let Answer::Granted { token, mode, .. } = answer
