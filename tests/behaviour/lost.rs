@@ -10,6 +10,9 @@ use crate::sandbox::{Job, Kind, Sandbox, proc, wait_until};
 const LOST: &str = "csalock: lost while the command ran: lock x: its record has no trace of the grant; what the command \
                     did after that was not guarded\n";
 
+const NO_SUCCESS: &str = "csalock: the job of lock x has succeeded, but that could not be recorded, so it may run again: the lock \
+                          was lost before; see `csalock history`\n";
+
 /// More grants than a record remembers.
 const MANY: usize = 6;
 
@@ -83,6 +86,18 @@ on_every_kind_of_store! {
             is_lost(job);
             sandbox.csalock(["run", "-q", "x", "true"]).run();
         }
+    }
+
+    fn a_success_under_a_lost_lock_is_not_recorded_though_a_later_holder_died(sandbox: &Sandbox) {
+        let words = ["run", "--overdue", "1h", "--on-lost", "warn", "x", "dash", "-c", "echo; cat"];
+        let mut job = sandbox.csalock(words).spawn();
+        job.lines(1);
+        remove_record(sandbox);
+        assert_eq!(sandbox.script("dash", "csalock lock x; kill -9 $$").capture().signal, Some(9));
+        let done = job.wait();
+        assert_eq!(done.code, Some(85), "{done:?}");
+        assert!(done.stderr.contains(NO_SUCCESS), "{done:?}");
+        sandbox.csalock(["run", "-q", "x", "true"]).run();
     }
 
     fn a_command_whose_grant_was_edited_away_has_lost_its_lock(sandbox: &Sandbox) {
