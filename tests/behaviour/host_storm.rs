@@ -187,8 +187,7 @@ impl Shooter<'_> {
         }
         let at = dice.roll(self.jobs.len());
         let work = WORKERS[at];
-        let comm = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let is_aim = |pid: &i32| !self.loops.contains(pid) && comm(*pid) != "csalock-keeper\n";
+        let is_aim = |pid: &i32| !self.loops.contains(pid) && proc::program(*pid) != "csalock-keeper";
         let aims: Vec<i32> = members(&self.jobs[at..=at]).into_iter().filter(is_aim).collect();
         if aims.is_empty() || self.stopped.contains_key(&at) {
             return;

@@ -30,6 +30,7 @@ fn old_holder(sandbox: &Sandbox, file: &str) -> Job {
     let (before, _) = flocks(sandbox, file);
     let job = sandbox.call("flock", ["-F", file, "cat"]).spawn();
     wait_until("the old one holds", || flocks(sandbox, file).0 == before + 1);
+    wait_until("its command runs", || proc::program(job.pid()) == "cat");
     job
 }
 

@@ -12,7 +12,8 @@ use nix::sys::signal::Signal;
 use crate::etcd::between::{Between, Fate, as_it_was};
 use crate::etcd::fair::{fair, is_within};
 use crate::etcd::{Cluster, Place, Setup};
-use crate::sandbox::{Call, Job, Network, Sandbox, is_root, proc::lives, wait_until};
+use crate::sandbox::proc::{lives, program};
+use crate::sandbox::{Call, Job, Network, Sandbox, is_root, wait_until};
 use crate::storm::members;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -157,7 +158,7 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     // The server restarts every lease from its beginning, and no keeper renews while all processes are stopped.
     holder.send(Signal::SIGSTOP);
     let keepers = crate::sandbox::proc::children(holder.pid());
-    let keepers: Vec<i32> = keepers.into_iter().filter(|pid| comm(*pid) == "csalock-keeper").collect();
+    let keepers: Vec<i32> = keepers.into_iter().filter(|pid| program(*pid) == "csalock-keeper").collect();
     keepers.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
     cluster.restart(0);
     let done = await_end(waiter);
@@ -170,10 +171,6 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     let done = await_end(holder);
     assert_eq!(done.code, Some(85), "{done:?}");
     assert!(done.stderr.contains("csalock: lost while the command ran: lock x: "), "{done:?}");
-}
-
-fn comm(pid: i32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_string()
 }
 
 fn send(pid: i32, signal: Signal) {

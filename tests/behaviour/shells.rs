@@ -1,6 +1,6 @@
 //! The owner of a script's locks, in every shell: the script, from any place in it.
 
-use crate::sandbox::{SHELLS, Sandbox, has, wait_until};
+use crate::sandbox::{SHELLS, Sandbox, has, proc, wait_until};
 
 /// Runs a script in every shell, each on a free lock; it must print exactly this.
 fn in_every_shell(sandbox: &Sandbox, script: &str, printed: &str) {
@@ -94,9 +94,7 @@ on_every_store! {
         for shell in SHELLS {
             let mut job = sandbox.script(shell, "csalock lock x; echo; exec cat").spawn();
             job.lines(1);
-            wait_until("it has become cat", || {
-                std::fs::read_to_string(format!("/proc/{}/comm", job.pid())).is_ok_and(|name| name == "cat\n")
-            });
+            wait_until("it has become cat", || proc::program(job.pid()) == "cat");
             assert_eq!(sandbox.holders("x"), [job.pid()], "{shell}");
             assert_eq!(sandbox.state("x"), "held", "{shell}");
             job.wait();

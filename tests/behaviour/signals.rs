@@ -199,9 +199,7 @@ on_every_store! {
         let waiter = sandbox.script("dash", script).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         // A supervisor may reap it, so it need not stay a zombie.
-        let is_earlier = |child: &i32| {
-            std::fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|name| matches!(&name[..], "sleep\n" | "dash\n"))
-        };
+        let is_earlier = |child: &i32| matches!(&proc::program(*child)[..], "sleep" | "dash");
         wait_until("the earlier child has ended", || {
             !proc::children(waiter.pid()).iter().any(|child| is_earlier(child) && proc::lives(*child))
         });

@@ -32,9 +32,8 @@ fn a_run_that_starts_processes() {
     let orphan = Command::new("sh").args(["-c", "sleep 1000000 > /dev/null 2>&1 & echo $!"]).output().unwrap();
     let orphan = String::from_utf8(orphan.stdout).unwrap();
     // During exec(2) a process has no environment by which the supervisor finds it.
-    for pid in [sleeper.id().to_string(), orphan.trim().to_string()] {
-        let is_asleep = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "sleep\n";
-        wait_until("the process is asleep", is_asleep);
+    for pid in [sleeper.id() as i32, orphan.trim().parse().unwrap()] {
+        wait_until("the process is asleep", || proc::program(pid) == "sleep");
     }
     std::mem::forget([tempfile::tempdir().unwrap(), crate::supervised::in_memory()]);
     // Only root can have a /dev/shm of its own.

@@ -105,12 +105,14 @@ fn two_names_in_opposite_orders_and_a_caller_that_wants_one() {
 #[test]
 fn shells_acquire_through_a_child_process() {
     let shell = || takes(0).for_shell();
+    // With two dead shells this world has no end: their waiters can replace each other in the queue before each commit of
+    // the third caller.
     explore(
         "shells",
         1,
         &[shell(), shell(), takes(0)],
         Faults { crashes: 1, ..NOTHING },
-        Faults { crashes: 3, ..NOTHING },
+        Faults { crashes: 1, lost_replies: 1, stale_reads: 1, ..NOTHING },
     );
     let as_owner = Script::job(&[Task::Take(0, EXCLUSIVE), Task::GiveBackAsOwner(0)]).for_shell();
     explore(

@@ -25,6 +25,11 @@ pub(crate) fn lives(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
+/// The name of the program that a process runs, at most 15 characters of it; empty when there is none.
+pub(crate) fn program(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_string()
+}
+
 /// When a process started, in clock ticks since boot.
 pub(crate) fn start_of(pid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
