@@ -29,7 +29,7 @@ pub use reports::{Audit, Doctor, Gc, History, Metrics, Status};
 pub use serve::Serve;
 pub use values::{Del, Get, Put, Writing};
 
-/// Locks for shell scripts: who holds it, since when and why
+/// Locks for shell scripts that show who holds them, since when and why
 ///
 /// A lock has a name, or belongs to a file. One script at a time holds it; the others wait in order of arrival. It ends
 /// when its holder releases it or dies, so a crash leaves nothing to clean up. A refused caller is told who holds it.

@@ -194,13 +194,20 @@ impl Environment {
     /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
-        let wrong = |why: &str| {
+        let wrong = |why: &str, hint| {
             let what = format!("CSALOCK_LEASE is \"{}\", which {why}", escape(text.as_bytes()));
-            Error::new(ErrorKind::InvalidInput, what, "set it to a duration such as 60s, or unset it")
+            Error::new(ErrorKind::InvalidInput, what, hint)
         };
-        let span = parse_duration(&text.to_string_lossy()).map_err(|why| wrong(&why))?;
+        let parsed = parse_duration(&text.to_string_lossy());
+        let span =
+            parsed.map_err(|why| wrong(&why, "a lease takes three seconds at least; without the variable, 60s"))?;
         // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
-        if span < SHORTEST_LEASE { Err(wrong("is less than three seconds")) } else { Ok(span) }
+        let is_short = span < SHORTEST_LEASE;
+        if is_short {
+            Err(wrong("is less than three seconds", "make it longer, or unset it for 60s"))
+        } else {
+            Ok(span)
+        }
     }
 
     /// Returns the limits of the history.

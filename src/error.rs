@@ -211,7 +211,9 @@ fn classify(errno: Errno) -> (ErrorKind, &'static str) {
             (ErrorKind::InputOutput, "see the kernel log and the state of that file system, then try again")
         }
         Errno::ENOENT => (ErrorKind::Unavailable, "create it, or name another store with --store"),
-        Errno::ENOTDIR => (ErrorKind::Unavailable, "a file stands where a directory belongs; name another store"),
+        Errno::ENOTDIR => {
+            (ErrorKind::Unavailable, "a file stands where a directory belongs; name a place in a directory")
+        }
         Errno::ELOOP => (ErrorKind::Denied, "links are not followed there; name the real directory"),
         Errno::EEXIST => (ErrorKind::CannotCreate, "something else has that name; move it away"),
         Errno::EMFILE | Errno::ENFILE => (ErrorKind::System, "raise the limit of open files (ulimit -n)"),

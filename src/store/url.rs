@@ -129,7 +129,12 @@ impl Location {
         }
         let is_url = bytes.starts_with(&[scheme, b":"].concat());
         if is_url && (path.contains(&b'?') || (scheme.starts_with(b"etcd") && path.contains(&b'#'))) {
-            return Err(wrong("only a directory has an option, and that is ?shared=1"));
+            let is_directory = scheme == b"dir";
+            return Err(wrong(if is_directory {
+                "the only option of a directory is ?shared=1"
+            } else {
+                "it has no options"
+            }));
         }
         if matches!(scheme, b"etcd" | b"etcds") {
             return Cluster::parse(scheme == b"etcds", path).map(Location::Etcd).map_err(wrong);

@@ -235,10 +235,61 @@ fn an_invalid_duration_is_answered_with_its_mistake() {
 }
 
 #[test]
+fn a_wrong_store_or_lease_is_answered_with_the_next_step() {
+    let sandbox = Sandbox::new(Kind::Shared);
+    sandbox.file("files/plain", "");
+    let urls = "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or etcds://HOST/PREFIX";
+    let lengths = "use for example 250ms, 0.5s, 5m, 1h30m, 1d, or seconds";
+    let store = sandbox.store();
+    for (store, name, lease, code, said) in [
+        (
+            "dir:./s?shared=2",
+            "x",
+            "9s",
+            64,
+            format!("store dir:./s?shared=2: the only option of a directory is ?shared=1; {urls}"),
+        ),
+        ("sqlite:./s?x=1", "x", "9s", 64, format!("store sqlite:./s?x=1: it has no options; {urls}")),
+        (
+            &store,
+            "x",
+            "1H",
+            64,
+            format!(
+                "CSALOCK_LEASE is \"1H\", which is not a duration, because H is not a unit, hours are h; {lengths}; \
+                 a lease takes three seconds at least; without the variable, 60s"
+            ),
+        ),
+        (
+            &store,
+            "x",
+            "2s",
+            64,
+            "CSALOCK_LEASE is \"2s\", which is less than three seconds; make it longer, or unset it for 60s"
+                .to_string(),
+        ),
+        (
+            "",
+            "plain/x",
+            "9s",
+            69,
+            "cannot find SANDBOX/files/plain/x: Not a directory; a file stands where a directory belongs; name a place in a \
+             directory"
+                .to_string(),
+        ),
+    ] {
+        let words = ["run", "--store", store, name, "true"];
+        let words = words.iter().filter(|word| !store.is_empty() || !matches!(**word, "--store" | ""));
+        let call = sandbox.csalock(words).without("CSALOCK_STORE").env("CSALOCK_LEASE", lease);
+        call.status(code).stderr(format!("csalock: {said}\n")).run();
+    }
+}
+
+#[test]
 fn without_a_command_there_is_short_help() {
     let sandbox = Sandbox::new(Kind::Directory);
     let help = sandbox.csalock(["-h"]).capture();
-    assert!(help.code == Some(0) && help.stderr.is_empty() && help.stdout.starts_with("Locks for shell scripts: "));
+    assert!(help.code == Some(0) && help.stderr.is_empty() && help.stdout.starts_with("Locks for shell scripts that "));
     let nothing: [&str; 0] = [];
     sandbox.csalock(nothing).status(64).stderr(help.stdout).run();
 }

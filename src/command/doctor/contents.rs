@@ -62,7 +62,8 @@ impl Count {
         }
         let mut findings = vec![Finding::good("records", text)];
         if let [error, others @ ..] = self.unreadable.as_slice() {
-            let cure = "run `csalock status`: it names each with the next step";
+            let store = shell_quote(location.url().as_encoded_bytes());
+            let cure = format!("run `csalock status --store {store}`: it names each with the next step");
             let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
             findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
         }
