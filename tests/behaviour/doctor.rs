@@ -138,6 +138,8 @@ on_every_store! {
         }
         let done = sandbox.csalock(["doctor"]).capture();
         assert!(done.stdout.contains("\nLocks work here, with ") && done.stdout.ends_with(" warnings.\n"), "{done:?}");
+        let cure = format!("  fix: run `csalock status --store {}`: it names each", sandbox.store());
+        assert!(done.stdout.contains(&cure), "{done:?}");
         sandbox.csalock(["gc"]).capture();
         sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture();
         has(&doctor(sandbox, &[]).1, "good leftovers: none");

@@ -12,7 +12,7 @@ const EVERYDAY_WORDS: [(&str, &[&str]); 14] = [
     ("lock", &["acquire", "take", "grab", "hold"]),
     ("unlock", &["release", "free", "rm", "remove"]),
     ("unlock --force", &["break", "kill", "force", "steal"]),
-    ("run", &["exec", "do", "with"]),
+    ("run", &["exec", "do", "with", "flock", "setlock"]),
     ("status", &["ls", "who", "info", "show", "ps", "locks", "holders"]),
     ("history", &["log", "logs", "past"]),
     ("renew", &["extend", "refresh", "touch"]),
@@ -90,7 +90,7 @@ impl Line<'_> {
         usage_error(problem, next_step.unwrap_or_else(|| self.see_help()))
     }
 
-    /// Returns the translation of an option that only flock(1) has.
+    /// Returns the translation of an option of flock(1) that the command does not have.
     fn flock_option(&self, typed: &OsStr) -> Option<String> {
         let is_run = self.command() == "run";
         match typed.to_str()? {
@@ -105,6 +105,7 @@ impl Line<'_> {
                 self.try_words(vec!["csalock".into(), "unlock".into(), name])
             }
             "-c" | "--command" if self.command() == "lock" => self.try_words(self.with_command("run")),
+            "-V" | "--version" => Some("use csalock --version".to_string()),
             _ => None,
         }
     }
