@@ -38,6 +38,9 @@ BEGIN
   IF current_setting('synchronous_commit') = 'off' THEN
     RAISE EXCEPTION 'synchronous_commit is off' USING ERRCODE = 'CSA02';
   END IF;
+  -- No caller waits longer for an answer. Without a limit, each call behind a lock of the table, as VACUUM FULL takes it,
+  -- would leave a connection behind.
+  PERFORM set_config('lock_timeout', '10s', true);
   -- Creations and removals of a bucket take place one after the other.
   SELECT array_agg(get_byte(sha256(names[i]), 0) ORDER BY i) INTO buckets FROM generate_subscripts(names, 1) i;
   PERFORM FROM "csalock".removed r WHERE r.bucket IN (SELECT buckets[i] FROM generate_subscripts(names, 1) i
