@@ -202,11 +202,9 @@ impl Environment {
         let span =
             parsed.map_err(|why| wrong(&why, "a lease takes three seconds at least; without the variable, 60s"))?;
         // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
-        let is_short = span < SHORTEST_LEASE;
-        if is_short {
-            Err(wrong("is less than three seconds", "make it longer, or unset it for 60s"))
-        } else {
-            Ok(span)
+        match span < SHORTEST_LEASE {
+            true => Err(wrong("is less than three seconds", "make it longer, or unset it for 60s")),
+            false => Ok(span),
         }
     }
 

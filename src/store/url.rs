@@ -129,11 +129,9 @@ impl Location {
         }
         let is_url = bytes.starts_with(&[scheme, b":"].concat());
         if is_url && (path.contains(&b'?') || (scheme.starts_with(b"etcd") && path.contains(&b'#'))) {
-            let is_directory = scheme == b"dir";
-            return Err(wrong(if is_directory {
-                "the only option of a directory is ?shared=1"
-            } else {
-                "it has no options"
+            return Err(wrong(match scheme {
+                b"dir" => "the only option of a directory is ?shared=1",
+                _ => "it has no options",
             }));
         }
         if matches!(scheme, b"etcd" | b"etcds") {

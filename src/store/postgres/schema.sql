@@ -38,7 +38,7 @@ BEGIN
   IF current_setting('synchronous_commit') = 'off' THEN
     RAISE EXCEPTION 'synchronous_commit is off' USING ERRCODE = 'CSA02';
   END IF;
-  -- No caller waits longer for an answer. Without a limit, each call behind a lock of the table, as VACUUM FULL takes it,
+  -- No caller waits longer for an answer. Without a limit, each call behind a lock of a table, as CREATE INDEX takes it,
   -- would leave a connection behind.
   PERFORM set_config('lock_timeout', '10s', true);
   -- Creations and removals of a bucket take place one after the other.
