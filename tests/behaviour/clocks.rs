@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::proc::{children, program};
+use crate::sandbox::proc::keepers;
 use crate::sandbox::{Call, Job, Kind, Mount, Sandbox, is_root, wait_until};
 
 /// A call that sees the wall clock and the times of files like this, as if the clock of the server had been set.
@@ -110,7 +110,7 @@ fn no_caller_acquires_early_on_file_systems_with_whole_seconds() {
     }
     let text = format!("trap '' TERM; while :; do cut -d' ' -f1 /proc/uptime >> {}; sleep 0.02; done", log.display());
     let job = in_store(sandbox.csalock(["run", "x", "dash", "-c", &text]), &store).spawn();
-    let keeper = || children(job.pid()).into_iter().find(|pid| program(*pid) == "csalock-keeper");
+    let keeper = || keepers(job.pid()).first().copied();
     wait_until("there is a keeper", || keeper().is_some() && log.exists());
     let keeper = Pid::from_raw(keeper().unwrap());
     kill(keeper, Signal::SIGSTOP).unwrap();

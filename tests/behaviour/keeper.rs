@@ -1,6 +1,7 @@
 //! On stores that other hosts may share, the keeper of a live owner renews a lease in the background, unnoticed.
 
-use crate::sandbox::{Kind, Sandbox, has, is_root, proc, wait_until};
+use crate::sandbox::proc::keepers;
+use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
 
 on_every_shared_store! {
     fn a_lease_that_could_not_be_renewed_for_lack_of_descriptors_is_refused(sandbox: &Sandbox) {
@@ -44,10 +45,6 @@ on_every_shared_store! {
     }
 
     fn a_killed_keeper_is_replaced_and_a_finished_keeper_is_not(sandbox: &Sandbox) {
-        let keepers = |supervisor: i32| -> Vec<i32> {
-            let is_keeper = |pid: &i32| proc::program(*pid) == "csalock-keeper" && proc::lives(*pid);
-            proc::children(supervisor).into_iter().filter(is_keeper).collect()
-        };
         let mut job = sandbox.csalock(["run", "x", "dash", "-c", "read line; csalock unlock x; echo; cat"]).spawn();
         wait_until("there is one", || keepers(job.pid()).len() == 1);
         let first = keepers(job.pid())[0];

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use crate::etcd::between::{Between, Fate, as_it_was};
 use crate::etcd::fair::{fair, is_within};
 use crate::etcd::{Cluster, Place, Setup};
-use crate::sandbox::proc::{lives, program};
+use crate::sandbox::proc::{keepers, lives};
 use crate::sandbox::{Call, Job, Network, Sandbox, is_root, wait_until};
 use crate::storm::members;
 
@@ -157,8 +157,7 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     wait_until("the lease is over", || uptime() > gone + LEASE_SECONDS);
     // The server restarts every lease from its beginning, and no keeper renews while all processes are stopped.
     holder.send(Signal::SIGSTOP);
-    let keepers = crate::sandbox::proc::children(holder.pid());
-    let keepers: Vec<i32> = keepers.into_iter().filter(|pid| program(*pid) == "csalock-keeper").collect();
+    let keepers = keepers(holder.pid());
     keepers.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
     cluster.restart(0);
     let done = await_end(waiter);

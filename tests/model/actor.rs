@@ -48,7 +48,7 @@ pub(crate) struct Hold {
     pub(crate) lease: Option<u64>,
     /// It wrote itself that it has it.
     pub(crate) said: bool,
-    /// The token of a grant that another actor broke before this one was told of it.
+    /// The token of its last grant that another actor broke, of which it may not have been told yet.
     pub(crate) broken: Option<u64>,
 }
 

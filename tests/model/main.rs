@@ -7,7 +7,7 @@
 //! seen broken. The steps of two stores are models of their own: [`etcd`], [`sqlite`]. The unit tests of the directory
 //! store explore its real code (`src/store/directory/model.rs`).
 //!
-//! `CSALOCK_TESTS=hours` explores the same worlds with more faults, which takes an hour or more. The number of states
+//! `CSALOCK_TESTS=hours` explores the same worlds with more faults, which takes half an hour. The number of states
 //! is printed; `--nocapture` shows it.
 
 #![allow(missing_docs)]

@@ -229,9 +229,8 @@ impl World {
         let (old, new) = (before.now.record(&key), state.names[swap.name].now.record(&key));
         for broken in &swap.breaks {
             let hold = &mut state.actors[*broken].holds[swap.name];
-            if hold.is == Holding::Nothing {
-                let grant = old.holders.iter().find(|grant| grant.proof == proof(*broken));
-                hold.broken = grant.and_then(|grant| grant.token);
+            if let Some(grant) = old.holders.iter().find(|grant| grant.proof == proof(*broken)) {
+                hold.broken = grant.token;
             }
             hold.lose();
         }

@@ -30,7 +30,7 @@ pub(super) fn findings(context: &Context, location: &Location, engine: &Engine) 
     });
     let mut findings = match scanned {
         Err(error) => vec![Finding::failed("records", &error)],
-        Ok(()) => count.findings(location, engine),
+        Ok(()) => count.findings(&shell_quote(location.url().as_encoded_bytes()), engine),
     };
     findings.push(history(context, engine));
     findings
@@ -54,7 +54,8 @@ impl Count {
         }
     }
 
-    fn findings(&self, location: &Location, engine: &Engine) -> Vec<Finding> {
+    /// Returns the findings about the records of this store, whose URL is quoted for a shell.
+    fn findings(&self, store: &str, engine: &Engine) -> Vec<Finding> {
         let mut text = format!("{} held, {} waiting", self.held, self.waiting);
         if let Some((since, name)) = &self.oldest {
             let age = engine.host().wall().saturating_sub(Duration::from_millis(*since));
@@ -62,16 +63,15 @@ impl Count {
         }
         let mut findings = vec![Finding::good("records", text)];
         if let [error, others @ ..] = self.unreadable.as_slice() {
-            let store = shell_quote(location.url().as_encoded_bytes());
             let cure = format!("run `csalock status --store {store}`: it names each with the next step");
             let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
             findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
         }
-        findings.extend(self.leftovers(location, engine));
+        findings.extend(self.leftovers(store, engine));
         findings
     }
 
-    fn leftovers(&self, location: &Location, engine: &Engine) -> Vec<Finding> {
+    fn leftovers(&self, store: &str, engine: &Engine) -> Vec<Finding> {
         let swept = match engine.sweep(true) {
             Err(error) => return vec![Finding::failed("leftovers", &error)],
             Ok(swept) => swept,
@@ -81,10 +81,7 @@ impl Count {
             removed => Finding::doubtful(
                 "leftovers",
                 format!("locks of dead owners: {}; other leftovers: {removed}", self.abandoned),
-                format!(
-                    "run `csalock gc --store {}` to remove them; they delay no command",
-                    shell_quote(location.url().as_encoded_bytes())
-                ),
+                format!("run `csalock gc --store {store}` to remove them; they delay no command"),
             ),
         }];
         let passed_over = swept.passed_over.iter().find(|error| !self.unreadable.contains(error));

@@ -48,6 +48,11 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
     text.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
+/// The live keepers that a supervisor has started.
+pub(crate) fn keepers(supervisor: i32) -> Vec<i32> {
+    children(supervisor).into_iter().filter(|pid| program(*pid) == "csalock-keeper" && lives(*pid)).collect()
+}
+
 /// How much memory it has for itself, programs and libraries aside, in KiB.
 pub(crate) fn private_kibibytes(pid: i32) -> u64 {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
