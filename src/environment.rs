@@ -8,9 +8,8 @@ mod zone;
 pub use current_directory::CurrentDirectory;
 pub use zone::local_zone;
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,8 +19,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
 use crate::host::{home_of, homes};
 use crate::name::escape;
-use crate::startup_state::effective_user;
 use crate::store::{Access, Layout, Location};
+use nix::unistd::geteuid;
 
 /// Default duration of leases that a keeper renews.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -79,11 +78,11 @@ impl Environment {
     /// Reads the environment of this process.
     pub fn of_this_process() -> Environment {
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let state = if effective_user().is_root() {
+        let state = if geteuid().is_root() {
             Some(PathBuf::from(STATE_OF_ROOT))
         } else {
             // cron may leave HOME unset; the user database has the home directory too.
-            let known = || home_of(effective_user().as_raw());
+            let known = || home_of(geteuid().as_raw());
             absolute("XDG_STATE_HOME")
                 .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(STATE_IN_HOME)))
         };
@@ -159,14 +158,13 @@ impl Environment {
     }
 
     /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
-    pub fn block(variables: &[(&str, OsString)]) -> Vec<Cow<'static, CStr>> {
+    pub fn block(variables: &[CString]) -> Vec<&CStr> {
         let sets =
             |entry: &[u8], name: &str| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest[..1] == *b"=");
         let is_ours = |entry: &CStr| OF_A_LOCK.iter().any(|name| sets(entry.to_bytes_with_nul(), name));
-        let added = variables.iter().filter_map(|(name, value)| {
-            CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok().map(Cow::Owned)
-        });
-        inherited().filter(|entry| !is_ours(entry)).map(Cow::Borrowed).chain(added).collect()
+        let mut block: Vec<&CStr> = inherited().filter(|entry| !is_ours(entry)).collect();
+        block.extend(variables.iter().map(CString::as_c_str));
+        block
     }
 
     /// Returns all variables of this process, each as `NAME=VALUE`.
@@ -251,13 +249,13 @@ impl Environment {
 
     /// Returns the default store of the user who became root with sudo(8), if this is root.
     pub fn store_of_sudo_user() -> Option<Location> {
-        let user = set("SUDO_UID").filter(|_| effective_user().is_root())?.to_str()?.parse().ok()?;
+        let user = set("SUDO_UID").filter(|_| geteuid().is_root())?.to_str()?.parse().ok()?;
         home_of(user).map(|home| default_store_in(&home.join(STATE_IN_HOME)))
     }
 
     /// Returns the default stores of all users that have one, if this is root.
     pub fn stores_of_users() -> Vec<Location> {
-        let homes = if effective_user().is_root() { homes() } else { BTreeSet::new() };
+        let homes = if geteuid().is_root() { homes() } else { BTreeSet::new() };
         let stores = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
         stores.map(|state| default_store_in(&state)).collect()
     }
@@ -296,10 +294,13 @@ fn variable(name: &str) -> Option<OsString> {
 
 /// Returns the variables of this process, each as `NAME=VALUE`.
 fn inherited() -> impl Iterator<Item = &'static CStr> {
+    // SAFETY: POSIX declares this variable.
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
     // SAFETY: the array ends with a null pointer, and csalock never changes a variable of its own process.
     (0..).map_while(|at| unsafe {
-        let entries = nix::libc::environ;
-        let entry = if entries.is_null() { entries.cast() } else { *entries.add(at) };
+        let entry = if environ.is_null() { std::ptr::null() } else { *environ.add(at) };
         (!entry.is_null()).then(|| CStr::from_ptr(entry))
     })
 }

@@ -19,10 +19,8 @@ mod unix;
 mod wait_set;
 
 use std::os::fd::BorrowedFd;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-pub use crate::startup_state::StartupState;
 pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
@@ -161,11 +159,6 @@ pub trait Host: Send + Sync {
 pub trait WaitSet {
     /// Waits for a source, for the interrupt or until `at_most` is over.
     fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason>;
-
-    /// Ends the wait set and returns its own descriptors, which the caller closes when no process waits for this one.
-    fn into_descriptors(self: Box<Self>) -> Vec<OwnedFd> {
-        Vec::new()
-    }
 }
 
 /// A process whose end concerns a waiter.

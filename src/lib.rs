@@ -45,8 +45,6 @@ pub mod fence;
 pub mod glob;
 mod guard;
 #[doc(hidden)]
-pub mod heap;
-#[doc(hidden)]
 pub mod history;
 #[doc(hidden)]
 pub mod host;
@@ -61,8 +59,6 @@ pub mod report;
 pub mod run;
 #[doc(hidden)]
 pub mod signals;
-#[doc(hidden)]
-pub mod startup_state;
 #[doc(hidden)]
 pub mod store;
 #[doc(hidden)]

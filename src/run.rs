@@ -3,6 +3,7 @@
 //! This layer knows no command-line arguments and writes no text for people, except the messages of its errors.
 
 pub mod child;
+pub mod command_line;
 pub mod deadline;
 pub mod detach;
 pub mod flock;
@@ -10,7 +11,5 @@ pub mod job;
 pub mod keepalive;
 pub mod output;
 pub mod schedule;
-pub mod spawn;
-pub mod standby;
 pub mod supervisor;
 pub mod timer;

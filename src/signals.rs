@@ -5,8 +5,10 @@
 
 #![expect(unsafe_code, reason = "changing a signal's disposition is unsafe, and a fork needs it")]
 
+mod startup_state;
+
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,7 +21,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::startup_state::{StartupState, TAKEN};
+
+pub use self::startup_state::{StartupState, TAKEN, ignore_taken};
 
 /// The signals that end a wait, and that csalock forwards to a command.
 pub const FORWARDED: [Signal; 6] =
@@ -43,11 +46,6 @@ pub trait Interrupt {
     /// Returns descriptors of which one becomes readable at such an event. Fails if the process has no room for a
     /// descriptor.
     fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>>;
-
-    /// Closes the descriptors of a wait that has ended, at once or when no process waits for this one.
-    fn close(&self, descriptors: Vec<OwnedFd>) {
-        drop(descriptors);
-    }
 }
 
 /// A queue of signals, which do not have their usual effect from its creation on.

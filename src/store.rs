@@ -17,7 +17,6 @@ mod file_system;
 mod finding;
 mod history_file;
 mod identity;
-mod inherited;
 mod memory;
 mod mount;
 mod path_checks;

@@ -33,8 +33,6 @@ pub(super) struct Acquisition<'a> {
     /// The source of the events that end the wait.
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
-    /// Called when the wait begins.
-    pub(super) at_first_wait: &'a dyn Fn(),
     /// The settings that hints name.
     pub(super) settings: &'static Settings,
     /// Limit of `--give-up-if`.
@@ -55,7 +53,6 @@ impl<'a> Acquisition<'a> {
             signals,
             interrupt: signals,
             policy,
-            at_first_wait: &|| (),
             settings: &Settings::OPTIONS,
             give_up_if: None,
             turn: OnceCell::new(),
@@ -106,11 +103,8 @@ impl<'a> Acquisition<'a> {
     }
 
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let (mut waits, mut progress) = (false, WaitProgress::new(self.common, request));
+        let mut progress = WaitProgress::new(self.common, request);
         acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
-            if !std::mem::replace(&mut waits, true) {
-                (self.at_first_wait)();
-            }
             progress.update((opened.target(at), opened.engine(at)), &opened.reporter(at), waiting)
         })
     }

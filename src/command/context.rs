@@ -14,10 +14,11 @@ pub(super) use crate::engine::{Context, LockRef};
 use crate::engine::{Engine, LockSet};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, StartupState, ThisProcess, new_owner};
+use crate::host::{Invocation, ThisProcess, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
+use crate::signals::StartupState;
 use crate::store::Location;
 use crate::terminal;
 

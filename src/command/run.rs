@@ -1,31 +1,31 @@
-//! `csalock run`. [`crate::run::spawn`] describes which process does what.
+//! `csalock run`: a child sleeps until this process has acquired the locks for it, and then becomes the command.
+//! [`crate::run::child`] describes the child, and [`crate::run::supervisor`] what this process does meanwhile.
 
-mod child;
+mod acquire;
 mod flock_compat;
 mod recurrence;
-mod stop;
 
 use std::ffi::{OsStr, OsString};
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 
-use self::child::CommandChild;
+use self::acquire::{Attempt, Held};
 use self::flock_compat::FlockCompat;
 use self::recurrence::Recurring;
 pub(super) use self::recurrence::overdue;
-use self::stop::stop_after;
-use super::context::{Context, eprint_line};
+use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
 use crate::engine::OpenLockSet;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::host::{WakeAddress, WakeSocket};
 use crate::report::notice;
+use crate::run::child::SleepingChild;
+use crate::run::command_line::CommandLine;
 use crate::run::deadline::SharedDeadline;
+use crate::run::flock::Flock;
 use crate::run::job::{Job, Limits, SuccessReport};
 use crate::run::keepalive;
-use crate::run::spawn::{CommandLine, Fork, VforkOutcome};
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
 
@@ -44,28 +44,11 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
-    let process = context.host.this_process()?;
-    let supervisor = (!asked.no_fork).then_some(process);
+    let this = context.host.this_process()?;
     // The process ends soon, and the kernel closes its descriptors.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
-    let opened = locks.open(context);
-    // Descriptors or memory are scarce here, and the child would not have more of them.
-    if let Err(error) = &opened
-        && error.kind() == ErrorKind::System
-    {
-        return Err(error.clone().into());
-    }
-    let has_lease = opened.as_ref().is_ok_and(OpenLockSet::need_leases) || asked.taking.ttl.is_some();
-    if has_lease {
-        keepalive::check_limit()?;
-    }
     let recurring = Recurring::of(asked);
-    if let (Some(recurring), Ok(opened)) = (&recurring, &opened)
-        && recurring.is_done(opened)?
-    {
-        return Ok(Exit::Done);
-    }
-    let job = Job {
+    let mut job = Job {
         context,
         locks: &locks,
         handle: &handle,
@@ -77,17 +60,60 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
             kill_after: asked.kill_after,
             kills: asked.on_lost == OnLost::Kill,
         },
-        supervisor,
+        supervisor: (!asked.no_fork).then_some(this),
         reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
-        shared_deadline: has_lease.then(SharedDeadline::new).transpose()?,
+        shared_deadline: None,
     };
     let began = context.host.boottime();
-    let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
-    let child = CommandChild { job: &job, asked, flock_compat, recurring, began, parent: process };
-    match asked.no_fork {
-        true => child.acquire_and_exec(&opened?, None),
-        false => run_supervised(&child, opened),
+    // The child is a copy of this process, which has opened nothing yet.
+    let child = if asked.no_fork { None } else { Some(job.fork()?) };
+    let process = match &child {
+        None => this,
+        Some(child) => match context.host.process(child.pid().as_raw())? {
+            Some(process) => process,
+            None => return Ok(child.ended().unwrap_or(ErrorKind::System.into())),
+        },
+    };
+    // The kernel closes a database faster than SQLite does.
+    let opened = ManuallyDrop::new(locks.open(context)?);
+    if opened.need_leases() || asked.taking.ttl.is_some() {
+        keepalive::check_limit()?;
+        job.shared_deadline = Some(SharedDeadline::new()?);
     }
+    if let Some(recurring) = &recurring
+        && recurring.is_done(&opened)?
+    {
+        return Ok(Exit::Done);
+    }
+    let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
+    let attempt = Attempt { job: &job, asked, flock_compat, recurring, began, process };
+    match child {
+        Some(child) => run_supervised(&attempt, child, &opened),
+        None => run_in_place(&attempt, &opened),
+    }
+}
+
+/// Runs the command in the child, and stays as its supervisor.
+fn run_supervised(attempt: &Attempt<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
+    let tell = |message: &Notice<'_>| attempt.asked.common.note(&notice(attempt.job.locks, message));
+    let supervisor = Supervisor::new(attempt.job, opened, &tell)?;
+    let Held { grants, files } = match attempt.acquire(opened, Some(&child))? {
+        Ok(held) => held,
+        Err(exit) => return Ok(exit),
+    };
+    Ok(supervisor.run(child, attempt.process, &grants, files, &attempt.variables(&grants))?)
+}
+
+/// Becomes the command (`-F`). Returns only if that fails.
+fn run_in_place(attempt: &Attempt<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
+    let Held { grants, files } = match attempt.acquire(opened, None)? {
+        Ok(held) => held,
+        Err(exit) => return Ok(exit),
+    };
+    let inherited = files.iter().try_for_each(Flock::to_be_inherited);
+    let error = inherited.err().unwrap_or_else(|| attempt.job.exec(opened, &grants, &attempt.variables(&grants)));
+    attempt.job.release(opened)?;
+    Err(error.into())
 }
 
 /// Returns an option that is not for several locks. Names may follow `--also` where clap does not see it.
@@ -98,65 +124,6 @@ fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
         (asked.recurrence.overdue.is_some(), "--overdue"),
     ];
     options.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
-}
-
-/// Runs the command in a child process, and stays as its supervisor.
-fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>) -> anyhow::Result<Exit> {
-    let (job, asked) = (child.job, child.asked);
-    let has_lease = job.shared_deadline.is_some();
-    // A child that shares our memory keeps signals from us while it works, so it must not wait for a locked store, a file
-    // or the start signal. It may also share our descriptors, so it must not close any for the command.
-    let is_plain = child.flock_compat.is_none() && child.recurring.is_none();
-    let may_share = !has_lease && is_plain && !job.context.inherited.any_closed();
-    let is_quick = may_share && opened.as_ref().is_ok_and(are_free);
-    // The socket exists before the command starts, because the command may renew at once.
-    let bell = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));
-    let tell = |message: &Notice<'_>| asked.common.note(&notice(job.locks, message));
-    let files = child.flock_compat.map(|flock_compat| &flock_compat.handover);
-    let supervisor = Supervisor::new(job, opened, bell, files, &tell)?;
-    if let Ok(opened) = supervisor.opened()
-        && may_share
-    {
-        if is_quick {
-            match job.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(opened, progress))? {
-                VforkOutcome::Running(running) => return Ok(supervisor.supervise(&running)?),
-                VforkOutcome::Failed(exit) => return Ok(exit),
-                VforkOutcome::No => {}
-            }
-        }
-        return match child.acquire_for_standby(opened)? {
-            Ok(running) => Ok(supervisor.supervise(&running)?),
-            Err(exit) => Ok(exit),
-        };
-    }
-    match job.command_line.fork(has_lease)? {
-        Fork::Child(child_side) => {
-            let waiting = &asked.taking.waiting;
-            let acquire = |opened: &_| child.acquire_and_exec(opened, Some(&child_side));
-            let ended = match supervisor.opened() {
-                Ok(opened) if opened.survive_fork() => acquire(opened),
-                _ => job.locks.open(job.context).map_err(Into::into).and_then(|opened| acquire(&opened)),
-            };
-            child_side.leave(ended.unwrap_or_else(|error| {
-                eprint_line(&format!("{error:#}"));
-                waiting.exit_of(&error)
-            }))
-        }
-        Fork::Parent(running) => {
-            let _stop = stop_after(running.pid());
-            Ok(supervisor.supervise(&running)?)
-        }
-    }
-}
-
-/// Returns true if none of the locks has a record, and every store answered at once.
-fn are_free(opened: &OpenLockSet<'_>) -> bool {
-    opened.each().all(|(target, engine)| {
-        engine.store().set_deadline(Some(engine.host().boottime()));
-        let is_free = engine.has_no_record(&target.name);
-        engine.store().set_deadline(None);
-        is_free
-    })
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.

@@ -88,7 +88,6 @@ impl Engine {
             self.remove_witness(name, &request.handle.proof());
         }
         attempt.retract();
-        attempt.close_wait_set();
         self.store.set_deadline(None);
         taken
     }

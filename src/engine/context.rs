@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::Engine;
 use crate::environment::{Environment, LEASE};
 use crate::error::Result;
-use crate::host::{Host, StartupState, Unix};
+use crate::host::{Host, Unix};
+use crate::signals::StartupState;
 use crate::store::Location;
 
 /// The environment of this process, its host, and its state at startup.

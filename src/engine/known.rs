@@ -22,16 +22,6 @@ pub(super) struct Known {
 }
 
 impl Engine {
-    /// Returns true if the store has no record with this name. The next request for it needs no read then.
-    pub fn has_no_record(&self, name: &[u8]) -> bool {
-        let is_free = self.store.read(name).is_ok_and(|found| found.is_none());
-        *guarded(&self.known) = None;
-        if is_free {
-            self.keep((None, Record::free(name)), None);
-        }
-        is_free
-    }
-
     /// Keeps a record with this grant as this engine committed it.
     pub(super) fn keep_committed(&self, version: Version, record: Record, grant: &Grant) {
         if self.store.scope() == Scope::Local || self.store.abilities().returns_conflicts {
@@ -60,20 +50,6 @@ impl Engine {
         if let Some(Ok(record)) = found.map(|found| self.record_of(name, found)) {
             self.keep(record, None);
         }
-    }
-
-    /// Keeps a record with a grant, given its bytes as [`Engine::known_bytes`] of another process returned them.
-    pub fn keep_bytes(&self, name: &[u8], version: Version, body: Vec<u8>, until: Duration) {
-        if let Ok(record) = self.record_of(name, Some(Versioned { version, body, may_be_torn: false })) {
-            self.keep(record, Some(until));
-        }
-    }
-
-    /// Returns the version and the bytes of the record with this name, if this engine knows it and the store has it.
-    pub fn known_bytes(&self, name: &[u8]) -> Option<(Version, Vec<u8>)> {
-        let known = guarded(&self.known);
-        let (version, record) = &known.as_ref().filter(|known| known.record.1.name == name)?.record;
-        version.map(|version| (version, lock::encode(record)))
     }
 
     /// Returns the record with this name, if that is the last one that this engine knew.

@@ -198,11 +198,6 @@ impl OpenLockSet<'_> {
         self.engines.iter().any(Engine::needs_leases)
     }
 
-    /// Returns true if a child may use these stores too: neither a connection of SQLite nor one to a server may be shared.
-    pub fn survive_fork(&self) -> bool {
-        self.targets.all.iter().all(|target| matches!(target.location, Location::Directory { .. }))
-    }
-
     /// Releases the grants of this handle. Returns an answer for each lock, as far as its store answered.
     pub fn release(&self, proof: HandleHash) -> Vec<Result<Released>> {
         let release = |(target, engine): (&LockRef, &Engine)| engine.release(&target.name, proof);

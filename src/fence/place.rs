@@ -15,8 +15,8 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, fsync, unlinkat};
 use super::draft;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{escape, escape_path};
-use crate::startup_state::effective_user;
 use crate::store::Scope;
+use nix::unistd::geteuid;
 
 /// Age of drafts, in seconds, that are removed even if their host does not share locks.
 const HOUR: i64 = 3600;
@@ -102,7 +102,7 @@ impl Place {
         }
         // All users may write the store in a directory with the sticky bit, but each replaces only files of its own.
         let made = self.attributes(OsStr::new(draft)).ok().flatten();
-        if let Some(made) = made.filter(|made| made.st_uid != effective_user().as_raw())
+        if let Some(made) = made.filter(|made| made.st_uid != geteuid().as_raw())
             && is_sticky(&self.directory)
             && self.file()?.is_none_or(|file| file.st_uid != made.st_uid)
         {

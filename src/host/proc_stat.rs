@@ -5,8 +5,6 @@ use std::io::{self, Read};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::startup_state::note_ignored;
-
 /// The problem with a /proc that shows the pids of another namespace.
 pub(super) const FOREIGN: &str = "/proc is not that of this pid namespace";
 
@@ -31,8 +29,6 @@ pub(crate) struct ProcStat {
     faults_of_children: u64,
     /// The process group in the foreground of its terminal; -1 without a terminal.
     pub(super) foreground: i32,
-    /// The signals that the process ignores: bit N - 1 for signal N.
-    ignored: u64,
     /// The start time in clock ticks after boot.
     pub(super) start: u64,
     /// The start addresses of the stack and the arguments, equal in parent and child after a fork without an exec. 0 if
@@ -102,7 +98,6 @@ pub(super) fn read_own() -> io::Result<ProcStat> {
     let is_ours = |stat: &ProcStat| IS_OURS.load(Relaxed) || stat.pid == nix::unistd::getpid().as_raw();
     let own = read_file("/proc/self/stat")?.filter(is_ours).ok_or_else(|| io::Error::other(FOREIGN))?;
     IS_OURS.store(true, Relaxed);
-    note_ignored(own.ignored);
     Ok(own)
 }
 
@@ -154,7 +149,6 @@ pub(crate) fn parse(line: &[u8]) -> Option<ProcStat> {
         is_fork: number(9)? & 0x40 != 0,
         faults_of_children: number(11)?,
         threads: number(20)?,
-        ignored: number(33).unwrap_or(0),
         start: number(22)?,
         image: (number(28).unwrap_or(0), number(48).unwrap_or(0)),
     })

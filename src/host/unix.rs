@@ -28,7 +28,7 @@ use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
-use crate::startup_state::effective_user;
+use nix::unistd::geteuid;
 
 /// The machine that this process runs on.
 #[derive(Debug, Default)]
@@ -94,7 +94,7 @@ impl Host for Unix {
     }
 
     fn uid(&self) -> u32 {
-        effective_user().as_raw()
+        geteuid().as_raw()
     }
 
     fn this_process(&self) -> Result<ProcessId> {

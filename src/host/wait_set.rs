@@ -188,11 +188,6 @@ impl WaitSet for LinuxWaitSet<'_> {
         }
         Ok(if rung || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
     }
-
-    fn into_descriptors(self: Box<Self>) -> Vec<OwnedFd> {
-        let bell = self.bell.and_then(|WakeSocket(bell)| Arc::into_inner(bell));
-        self.pidfds.into_iter().map(|(_, pidfd)| pidfd).chain(bell).collect()
-    }
 }
 
 #[cfg(test)]

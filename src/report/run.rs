@@ -43,7 +43,7 @@ pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
             )
         }
         Notice::NotReleased(lock, error) => {
-            let name = lock.map_or(names, |lock| escape(&lock.display_name));
+            let name = escape(&lock.display_name);
             format!("lock {name} could not be released: {error}")
         }
         Notice::Silent => format!(

@@ -1,159 +1,240 @@
-//! The two sides of the fork that becomes the command: the child until then, and the command as its supervisor sees it.
+//! The child of `csalock run` that becomes the command.
+//!
+//! The child exists before the lock is acquired, so that the record can name it as the owner: a command whose supervisor
+//! was killed keeps its lock until it ends. The child sleeps until [`SleepingChild::start`]. Until then it ends with its
+//! parent, and a signal ends it as it ends any program. The two processes share nothing but a socket:
+//!
+//! 1. The parent sends the files that the command inherits, and then the variables of the command. That is the start.
+//! 2. The child executes the command, which closes the child's end of the socket. If that fails, it sends the error number.
 
-use std::cell::RefCell;
+#![expect(unsafe_code, reason = "fork")]
+
+use std::ffi::{CStr, CString};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitpid};
-use nix::unistd::{Pid, getppid};
+use nix::unistd::{ForkResult, Pid, fork, getppid};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
+};
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
+use super::command_line::CommandLine;
+use super::detach::exit_now;
+use super::flock::{Flock, to_be_inherited};
+use super::timer::wait_readable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::StartupState;
-use crate::signals::reraise;
+use crate::signals::{FORWARDED, Interrupt, Signals, StartupState};
 
-/// The bytes of a start signal.
-const GO: u8 = b'!';
-const NO_KEEPER: u8 = b'K';
+/// Maximum size in bytes of the message that starts the command. Its variables name the lock and all enclosing locks.
+const MOST_OF_START: usize = 32 * 1024;
 
-/// The process that becomes the command.
-#[derive(Debug)]
-pub struct ChildSide {
-    pub(super) tell: OwnedFd,
-    pub(super) supervisor: Pid,
-    /// The descriptor of the start signal, if the child needs a start signal.
-    pub(super) go: Option<OwnedFd>,
+/// A message that carries a file. Every other message is the start.
+const FILE: &[u8] = b"F";
+
+/// The child before the start. It is killed if this value is dropped.
+pub struct SleepingChild<'a> {
+    process: KilledOnDrop,
+    /// The parent's end of the socket, which becomes readable if the child ends.
+    socket: OwnedFd,
+    signals: &'a Signals,
 }
 
-/// The answer of the supervisor to a child that reports the grant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StartSignal {
-    /// The child becomes the command.
-    Go,
-    /// The child releases the lock, because its keeper could not be started.
-    NoKeeper,
-    /// No answer came in time, or the supervisor has ended.
-    Missing,
-}
+struct KilledOnDrop(Pid);
 
-/// The report of the child to its supervisor before the child becomes the command or ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
-    /// The lock is acquired.
-    Granted,
-    /// The child ends without a command; this is the exit code.
-    Exit(u8),
-}
-
-impl ChildSide {
-    /// Ends this process when its supervisor ends, until this process becomes the command.
-    pub fn depend_on_supervisor(&self, inherited: StartupState) {
-        // SIGTERM lets a waiter leave the queue properly. If SIGTERM is ignored, the queue skips the dead waiter.
-        let gentle = !inherited.ignored(Signal::SIGTERM);
-        die_with(self.supervisor, if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
-    }
-
-    /// Ends the effect of [`ChildSide::depend_on_supervisor`], for the command.
-    pub(super) fn outlive_supervisor(&self) {
-        let _ = set_pdeathsig(None);
-    }
-
-    /// Waits at most `at_most` for the start signal, if this child needs one.
-    pub fn wait_for_go(&self, at_most: Duration) -> StartSignal {
-        let Some(ask) = &self.go else { return StartSignal::Go };
-        let at_most = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
-        let came = in_spite_of_signals(|| poll(&mut [PollFd::new(ask.as_fd(), PollFlags::POLLIN)], at_most));
-        let mut signal = [0; 1];
-        match came.is_ok_and(|ready| ready > 0).then(|| in_spite_of_signals(|| nix::unistd::read(ask, &mut signal))) {
-            Some(Ok(1)) if signal == [GO] => StartSignal::Go,
-            Some(Ok(1)) => StartSignal::NoKeeper,
-            _ => StartSignal::Missing,
-        }
-    }
-
-    /// Sends a report to the supervisor.
-    pub fn tell(&self, report: Report) {
-        let message = match report {
-            Report::Granted => vec![b'G'],
-            Report::Exit(code) => vec![b'E', code],
-        };
-        // A supervisor that has ended needs no report.
-        let _ = in_spite_of_signals(|| nix::unistd::write(&self.tell, &message));
-    }
-
-    /// Ends the process instead of becoming the command.
-    #[expect(clippy::disallowed_methods, reason = "this is another process than the one whose main alone exits")]
-    pub fn leave(self, exit: Exit) -> ! {
-        if let Exit::Signal(signal) = exit {
-            reraise(signal);
-        }
-        self.tell(Report::Exit(exit.code()));
-        std::process::exit(exit.code().into())
-    }
-}
-
-/// Ends this process by `signal` when its parent ends.
-pub(super) fn die_with(parent: Pid, signal: Signal) {
-    let _ = set_pdeathsig(signal);
-    if getppid() != parent {
-        // The parent ended before the death signal was set.
-        reraise(Signal::SIGKILL);
-    }
-}
-
-/// The command in a process of its own.
+/// The command, as its supervisor sees it.
 #[derive(Debug)]
 pub struct RunningCommand {
     pid: Pid,
-    /// The descriptor of the child's reports; `None` if the lock is acquired and the command runs.
-    hear: Option<OwnedFd>,
-    /// The descriptor for the start signal of the child.
-    go: RefCell<Option<OwnedFd>>,
+    /// The parent's end of the socket, until it is known whether the child has executed the command.
+    socket: Option<OwnedFd>,
 }
 
-impl RunningCommand {
-    pub(super) fn new(pid: Pid, hear: Option<OwnedFd>, give: Option<OwnedFd>) -> RunningCommand {
-        RunningCommand { pid, hear, go: RefCell::new(give) }
-    }
-
-    /// Sends the start signal, or without a keeper tells the child to release the lock.
-    pub(super) fn send_go(&self, has_keeper: bool) {
-        if let Some(give) = self.go.take() {
-            let signal = if has_keeper { GO } else { NO_KEEPER };
-            let _ = in_spite_of_signals(|| nix::unistd::write(&give, &[signal]));
+impl<'a> SleepingChild<'a> {
+    /// Forks the child. If `dies_with_parent` is true, the command is killed when this process ends.
+    /// Fails if the system has no room for another process or descriptor.
+    pub fn fork(
+        command_line: &CommandLine,
+        signals: &'a Signals,
+        inherited: StartupState,
+        dies_with_parent: bool,
+    ) -> Result<SleepingChild<'a>> {
+        let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
+        let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(|errno| failed(nix::errno::Errno::from_raw(errno.raw_os_error())))?;
+        let parent = Pid::this();
+        // SAFETY: this process has one thread, so the child may do everything that the parent may do.
+        match unsafe { fork() }.map_err(failed)? {
+            ForkResult::Parent { child } => Ok(SleepingChild { process: KilledOnDrop(child), socket, signals }),
+            ForkResult::Child => {
+                drop(socket);
+                let _ = set_pdeathsig(Signal::SIGKILL);
+                // The parent may have ended before that call.
+                if getppid() == parent {
+                    signals.restore(inherited);
+                    become_command(command_line, inherited, dies_with_parent, &childs_end);
+                }
+                // This runs no cleanup of the parent a second time.
+                exit_now(1)
+            }
         }
     }
 
-    /// Returns the process id of the child.
+    /// Returns the process id of the child, which will be that of the command.
+    pub fn pid(&self) -> Pid {
+        self.process.0
+    }
+
+    /// Makes the child the command, with these variables and files. Does not wait for it. A child that has ended
+    /// meanwhile is a command that has ended.
+    /// Fails if the child cannot be told to start; the child is then killed.
+    pub fn start(self, variables: &[CString], files: &[Flock]) -> Result<RunningCommand> {
+        for file in files {
+            self.send(FILE, &[file.as_fd()])?;
+        }
+        let message: Vec<u8> = variables.iter().flat_map(|variable| variable.as_bytes_with_nul()).copied().collect();
+        if message.len() > MOST_OF_START {
+            let what =
+                format!("the variables of its locks have more than {MOST_OF_START} bytes; the command was not run");
+            return Err(Error::new(ErrorKind::System, what, "leave out some of the enclosing runs"));
+        }
+        self.send(&message, &[])?;
+        let SleepingChild { process, socket, .. } = self;
+        Ok(RunningCommand { pid: ManuallyDrop::new(process).0, socket: Some(socket) })
+    }
+
+    fn send(&self, message: &[u8], files: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(files));
+        }
+        match sendmsg(&self.socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {
+            // A signal has ended the child.
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot start the command: {errno}"), "try again")),
+        }
+    }
+
+    /// Returns how csalock ends if a signal has ended the child.
+    pub fn ended(&self) -> Option<Exit> {
+        // A process closes its descriptors before its parent can learn of its end, so this waits for the end.
+        if wait_readable([self.socket.as_fd()], Some(Duration::ZERO)) != Ok(true) {
+            return None;
+        }
+        let child = rustix::process::Pid::from_raw(self.pid().as_raw())?;
+        let wait = || waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let signal = rustix::io::retry_on_intr(wait).ok()??.terminating_signal()?;
+        let forwarded = FORWARDED.into_iter().find(|forwarded| *forwarded as i32 == signal);
+        Some(forwarded.map_or(Exit::signalled(signal), Exit::Signal))
+    }
+}
+
+impl Interrupt for SleepingChild<'_> {
+    /// Returns a descriptor of the signals that end a wait, and one that becomes readable if the child ends.
+    fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
+        Ok(vec![self.signals.interrupt()?, self.socket.as_fd()])
+    }
+}
+
+impl Drop for KilledOnDrop {
+    /// Ends the child, even if it is stopped.
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGKILL);
+        let _ = in_spite_of_signals(|| waitpid(self.0, None));
+    }
+}
+
+/// Sleeps until the start and executes the command. Returns if the parent has no start for this process, or if the exec
+/// failed, which it reports.
+fn become_command(command_line: &CommandLine, inherited: StartupState, dies_with_parent: bool, socket: &OwnedFd) {
+    let errno = match await_start(socket) {
+        Ok(None) => return,
+        Ok(Some(variables)) => {
+            if !dies_with_parent {
+                let _ = set_pdeathsig(None);
+            }
+            command_line.execute(&variables, inherited)
+        }
+        Err(errno) => errno,
+    };
+    let _ = send(socket, &(errno as i32).to_ne_bytes(), SendFlags::NOSIGNAL);
+}
+
+/// Returns the variables of the command, or `None` if the parent has ended. Keeps the files that come before.
+fn await_start(socket: &OwnedFd) -> nix::Result<Option<Vec<CString>>> {
+    let mut message = vec![0; MOST_OF_START];
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let length = match received {
+            Err(Errno::INTR) => continue,
+            Err(_) => return Ok(None),
+            Ok(received) => received.bytes,
+        };
+        for received in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut files) = received {
+                files.try_for_each(|file| to_be_inherited(&file))?;
+            }
+        }
+        match &message[..length] {
+            [] => return Ok(None),
+            FILE => {}
+            start => {
+                let variables = start.split_inclusive(|byte| *byte == 0).map(CStr::from_bytes_with_nul);
+                return Ok(Some(variables.filter_map(|variable| Some(variable.ok()?.to_owned())).collect()));
+            }
+        }
+    }
+}
+
+impl RunningCommand {
+    /// Returns the process id of the command.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Returns the descriptor of the child's reports, if the child reports.
-    pub(super) fn reports(&self) -> Option<BorrowedFd<'_>> {
-        self.hear.as_ref().map(AsFd::as_fd)
+    /// Returns the descriptor that becomes readable when the child has executed the command, or could not. `None` if that
+    /// is known.
+    pub(super) fn start_report(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns the last report of the child, if a new report arrived.
-    pub(super) fn told(&self) -> Option<Report> {
-        let Some(hear) = &self.hear else { return Some(Report::Granted) };
-        let mut message = [0; 8];
-        let length = in_spite_of_signals(|| nix::unistd::read(hear, &mut message)).unwrap_or(0);
-        match message[..length] {
-            [.., b'E', code] => Some(Report::Exit(code)),
-            [b'G'] => Some(Report::Granted),
-            _ => None,
+    /// Learns whether the child has executed the command, if that is decided. Returns the error number if it could not.
+    pub(super) fn learn_of_start(&mut self) -> Option<nix::errno::Errno> {
+        let mut errno = [0; 4];
+        let socket = self.socket.as_ref()?;
+        match recv(socket, &mut errno, RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => return None,
+            Ok((_, 4)) => {
+                self.socket = None;
+                Some(nix::errno::Errno::from_raw(i32::from_ne_bytes(errno)))
+            }
+            // The end was closed by the exec, or with the child.
+            _ => {
+                self.socket = None;
+                None
+            }
         }
     }
 
     /// Sends a signal to the command. Returns false if permission is denied.
     pub(super) fn send(&self, signal: Signal) -> bool {
-        kill(self.pid, signal) != Err(Errno::EPERM)
+        let sent = kill(self.pid, signal);
+        // A child that was stopped before its exec hears no signal, and its supervisor must not wait for that.
+        if self.socket.is_some() {
+            let _ = kill(self.pid, Signal::SIGCONT);
+        }
+        sent != Err(nix::errno::Errno::EPERM)
     }
 
     /// Reaps ended children that this process did not start. The first process of a container, for example, adopts
@@ -180,8 +261,8 @@ impl RunningCommand {
     pub(super) fn ended(&self) -> Result<Option<WaitIdStatus>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let pid = rustix::process::Pid::from_raw(self.pid.as_raw());
-        match pid.map_or(Err(rustix::io::Errno::CHILD), |pid| waitid(WaitId::Pid(pid), options)) {
-            Err(rustix::io::Errno::INTR) => Ok(None),
+        match pid.map_or(Err(Errno::CHILD), |pid| waitid(WaitId::Pid(pid), options)) {
+            Err(Errno::INTR) => Ok(None),
             Ok(status) => Ok(status),
             Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {errno}"), "")),
         }
@@ -191,7 +272,7 @@ impl RunningCommand {
 pub(super) fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
     loop {
         match call() {
-            Err(Errno::EINTR) => {}
+            Err(nix::errno::Errno::EINTR) => {}
             done => return done,
         }
     }

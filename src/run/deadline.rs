@@ -1,14 +1,13 @@
-//! The expiry time of the lease of a command, shared by three processes. The command acquires the lock, the supervisor
-//! ends the command before that time, and the keeper renews the lease.
+//! The expiry time of the lease of a command, shared by two processes: the supervisor ends the command before that time,
+//! and the keeper renews the lease.
 //!
 //! The processes share the memory from before the fork. It has the expiry time on CLOCK_BOOTTIME in milliseconds, a flag
-//! if the keeper had to kill the command, and for each lock its first lease, or that the command released it itself. For
-//! a single lock, it also has the record that the child committed, so that the supervisor need not read it again.
+//! if the keeper had to kill the command, and for each lock its first lease, or that the command released it itself.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -17,11 +16,9 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, Lease, LeaseClock};
-use crate::store::Version;
 
-/// Maximum number of locks, and maximum size of a record in bytes; together with the other fields they fill two pages.
-const MOST_LOCKS: usize = 506;
-const MOST_OF_RECORD: usize = 4096;
+/// Maximum number of locks; together with the other fields they fill a page.
+const MOST_LOCKS: usize = 509;
 
 /// The word of a lock that the command released itself.
 const RELEASED: u64 = u64::MAX;
@@ -38,10 +35,6 @@ struct Shared {
     is_first: AtomicU64,
     /// For each lock, the [`lease_id`] of its first lease or [`RELEASED`].
     locks: [AtomicU64; MOST_LOCKS],
-    /// Version, length and bytes of the record of the only lock; no record if the length is 0.
-    version: [AtomicU64; 2],
-    length: AtomicU64,
-    record: [AtomicU8; MOST_OF_RECORD],
 }
 
 impl SharedDeadline {
@@ -66,16 +59,6 @@ impl SharedDeadline {
         for (lock, grant) in self.0.locks.iter().zip(grants) {
             lock.store(grant.lifetime.lease().map_or(0, lease_id), Ordering::SeqCst);
         }
-        if let [_] = grants
-            && let Some((version, record)) = opened.engine(0).known_bytes(&opened.target(0).name)
-            && record.len() <= MOST_OF_RECORD
-        {
-            let [number, mark] = &self.0.version;
-            self.0.record.iter().zip(&record).for_each(|(to, byte)| to.store(*byte, Ordering::Relaxed));
-            number.store(version.number, Ordering::SeqCst);
-            mark.store(version.mark, Ordering::SeqCst);
-            self.0.length.store(record.len() as u64, Ordering::SeqCst);
-        }
         self.0.is_first.store(1, Ordering::SeqCst);
     }
 
@@ -83,15 +66,6 @@ impl SharedDeadline {
     pub fn expiry_of(self, at: usize, lease: &Lease) -> Option<Duration> {
         let is_first = self.0.is_first.load(Ordering::SeqCst) == 1 && self.lock(at) == Some(lease_id(lease));
         self.load().filter(|_| is_first)
-    }
-
-    /// Returns the version and the bytes of the only lock's record, if `start` had them and no other time followed.
-    pub fn first_record(self) -> Option<(Version, Vec<u8>)> {
-        let length = self.0.length.load(Ordering::SeqCst) as usize;
-        let is_first = length > 0 && self.0.is_first.load(Ordering::SeqCst) == 1;
-        let record = || self.0.record.iter().take(length).map(|byte| byte.load(Ordering::Relaxed)).collect();
-        let [number, mark] = self.0.version.each_ref().map(|part| part.load(Ordering::SeqCst));
-        is_first.then(|| (Version { number, mark }, record()))
     }
 
     /// Sets the expiry time; `None`: the lease does not expire.

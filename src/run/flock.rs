@@ -5,10 +5,10 @@
 //! in flock(2). csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
 //! polls, and waiters queue in the kernel.
 
-mod fd_passing;
 mod helper;
 
 use std::fs::{self, File};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,8 +17,6 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-
-pub use fd_passing::FdChannel;
 
 use self::helper::Helper;
 use crate::error::{Error, ErrorKind, Result};
@@ -105,13 +103,27 @@ impl Flock {
 
     /// Keeps the file open across exec, so that the executed program holds the lock.
     pub fn to_be_inherited(&self) -> Result<()> {
-        let numbers = NUMBERS.into_iter().map(|from| fcntl(&self.file, FcntlArg::F_DUPFD(from)));
-        let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));
-        match tried.next().unwrap_or(Err(Errno::EMFILE)) {
-            Ok(_) => Ok(()),
-            Err(errno) => Err(Error::os(errno, "keep open", &self.path)),
-        }
+        to_be_inherited(&self.file).map_err(|errno| Error::os(errno, "keep open", &self.path))
     }
+
+    /// Unlocks the file, even if other processes still have it open.
+    pub fn unlock(self) {
+        // The drop closes the descriptor even if the unlock fails, which is nearly as good.
+        let _ = fs2::FileExt::unlock(&self.file);
+    }
+}
+
+impl AsFd for Flock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Keeps an open file open across exec.
+pub(super) fn to_be_inherited(file: impl AsFd) -> nix::Result<()> {
+    let numbers = NUMBERS.into_iter().map(|from| fcntl(&file, FcntlArg::F_DUPFD(from)));
+    let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));
+    tried.next().unwrap_or(Err(Errno::EMFILE)).map(drop)
 }
 
 /// Opens the file as flock(1) does, without waiting for the other end of a pipe. The path is already resolved, so a

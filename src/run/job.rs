@@ -1,23 +1,17 @@
 //! One call of `csalock run`, as all of its processes know it.
 
-use std::ffi::OsString;
+use std::ffi::CString;
 use std::time::Duration;
 
-use nix::unistd::Pid;
-
-use super::child::{ChildSide, Report, StartSignal};
+use super::child::SleepingChild;
+use super::command_line::CommandLine;
 use super::deadline::SharedDeadline;
 use super::keepalive::{KeeperConfig, spawn_detached};
 use super::schedule::LeaseSchedule;
-use super::spawn::{CommandLine, VforkStatus};
-use super::standby::Standby;
 use crate::engine::{Context, LockSet, OpenLockSet};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::lock::{Grant, Handle, ProcessId};
 use crate::signals::Signals;
-
-/// Environment variables for the command.
-pub type Variables = Vec<(&'static str, OsString)>;
 
 /// A command, its locks and its limits.
 pub struct Job<'a> {
@@ -75,59 +69,28 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Creates a child that will be the command.
+    /// Forks the child that will be the command.
     /// Fails if the system has no room for another process or descriptor.
-    pub fn standby<'b>(&'b self, become_command: &'b dyn Fn(&VforkStatus)) -> Result<Standby<'b>> {
-        let made = Standby::new(self.signals, self.context.inherited, become_command);
-        made.map_err(|errno| self.command_line.cannot_start(errno))
-    }
-
-    /// Becomes the command, as the holder of these grants. Returns the reason if that fails.
-    pub fn exec(
-        &self,
-        opened: &OpenLockSet<'_>,
-        grants: &[Grant],
-        child_side: Option<&ChildSide>,
-        variables: &Variables,
-    ) -> Error {
-        if let Err(error) = self.start_leases(opened, grants) {
-            return error;
-        }
-        child_side.inspect(|child_side| child_side.tell(Report::Granted));
-        match child_side.map_or(StartSignal::Go, |child_side| self.wait_for_go(child_side)) {
-            StartSignal::Go => {
-                child_side.inspect(|child_side| child_side.outlive_supervisor());
-                self.execute(variables)
-            }
-            StartSignal::NoKeeper => Error::new(
-                ErrorKind::System,
-                "the process that renews its lease could not start, so the command was not run",
-                "see the limit of processes (ulimit -u) and the free memory, then try again",
-            ),
-            StartSignal::Missing => Error::new(
-                ErrorKind::Lost,
-                "its lease was over, or its supervisor was gone, before the command could begin; it was not run",
-                "try again",
-            ),
-        }
-    }
-
-    /// Becomes the command at once.
-    pub fn execute(&self, variables: &Variables) -> Error {
-        self.signals.restore(self.context.inherited);
-        self.execute_restored(variables)
-    }
-
-    /// Becomes the command in a process that has restored the signals.
-    pub fn execute_restored(&self, variables: &Variables) -> Error {
+    pub fn fork(&self) -> Result<SleepingChild<'a>> {
         // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
         // the command must die with it.
-        let dependent = self.has_slot() || (self.limits.ttl.is_some() && self.limits.kills);
-        let killed_with = self.supervisor.filter(|_| dependent).map(|supervisor| Pid::from_raw(supervisor.pid));
-        self.command_line.execute(variables, self.context.inherited, killed_with)
+        let dies_with_parent = self.has_slot() || (self.limits.ttl.is_some() && self.limits.kills);
+        SleepingChild::fork(self.command_line, self.signals, self.context.inherited, dies_with_parent)
     }
 
-    /// Releases the locks instead of becoming the command.
+    /// Replaces this process by the command, as the holder of these grants. A keeper of its own renews their leases.
+    /// Returns the reason if that fails.
+    pub fn exec(&self, opened: &OpenLockSet<'_>, grants: &[Grant], variables: &[CString]) -> Error {
+        let keeper = self.context.host.this_process().map(|process| self.keeper(process));
+        let kept = keeper.and_then(|keeper| keeper.map_or(Ok(()), |keeper| spawn_detached(&keeper, opened, grants)));
+        if let Err(error) = kept {
+            return error;
+        }
+        self.signals.restore(self.context.inherited);
+        self.command_line.cannot_execute(self.command_line.execute(variables, self.context.inherited))
+    }
+
+    /// Releases the locks of a command that does not run.
     pub fn release(&self, opened: &OpenLockSet<'_>) -> Result<()> {
         // The keeper must not take the release for a loss.
         if let Some(shared_deadline) = self.shared_deadline {
@@ -136,28 +99,10 @@ impl<'a> Job<'a> {
         opened.release_all(self.handle.proof())
     }
 
-    /// Publishes when the leases end; without a supervisor, starts a keeper that renews them.
-    fn start_leases(&self, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
-        let Some(shared_deadline) = self.shared_deadline else { return Ok(()) };
-        if self.supervisor.is_some() {
-            shared_deadline.start(opened, grants);
-            return Ok(());
-        }
-        let keeper = self.keeper(self.context.host.this_process()?);
-        keeper.map_or(Ok(()), |keeper| spawn_detached(&keeper, opened, grants))
-    }
-
-    /// Waits until a process watches the leases. The start signal is missing if the command would have to end before it
-    /// starts.
-    fn wait_for_go(&self, child_side: &ChildSide) -> StartSignal {
+    /// Returns the time that is left to start the command: it would have to end before it starts if that is over.
+    pub(super) fn left_to_start(&self) -> Duration {
         let span = self.limits.ttl.unwrap_or(self.context.lease());
-        let left = || {
-            let ends = self.shared_deadline.and_then(SharedDeadline::load).unwrap_or(Duration::MAX);
-            LeaseSchedule { ends, span }.last_start().saturating_sub(self.context.host.boottime())
-        };
-        match child_side.wait_for_go(left()) {
-            StartSignal::Go if left().is_zero() => StartSignal::Missing,
-            signal => signal,
-        }
+        let ends = self.shared_deadline.and_then(SharedDeadline::load).unwrap_or(Duration::MAX);
+        LeaseSchedule { ends, span }.last_start().saturating_sub(self.context.host.boottime())
     }
 }

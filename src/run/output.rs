@@ -16,8 +16,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
-use crate::signals::Signals;
-use crate::startup_state::{StartupState, TAKEN};
+use crate::signals::{Signals, StartupState, TAKEN};
 
 /// A command that runs, with a pipe in the place of its stdout.
 pub struct PipedCommand(Pid);

@@ -5,34 +5,31 @@ mod release;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use self::event_loop::{EventLoop, ExitReport};
-use super::child::{Report, RunningCommand};
-use super::flock::FdChannel;
+use super::child::{RunningCommand, SleepingChild};
+use super::flock::Flock;
 use super::job::Job;
 use super::keepalive::Keeper;
 use super::schedule::StopReason;
 use crate::engine::{Engine, LockRef, OpenLockSet, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::WakeSocket;
-use crate::lock::{EndReason, Grant, Lifetime};
-use crate::signals::FORWARDED;
+use crate::host::{WakeAddress, WakeSocket};
+use crate::lock::{EndReason, Grant, Lifetime, ProcessId};
 use crate::store::Scope;
 
 /// Everything that the supervisor needs.
 pub struct Supervisor<'a> {
     job: &'a Job<'a>,
-    /// If a store cannot be opened, the child reports the error too.
-    opened: Result<OpenLockSet<'a>>,
+    opened: &'a OpenLockSet<'a>,
     /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
     bell: Option<WakeSocket>,
-    /// An eventfd for the reports of the keeper, if there must be one. It exists before the command starts, too.
+    /// An eventfd for the reports of the keeper, if there must be one.
     news: Option<OwnedFd>,
-    /// Files that the child locked with flock(2).
-    files: Option<&'a FdChannel>,
     tell: &'a (dyn Fn(&Notice<'_>) + Sync),
     /// Indices of the locks that the command released itself.
     released: RefCell<BTreeSet<usize>>,
@@ -50,69 +47,84 @@ pub enum Notice<'a> {
     Lost(&'a LockRef, &'a Engine, &'a Result<Released>),
     /// The success of the command could not be recorded under this lock.
     NotReported(&'a LockRef, &'a Error),
-    /// This lock could not be released; `None` means all locks.
-    NotReleased(Option<&'a LockRef>, &'a Error),
+    /// This lock could not be released.
+    NotReleased(&'a LockRef, &'a Error),
     /// The locks could not be released, because the store is silent.
     Silent,
 }
 
 impl<'a> Supervisor<'a> {
-    /// Creates the supervisor before the command starts. It passes messages to `tell`.
+    /// Creates the supervisor before the locks are acquired: it must not miss that another process ends a grant. It passes
+    /// messages to `tell`.
     pub fn new(
         job: &'a Job<'a>,
-        opened: Result<OpenLockSet<'a>>,
-        bell: Option<WakeSocket>,
-        files: Option<&'a FdChannel>,
+        opened: &'a OpenLockSet<'a>,
         tell: &'a (dyn Fn(&Notice<'_>) + Sync),
     ) -> Result<Supervisor<'a>> {
+        let bell = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));
         let news = job.shared_deadline.map(|_| Keeper::news()).transpose()?;
-        Ok(Supervisor { job, opened, bell, news, files, tell, released: RefCell::default() })
+        Ok(Supervisor { job, opened, bell, news, tell, released: RefCell::default() })
     }
 
-    /// Returns the open stores of the locks.
-    pub fn opened(&self) -> &Result<OpenLockSet<'a>> {
-        &self.opened
-    }
-
-    /// Waits for the end of the command and releases the locks. Returns the exit of csalock.
-    pub fn supervise(mut self, command: &RunningCommand) -> Result<Exit> {
+    /// Makes the child, which is this process, the command under these grants, with these locked files. Waits for its end
+    /// and releases the locks. Returns the exit of csalock.
+    /// Returns an error if the command could not be executed; the locks are then released.
+    pub fn run(
+        mut self,
+        child: SleepingChild<'_>,
+        process: ProcessId,
+        grants: &[Grant],
+        files: Vec<Flock>,
+        variables: &[CString],
+    ) -> Result<Exit> {
         let (bell, news) = (self.bell.take(), self.news.take());
-        let exit = self.wait_and_release(command, bell, news);
+        let keeper = news.map(|news| Keeper::new(self.job.keeper(process), bell.as_ref(), news));
+        let mut command = match self.start(child, grants, &files, variables, keeper.as_ref()) {
+            Ok(command) => command,
+            Err(error) => return self.give_up(keeper.as_ref(), error),
+        };
+        // The host caches the answer now, while the command runs, so that the release need not wait for it.
+        let _ = self.job.context.host.domain();
+        let ended = EventLoop::new(&self, &mut command, keeper.as_ref(), bell.as_ref()).run()?;
+        files.into_iter().for_each(Flock::unlock);
+        let exit = match (ended.not_executed, keeper) {
+            (Some(errno), keeper) => self.give_up(keeper.as_ref(), self.job.command_line.cannot_execute(errno)),
+            (None, Some(keeper)) => Ok(self.release_and_report(&ended, Some(&keeper), None)),
+            (None, None) => Ok(self.release_and_report(&ended, None, bell)),
+        };
         command.reap();
-        // The process ends here, and the kernel closes a database faster than SQLite does.
-        std::mem::forget(self);
         exit
     }
 
-    fn wait_and_release(
+    /// Starts the keeper, if the locks need one, and then the command: no command runs without its keeper.
+    fn start(
         &self,
-        command: &RunningCommand,
-        bell: Option<WakeSocket>,
-        news: Option<OwnedFd>,
-    ) -> Result<Exit> {
-        // The host caches the answer now, while the command runs, so that the release need not wait for it.
-        let _ = self.job.context.host.domain();
-        let process = || self.job.context.host.process(command.pid().as_raw()).unwrap_or(None);
-        let config = || process().and_then(|command| self.job.keeper(command));
-        let keeper = news.map(|news| Keeper::new(config(), bell.as_ref(), news));
-        let ended = EventLoop::new(self, command, keeper.as_ref(), bell.as_ref()).run()?;
-        self.files.inspect(|files| files.unlock_all());
-        match ended.told {
-            Some(Report::Exit(code)) => {
-                keeper.as_ref().inspect(|keeper| keeper.stop());
-                Ok(Exit::Code(code))
+        child: SleepingChild<'_>,
+        grants: &[Grant],
+        files: &[Flock],
+        variables: &[CString],
+        keeper: Option<&Keeper<'_>>,
+    ) -> Result<RunningCommand> {
+        if let (Some(keeper), Some(shared_deadline)) = (keeper, self.job.shared_deadline) {
+            shared_deadline.start(self.opened, grants);
+            if !keeper.ensure_running() {
+                let what = "the process that renews its lease could not start, so the command was not run";
+                let hint = "see the limit of processes (ulimit -u) and the free memory, then try again";
+                return Err(Error::new(ErrorKind::System, what, hint));
             }
-            Some(Report::Granted) => Ok(match keeper {
-                Some(keeper) => self.release_and_report(&ended, Some(&keeper), None),
-                None => self.release_and_report(&ended, None, bell),
-            }),
-            // The child was killed while it waited, or just as it was granted the lock. A grant that cannot be
-            // released at once ends by itself.
-            None => match self.clean_up() {
-                Err(error) if !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Busy) => Err(error),
-                _ => Ok(interrupted(&ended).unwrap_or(exit_of(&ended))),
-            },
+            if self.job.left_to_start().is_zero() {
+                let what = "its lease was over before the command could begin; it was not run";
+                return Err(Error::new(ErrorKind::Lost, what, "try again"));
+            }
         }
+        child.start(variables, files)
+    }
+
+    /// Releases the locks of a command that does not run for this reason.
+    fn give_up(&self, keeper: Option<&Keeper<'_>>, why: Error) -> Result<Exit> {
+        let released = self.job.release(self.opened);
+        keeper.inspect(|keeper| keeper.stop());
+        released.and(Err(why))
     }
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
@@ -140,8 +152,7 @@ impl<'a> Supervisor<'a> {
     /// answer, but `known` if this process only lacks a descriptor. `None` means that no lock has a lease, or that the
     /// command released the locks with leases.
     fn lease_left(&self, known: Option<Duration>) -> Option<Duration> {
-        let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
-        let lefts = opened.each().enumerate().map(|(at, (target, engine))| {
+        let lefts = self.opened.each().enumerate().map(|(at, (target, engine))| {
             let mine = |grant: &Grant| grant.proof == self.job.handle.proof();
             if self.is_released(at) {
                 return None;
@@ -183,12 +194,6 @@ fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
     }
     let (stop, _) = ended.stopped.filter(|_| ended.of_terminal.is_none())?;
     Some(Notice::Ended(stop, by_time))
-}
-
-/// Returns our exit if a forwarded signal ended the wait.
-fn interrupted(ended: &ExitReport) -> Option<Exit> {
-    let by = |signal: &nix::sys::signal::Signal| ended.exit == Exit::signalled(*signal as i32);
-    FORWARDED.into_iter().find(by).map(Exit::Signal)
 }
 
 /// Returns our exit if the release shows no loss.

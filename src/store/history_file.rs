@@ -38,7 +38,7 @@ pub(super) use watch::watch;
 use super::with_suffix;
 use crate::history::Limits;
 use crate::host::file_time;
-use crate::startup_state::effective_user;
+use nix::unistd::geteuid;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
 pub(super) const CAUTIOUS: OFlag =
@@ -116,7 +116,7 @@ impl HistoryFile<'_> {
     fn share(&self, made: &OwnedFd, most: Mode) {
         let like = fstatat(self.at, &self.like, AtFlags::AT_SYMLINK_NOFOLLOW);
         let (Ok(like), Ok(found)) = (like, fstat(made)) else { return };
-        let owner = (effective_user().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
+        let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
         let group = (found.st_gid != like.st_gid).then(|| like.st_gid.into());
         let kept = (owner.is_none() && group.is_none()) || fchown(made, owner, group).is_ok();
         let known = if kept { Mode::all() } else { !Mode::S_IRWXG };

@@ -11,7 +11,7 @@ use super::{Finding, Location, mount};
 use crate::error::Error;
 use crate::host::{group_name, user_name};
 use crate::name::escape_path;
-use crate::startup_state::effective_user;
+use nix::unistd::geteuid;
 
 /// Minimum free bytes and inodes, below which a store may be full at any moment.
 const LITTLE: (u64, u64) = (16 << 20, 1000);
@@ -61,7 +61,7 @@ impl Place<'_> {
                 "set the sticky bit of the directory (chmod +t), or remove the right of others to write (chmod o-w)";
             return Some(Finding::bad("access", format!("{text}; every user may remove files of other users"), cure));
         }
-        let us = user(effective_user());
+        let us = user(geteuid());
         let wanted = if found.is_dir() { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::W_OK };
         Some(match self.refused(there, wanted) {
             None if self.what == "database" && there == self.path && has_mere_readers(&found, directory) => {

@@ -1,8 +1,8 @@
 //! `--flock`: locks the lock's file with flock(2) too, so that flock(1) users and csalock users exclude each other.
 //!
-//! The child acquires the lock first, in whose queue all csalock callers wait. Only the first of them then waits for
-//! the file, within the rest of the timeout. The command inherits the locked file, so the file stays locked if the
-//! supervisor is killed. The supervisor unlocks it when the command ends, even if the command's children have it open.
+//! csalock acquires the lock first, in whose queue all its callers wait. Only the first of them then waits for the file,
+//! within the rest of the timeout. The command inherits the locked file, so the file stays locked if the supervisor is
+//! killed. The supervisor unlocks it when the command ends, even if the command's children have it open.
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::child::CommandChild;
+use super::acquire::Attempt;
 use crate::cli::Run;
 use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
@@ -20,15 +20,13 @@ use crate::host::{command_of, flock_holders};
 use crate::lock::{Grant, Renew};
 use crate::name::{escape, is_path, shell_quote};
 use crate::report::{RefusedLock, flocked_by};
-use crate::run::child::ChildSide;
-use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
+use crate::run::flock::{Flock, FlockWait, Flocked};
 use crate::run::schedule::{renewal_pause, retry_pause};
 
 /// The files to lock.
 pub(super) struct FlockCompat {
     /// Each file, with the index of the lock that it belongs to.
     files: Vec<(PathBuf, usize)>,
-    pub(super) handover: FdChannel,
 }
 
 impl FlockCompat {
@@ -48,19 +46,18 @@ impl FlockCompat {
             let cure = format!("use ./{}, or leave out --flock", shell_quote(name));
             return Err(Error::new(ErrorKind::InvalidInput, what, cure));
         }
-        Ok(Some(FlockCompat { files, handover: FdChannel::new()? }))
+        Ok(Some(FlockCompat { files }))
     }
 
     /// Locks the files for the command to inherit, at the latest by `until`. Returns an exit if that fails. Renews
     /// the grants meanwhile.
     pub(super) fn take(
         &self,
-        take: &CommandChild<'_>,
+        take: &Attempt<'_>,
         opened: &OpenLockSet<'_>,
         grants: &mut [Grant],
         until: Option<Duration>,
-        child_side: Option<&ChildSide>,
-    ) -> Result<Option<Exit>> {
+    ) -> Result<std::result::Result<Vec<Flock>, Exit>> {
         let mut held: Vec<Flock> = Vec::new();
         for (file, at) in &self.files {
             let target = &take.job.locks.all[*at];
@@ -71,7 +68,6 @@ impl FlockCompat {
             let (mut told, mode) = (false, grants[*at].mode);
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    child_side.inspect(|child_side| child_side.depend_on_supervisor(take.job.context.inherited));
                     tell_of_wait(take, target, file);
                 }
                 keep_waiting(take, opened, grants)
@@ -85,29 +81,25 @@ impl FlockCompat {
             let wait = (!take.asked.taking.waiting.wait_policy().is_none()).then_some(&mut wait);
             match Flock::take(file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
-                Flocked::Interrupted(signal) => return Ok(Some(Exit::Signal(signal))),
+                Flocked::Interrupted(signal) => return Ok(Err(Exit::Signal(signal))),
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
                     let by = by(take, file);
                     take.asked
                         .common
                         .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
-                    return Ok(Some(take.asked.taking.waiting.busy_exit()));
+                    return Ok(Err(take.asked.taking.waiting.busy_exit()));
                 }
             }
             if told {
                 keep(take, opened, grants)?;
             }
         }
-        for flock in &held {
-            flock.to_be_inherited()?;
-            child_side.map_or(Ok(()), |_| self.handover.give(flock))?;
-        }
-        Ok(None)
+        Ok(Ok(held))
     }
 }
 
-fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
+fn tell_of_wait(take: &Attempt<'_>, target: &LockRef, file: &Path) {
     let common = &take.asked.common;
     if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
         eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(take, file)));
@@ -115,9 +107,9 @@ fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
 }
 
 /// Returns the holders of the file as text.
-fn by(take: &CommandChild<'_>, file: &Path) -> String {
+fn by(take: &Attempt<'_>, file: &Path) -> String {
     let own = take.job.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
-    // We and the supervisor may have inherited the locked file, but we do not block ourselves.
+    // This process may have inherited the locked file, but does not block itself.
     let others =
         flock_holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
     format!("its file is {}", flocked_by(others))
@@ -125,7 +117,7 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
 
 /// Keeps the locks during the wait for a file. Returns the time until the next call is due. A silent store is asked
 /// again while the leases last.
-fn keep_waiting(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
+fn keep_waiting(take: &Attempt<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
     let span = take.job.limits.ttl.unwrap_or(take.job.context.lease());
     let kept = keep(take, opened, grants);
     let lasts = || opened.lease_ends(grants).is_some_and(|ends| take.job.context.host.boottime() < ends);
@@ -138,7 +130,7 @@ fn keep_waiting(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut 
 /// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Updates the grants.
 /// Returns true if they have a lease.
 /// Returns an error if a lock was lost.
-fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
+fn keep(take: &Attempt<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
         let credentials = engine.by_proof(take.job.handle.proof())?;
         let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &take.asked.taking.lifetime()))?;

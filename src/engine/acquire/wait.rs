@@ -99,13 +99,6 @@ impl<'a> Acquisition<'a> {
         Ok(changed)
     }
 
-    /// Leaves the descriptors of the wait set to the interrupt, which closes them.
-    pub(super) fn close_wait_set(&mut self) {
-        if let (Some(interrupt), Some(wait_set)) = (self.interrupt, self.wait_set.take()) {
-            interrupt.close(wait_set.into_descriptors());
-        }
-    }
-
     pub(super) fn listen(&mut self) -> Result<&mut Box<dyn WaitSet + 'a>> {
         Ok(match &mut self.wait_set {
             Some(wait_set) => wait_set,

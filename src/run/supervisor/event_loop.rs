@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use rustix::process::WaitIdStatus;
 
@@ -11,7 +12,7 @@ use super::Supervisor;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
-use crate::run::child::{Report, RunningCommand};
+use crate::run::child::RunningCommand;
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{Keeper, pause};
 use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
@@ -23,8 +24,8 @@ const WITHOUT_TIMER: Duration = Duration::from_secs(1);
 
 /// A command, as far as its end is known.
 pub(super) struct ExitReport {
-    /// Last report of the child before it became the command; `None` if it died before a report.
-    pub(super) told: Option<Report>,
+    /// Error number if the child could not execute the command.
+    pub(super) not_executed: Option<Errno>,
     /// Status of the command as the shell counts it.
     pub(super) exit: Exit,
     /// Last signal that the terminal sent; at the end, only if that signal ended the command.
@@ -40,11 +41,11 @@ pub(super) struct ExitReport {
 /// A command that runs, and what the supervisor knows about it.
 pub(super) struct EventLoop<'a> {
     supervisor: &'a Supervisor<'a>,
-    command: &'a RunningCommand,
+    command: &'a mut RunningCommand,
     keeper: Option<&'a Keeper<'a>>,
     bell: Option<&'a WakeSocket>,
     /// Start of the command on CLOCK_BOOTTIME.
-    began: Option<Duration>,
+    began: Duration,
     lease: Option<LeaseSchedule>,
     /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
     limits: Vec<Deadline>,
@@ -56,7 +57,7 @@ pub(super) struct EventLoop<'a> {
 impl<'a> EventLoop<'a> {
     pub(super) fn new(
         supervisor: &'a Supervisor<'a>,
-        command: &'a RunningCommand,
+        command: &'a mut RunningCommand,
         keeper: Option<&'a Keeper<'a>>,
         bell: Option<&'a WakeSocket>,
     ) -> EventLoop<'a> {
@@ -65,12 +66,12 @@ impl<'a> EventLoop<'a> {
             command,
             keeper,
             bell,
-            began: None,
+            began: supervisor.job.context.host.boottime(),
             lease: None,
             limits: Vec::new(),
             child_ended: false,
             report: ExitReport {
-                told: None,
+                not_executed: None,
                 exit: ErrorKind::Bug.into(),
                 of_terminal: None,
                 stopped: None,
@@ -81,30 +82,21 @@ impl<'a> EventLoop<'a> {
     }
 
     /// Waits for the end of the command, forwards signals to it, and ends it at one of its deadlines. The deadlines are
-    /// read when the lock is acquired, at a deadline, which may have moved, and after an event.
+    /// read at the start, at a deadline, which may have moved, and after an event.
     pub(super) fn run(mut self) -> Result<ExitReport> {
         let limits = &self.supervisor.job.limits;
-        let limited = limits.max_hold.is_some() || limits.ttl.is_some() || self.keeper.is_some();
+        if limits.max_hold.is_some() || limits.ttl.is_some() || self.keeper.is_some() {
+            self.read_limits();
+        }
         let mut timer: Option<BoottimeTimer> = None;
-        // Nothing is to do for a command without limits before the first event.
-        let mut is_idle = !limited;
         loop {
-            if !std::mem::take(&mut is_idle) {
-                if let Some(status) = self.command.ended()? {
-                    return Ok(self.exit_report(&status));
-                }
-                if !self.react(limited)? {
-                    continue;
-                }
-            }
             let next = self.next_limit();
             if next.is_some() && timer.is_none() {
                 timer = BoottimeTimer::new().ok();
             }
             timer.iter().for_each(|timer| timer.set(next));
-            let reports = self.command.reports().filter(|_| limited && self.report.told.is_none());
             let signals = self.supervisor.job.signals.all_events()?;
-            let events = [Some(signals), reports, self.events(), timer.as_ref().map(AsFd::as_fd)];
+            let events = [Some(signals), self.command.start_report(), self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);
             let at_most = next.filter(|_| timer.is_none()).map(left);
@@ -112,27 +104,25 @@ impl<'a> EventLoop<'a> {
                 pause();
             }
             self.forward_signal();
+            self.report.not_executed = self.report.not_executed.or(self.command.learn_of_start());
+            if let Some(status) = self.command.ended()? {
+                return Ok(self.exit_report(&status));
+            }
+            self.react()?;
         }
     }
 
-    /// Reacts to what happened while the command runs. Returns false if the command has ended by itself meanwhile.
-    fn react(&mut self, limited: bool) -> Result<bool> {
-        let mut now = self.boottime();
+    /// Reacts to what happened while the command runs.
+    fn react(&mut self) -> Result<()> {
         let event = self.drain();
         if std::mem::take(&mut self.child_ended) {
             self.command.reap_others(self.keeper.and_then(Keeper::process));
         }
-        let starts = self.report.told.is_none() && (limited || event) && {
-            self.report.told = self.command.told();
-            self.report.told.is_some()
-        };
-        // Events before the command runs come from the child's own acquisition of the locks.
-        let must_read = event || (starts && limited) || self.limits.iter().any(|limit| limit.term <= now);
-        if self.report.told.is_some() && self.report.stopped.is_none() && must_read {
+        let now = self.boottime();
+        if self.report.stopped.is_none() && (event || self.limits.iter().any(|limit| limit.term <= now)) {
             self.read_limits();
-            now = self.boottime();
         }
-        self.send_due_signals(now)
+        self.send_due_signals(self.boottime())
     }
 
     fn boottime(&self) -> Duration {
@@ -159,7 +149,7 @@ impl<'a> EventLoop<'a> {
     fn read_limits(&mut self) {
         let job = self.supervisor.job;
         if let Some(keeper) = self.keeper {
-            self.command.send_go(keeper.ensure_running());
+            keeper.ensure_running();
         }
         let now = self.boottime();
         let ends = match job.shared_deadline {
@@ -170,17 +160,18 @@ impl<'a> EventLoop<'a> {
             }
         };
         self.lease = ends.map(|ends| LeaseSchedule::seen(self.lease, ends, now));
-        let (began, limits) = (*self.began.get_or_insert(now), &job.limits);
-        let max_hold = limits.max_hold.map(|max_hold| Deadline::of_max_hold(began, max_hold, limits.kill_after));
+        let limits = &job.limits;
+        let max_hold = limits.max_hold.map(|max_hold| Deadline::of_max_hold(self.began, max_hold, limits.kill_after));
         let lease = self.lease.filter(|_| limits.kills).map(|lease| lease.supervisor(limits.kill_after));
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Sends the signals that are due. Returns false if the command has ended by itself instead of a SIGKILL.
-    fn send_due_signals(&mut self, now: Duration) -> Result<bool> {
+    /// Sends the signals that are due.
+    fn send_due_signals(&mut self, now: Duration) -> Result<()> {
         if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
+            // The loop reports a command that has ended by itself.
             if self.command.ended()?.is_some() {
-                return Ok(false);
+                return Ok(());
             }
             if self.command.send(Signal::SIGKILL) {
                 self.report.stopped = Some((self.report.stopped.map_or(due.why, |(why, _)| why), true));
@@ -196,7 +187,7 @@ impl<'a> EventLoop<'a> {
             }
             due.term = Duration::MAX;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Returns the time of the next signal on CLOCK_BOOTTIME.
@@ -227,7 +218,7 @@ impl<'a> EventLoop<'a> {
         let killed = job.shared_deadline.is_some_and(SharedDeadline::was_killed);
         let by_keeper = killed && exit == Exit::signalled(Signal::SIGKILL as i32);
         ExitReport {
-            told: self.command.told().or(report.told),
+            not_executed: report.not_executed.or(self.command.learn_of_start()),
             exit,
             of_terminal: of_terminal.filter(|came| status.terminating_signal() == Some(*came as i32)),
             stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),

@@ -6,11 +6,10 @@ use std::time::Duration;
 use super::event_loop::ExitReport;
 use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
-use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, ReportSuccess};
-use crate::run::deadline::SharedDeadline;
+use crate::lock::{EndReason, Lifetime, NotHolder, ReportSuccess};
 use crate::run::detach;
 use crate::store::answers;
 
@@ -52,8 +51,8 @@ impl Supervisor<'_> {
 
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
     pub(super) fn report_success(&self, exit: Exit) {
-        let (Some(report), Ok(opened)) = (self.job.reports.filter(|_| exit.code() == 0), &self.opened) else { return };
-        let (host, engine, target) = (&self.job.context.host, opened.engine(0), opened.target(0));
+        let Some(report) = self.job.reports.filter(|_| exit.code() == 0) else { return };
+        let (host, engine, target) = (&self.job.context.host, self.opened.engine(0), self.opened.target(0));
         engine.store().set_deadline(Some(host.boottime() + TO_RELEASE));
         let request = engine.by_proof(self.job.handle.proof()).and_then(|credentials| {
             let at = engine.time()?.as_millis() as u64;
@@ -80,21 +79,10 @@ impl Supervisor<'_> {
     /// a time limit that a caller set.
     pub(super) fn release(&self, lease_ends: Option<Duration>, spare: Option<WakeSocket>) -> (bool, bool) {
         let now = self.job.context.host.boottime();
-        let opened = match &self.opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                // The command's status counts; the next caller finds a lock whose owner is dead.
-                (self.tell)(&Notice::NotReleased(None, error));
-                return (false, false);
-            }
-        };
+        let opened = self.opened;
         // A release after the end of the lease is not needed any more.
         let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         opened.each().for_each(|(_, engine)| engine.store().set_deadline(until));
-        let first = self.job.shared_deadline.and_then(SharedDeadline::first_record);
-        if let (Some((version, record)), Some(ends)) = (first, lease_ends) {
-            opened.engine(0).keep_bytes(&opened.target(0).name, version, record, ends);
-        }
         let (mut lost, mut had_limit) = (false, false);
         let mut released = opened.release(self.job.handle.proof());
         // The first release of a database opens more files than the acquisition that created it.
@@ -119,7 +107,7 @@ impl Supervisor<'_> {
                 Ok(Err(NotHolder { ending: Some(ending), .. }))
                     if matches!(ending.reason, EndReason::Died | EndReason::Released) => {}
                 Err(error) if lease_ends.is_none_or(|ends| now < ends) => {
-                    (self.tell)(&Notice::NotReleased(Some(target), error));
+                    (self.tell)(&Notice::NotReleased(target, error));
                 }
                 lost_by => {
                     (self.tell)(&Notice::Lost(target, engine, lost_by));
@@ -128,19 +116,6 @@ impl Supervisor<'_> {
             }
         }
         (lost, had_limit)
-    }
-
-    /// Ends a wait or a grant of a child that died before it became the command.
-    pub(super) fn clean_up(&self) -> Result<()> {
-        let opened = self.opened.as_ref().map_err(Clone::clone)?;
-        let proof = self.job.handle.proof();
-        for (target, engine) in opened.each() {
-            engine.store().set_deadline(Some(self.job.context.host.boottime()));
-            engine.apply(&target.name, &Cancel { proof, page: None })?;
-            // This releases a grant made meanwhile, or collects what other processes recorded of its end.
-            let _ = engine.release(&target.name, proof)?;
-        }
-        Ok(())
     }
 
     /// Returns true if the command is known to have released this lock itself.

@@ -10,7 +10,7 @@ use nix::sys::stat::{FileStat, Mode, fstat};
 use nix::unistd::{Gid, Uid, fchown};
 
 use super::sys;
-use crate::startup_state::{effective_group, effective_user};
+use nix::unistd::{getegid, geteuid};
 
 /// The owner and group that new files must get.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,13 +23,13 @@ impl Ownership {
     /// Returns the ownership for new files in this directory.
     pub(super) fn in_directory(found: &FileStat) -> Ownership {
         let (owner, group) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
-        let we = effective_user();
+        let we = geteuid();
         let inherits = Mode::from_bits_truncate(found.st_mode).contains(Mode::S_ISGID);
         // A group with no more rights than all other users makes no difference.
         let counts = we.is_root() || (found.st_mode >> 3) & 7 != found.st_mode & 7;
         Ownership {
             owner: (we.is_root() && !owner.is_root()).then_some(owner),
-            group: (counts && !inherits && group != effective_group()).then_some(group),
+            group: (counts && !inherits && group != getegid()).then_some(group),
         }
     }
 
@@ -55,7 +55,7 @@ impl Ownership {
                 return Ok(true);
             }
             let listed = sys::each_name(sys::open_directory(made.as_fd(), ".")?, &mut |_| Err(Errno::ENOTEMPTY));
-            if found.st_uid != effective_user().as_raw() || listed.is_err() {
+            if found.st_uid != geteuid().as_raw() || listed.is_err() {
                 return Ok(false);
             }
         }

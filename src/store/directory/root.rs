@@ -17,9 +17,9 @@ use super::ownership::Ownership;
 use super::work::{WORK, not_a_directory, open_or_put_directory};
 use super::{checks, sys};
 use crate::error::{Error, Result};
-use crate::startup_state::effective_user;
 use crate::store::file_system::network;
 use crate::store::{Layout, Scope};
+use nix::unistd::geteuid;
 
 /// Name of the directory with the records in a directory with the sticky bit. There only its owner may replace or
 /// remove a directory, so a killed user's empty directory would block its name for all others.
@@ -147,7 +147,7 @@ impl Root {
             Layout::Own => std::fs::DirBuilder::new().create(path),
             Layout::Served => create_marked(path),
             Layout::Default => {
-                let mode = if effective_user().is_root() { 0o755 } else { 0o700 };
+                let mode = if geteuid().is_root() { 0o755 } else { 0o700 };
                 std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
             }
             Layout::Beside => return create_beside(path),

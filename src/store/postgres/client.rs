@@ -4,17 +4,9 @@
 //! process yet and none can be reached. After silence, a closed connection and while the server starts or stops, the
 //! client repeats the request. A request may thus reach the server more than once, and every request of this store
 //! tolerates that.
-//!
-//! **One connection for a run.** A process that is forked uses the connection of its parent ([`super::super::inherited`]),
-//! unless it is encrypted. A process takes the turn of the connection before a request and gives it back after the whole
-//! answer. If the other process has the turn, or was killed before it gave it back, this one makes a new connection.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-use nix::unistd::{Pid, getpid};
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::Postgres;
 use super::errors::Trouble;
@@ -26,53 +18,12 @@ use crate::store::answers::answered;
 use crate::store::calls::{Calls, pause};
 use crate::store::etcd::dial::Connector;
 use crate::store::guarded;
-use crate::store::inherited::{Connected, Connections};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
 
 /// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(1);
-
-/// The connection of a store.
-pub(super) struct Line {
-    session: Option<Session>,
-    /// Descriptor that is readable while no process has the turn; none if no other process has the connection.
-    turn: Option<OwnedFd>,
-    maker: Pid,
-}
-
-impl Connected for Line {
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.session.as_ref().map(Session::socket)
-    }
-}
-
-impl Line {
-    /// Returns the connection if it is usable and no other process uses it.
-    fn take(&mut self) -> Option<Session> {
-        let has_turn = self.turn.as_ref().is_none_or(|turn| nix::unistd::read(turn, &mut [0; 8]).is_ok());
-        let session = self.session.take().filter(|session| has_turn && session.is_idle());
-        if session.is_none() {
-            self.turn = None;
-        }
-        session
-    }
-
-    /// Keeps a connection after a whole answer.
-    fn keep(&mut self, session: Session) {
-        self.session = Some(session);
-        // Without its turn, the other process makes a connection.
-        let _ = self.turn.as_ref().map(|turn| nix::unistd::write(turn, &1_u64.to_ne_bytes()));
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "it only distinguishes a child from its parent")]
-fn this_process() -> Pid {
-    getpid()
-}
-
-static CONNECTIONS: Connections<Line> = Connections::new();
 
 /// Failure of a call.
 pub(super) struct Failed {
@@ -84,7 +35,8 @@ pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     pub(super) connector: Connector,
     pub(super) settings: Settings,
-    line: Arc<Mutex<Line>>,
+    /// The connection, while it is usable.
+    session: Mutex<Option<Session>>,
     pub(super) calls: Mutex<Calls>,
 }
 
@@ -149,47 +101,29 @@ impl Postgres {
 }
 
 impl Client {
-    /// Returns a client with the connection of the parent, or a new one. A trouble shows at the first request.
+    /// Returns a client with a new connection. A trouble shows at the first request.
     pub(super) fn new(host: Arc<dyn Host>, connector: Connector, settings: Settings) -> Client {
-        let server = format!("{}@{}/{}", settings.user, settings.server(), settings.database);
-        let maker = this_process();
-        // Threads of one process do not wait for each other.
-        let inherited = CONNECTIONS.find(&server).filter(|line| guarded(line).maker != maker);
-        let is_new = inherited.is_none();
-        let line = inherited.unwrap_or_else(|| Arc::new(Mutex::new(Line { session: None, turn: None, maker })));
-        let client = Client { host, connector, settings, line, calls: Mutex::default() };
-        if is_new {
-            client.connector.call_deadline.set(client.host.boottime() + TO_CONNECT);
-            let session = Session::open(&client.connector, &client.settings).ok();
-            let is_encrypted = session.as_ref().is_some_and(|session| session.is_encrypted);
-            let mut line = guarded(&client.line);
-            line.session = session;
-            line.turn = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok();
-            let is_shared = line.turn.is_some() && !is_encrypted;
-            drop(line);
-            if is_shared {
-                CONNECTIONS.add(server, &client.line);
-            }
-        }
-        guarded(&client.calls).answered = guarded(&client.line).session.is_some();
-        client
+        connector.call_deadline.set(host.boottime() + TO_CONNECT);
+        let session = Session::open(&connector, &settings).ok();
+        let mut calls = Calls::default();
+        calls.answered = session.is_some();
+        Client { host, connector, settings, session: Mutex::new(session), calls: Mutex::new(calls) }
     }
 
     pub(super) fn is_encrypted(&self) -> bool {
-        guarded(&self.line).session.as_ref().is_some_and(|session| session.is_encrypted)
+        guarded(&self.session).as_ref().is_some_and(|session| session.is_encrypted)
     }
 
     fn try_once(&self, request: &[u8], sent: &mut u32) -> Done<Vec<Row>> {
-        let mut line = guarded(&self.line);
-        let mut session = match line.take() {
+        let mut kept = guarded(&self.session);
+        let mut session = match kept.take().filter(Session::is_idle) {
             Some(session) => session,
             None => Session::open(&self.connector, &self.settings)?,
         };
         *sent += 1;
         let done = session.exchange(request);
-        match done.as_ref().err().is_none_or(Trouble::ends_call) {
-            true => line.keep(session),
-            false => line.turn = None,
+        if done.as_ref().err().is_none_or(Trouble::ends_call) {
+            *kept = Some(session);
         }
         done
     }

@@ -10,9 +10,9 @@ use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
-use crate::startup_state::effective_user;
 use crate::store::file_system::network;
 use crate::store::{mount, with_suffix};
+use nix::unistd::geteuid;
 
 /// Checks that a database may exist at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
@@ -194,7 +194,7 @@ fn no_inodes(path: &Path, directory: &Path) -> Option<Error> {
 fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     let place = stat(directory).ok()?;
     let journal = lstat(&with_suffix(path, "-journal")).ok()?;
-    let (we, sticky) = (effective_user(), Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX));
+    let (we, sticky) = (geteuid(), Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX));
     if !sticky || we.is_root() || [place.st_uid, journal.st_uid].contains(&we.as_raw()) {
         return None;
     }

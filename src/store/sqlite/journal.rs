@@ -19,8 +19,8 @@ use rustix::fs::lgetxattr;
 use rustix::io::Errno;
 
 use super::{Sqlite, vfs};
-use crate::startup_state::{effective_group, effective_user};
 use crate::store::{guarded, with_suffix};
+use nix::unistd::{getegid, geteuid};
 
 /// Number of frames at which the log is written into the database and emptied.
 ///
@@ -90,7 +90,7 @@ fn may_have_log(path: &Path) -> bool {
         directory.gid() == file.gid()
     } else {
         // Then only the owner of the directory and root make a log. SQLite gives root's log the database's group.
-        let (us, group) = (effective_user(), effective_group().as_raw());
+        let (us, group) = (geteuid(), getegid().as_raw());
         !is(0o020, &directory) && us.as_raw() == directory.uid() && (us.is_root() || group == file.gid())
     };
     !needs_group || keeps_group

@@ -1,13 +1,9 @@
 //! Sends requests to the server until it answers or the time is over.
 //!
-//! **One connection for a run.** A process that is forked uses the connection of its parent ([`super::super::inherited`]).
-//! The two do not use it at the same time. A process that has closed the descriptor, as a keeper has, makes a new one.
-//!
 //! **Lost answers.** After a trouble the client repeats the request on a new connection. The new server process first
 //! waits until those of the earlier connections have ended, so no copy of a request is carried out late.
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,12 +17,11 @@ use crate::lock::HandleHash;
 use crate::store::answers::answered;
 use crate::store::calls::{Calls, PATIENCE, pause};
 use crate::store::guarded;
-use crate::store::inherited::{Connected, Connections};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(2);
 
-/// Maximum time to connect before a process knows what it needs. A forked process can use only a finished connection.
+/// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(2);
 
 /// The connection of this process to one store.
@@ -46,14 +41,6 @@ impl Slot {
     }
 }
 
-impl Connected for Slot {
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.link.as_ref().map(AsFd::as_fd)
-    }
-}
-
-static CONNECTIONS: Connections<Slot> = Connections::new();
-
 pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     pub(super) remote: Remote,
@@ -64,23 +51,16 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Returns a client with the connection of the parent, or a new one. A trouble shows at the first request.
+    /// Returns a client with a new connection. A trouble shows at the first request.
     pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
-        let inherited = CONNECTIONS.find(&remote.url());
-        let is_new = inherited.is_none();
-        let slot = inherited.unwrap_or_default();
-        if is_new && let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
+        let mut slot = Slot::default();
+        if let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
             let greeted = link.greet(host.as_ref(), host.boottime() + TO_CONNECT);
-            let is_greeted = greeted.is_ok();
-            guarded(&slot).link =
-                greeted.err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
-            if is_greeted {
-                CONNECTIONS.add(remote.url(), &slot);
-            }
+            slot.link = greeted.err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
         }
         let mut calls = Calls::default();
-        calls.answered = guarded(&slot).link.as_ref().is_some_and(|link| link.session.is_some());
-        Client { host, remote: remote.clone(), program, slot, calls: calls.into() }
+        calls.answered = slot.link.as_ref().is_some_and(|link| link.session.is_some());
+        Client { host, remote: remote.clone(), program, slot: Arc::new(Mutex::new(slot)), calls: Mutex::new(calls) }
     }
 
     /// Sends a request, and returns its reply with the id of the request.

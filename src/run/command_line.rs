@@ -1,0 +1,115 @@
+//! The words of a command, and the exec that replaces this process by the command.
+
+#![expect(unsafe_code, reason = "nothing owns the descriptors that csalock opened in place of closed ones")]
+
+use std::convert::Infallible;
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::unistd::execvpe;
+
+use crate::environment::Environment;
+use crate::error::{Error, ErrorKind};
+use crate::signals::StartupState;
+
+/// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
+const SHELL_BUILTINS: [&[u8]; 10] =
+    [b"cd", b"export", b"exec", b"eval", b"set", b"source", b".", b"ulimit", b"umask", b"wait"];
+
+/// A command and its arguments.
+#[derive(Debug, Clone)]
+pub struct CommandLine {
+    words: Vec<CString>,
+}
+
+impl CommandLine {
+    /// Creates a command line. `words` are the program and its arguments, at least one word.
+    pub fn new(words: impl IntoIterator<Item = OsString>) -> CommandLine {
+        // Words of a command line cannot contain NUL.
+        let words = words.into_iter().filter_map(|word| CString::new(word.into_vec()).ok()).collect();
+        CommandLine { words }
+    }
+
+    /// Returns the command line, its words separated by spaces.
+    pub fn line(&self) -> Vec<u8> {
+        self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
+    }
+
+    /// Replaces this process by the command. Returns the error number if that fails. The caller has restored the signals.
+    pub(super) fn execute(&self, variables: &[CString], inherited: StartupState) -> Errno {
+        close_again(inherited);
+        let environment = Environment::block(variables);
+        match execvpe(&self.words[0], &self.words, &environment) {
+            // A shell runs a script without #!, as execvp(3) does.
+            Err(Errno::ENOEXEC) => self.execute_with_shell(&environment),
+            Err(errno) => errno,
+            Ok(never) => match never {},
+        }
+    }
+
+    fn execute_with_shell(&self, environment: &[&CStr]) -> Errno {
+        let Some(script) = find_in_path(&self.words[0]) else { return Errno::ENOEXEC };
+        let words: Vec<&CStr> =
+            [c"/bin/sh", script.as_c_str()].into_iter().chain(self.words[1..].iter().map(AsRef::as_ref)).collect();
+        let tried: nix::Result<Infallible> = nix::unistd::execve(c"/bin/sh", &words, environment);
+        tried.err().unwrap_or(Errno::ENOEXEC)
+    }
+
+    /// Returns the error for a command that could not be executed.
+    pub(super) fn cannot_execute(&self, errno: Errno) -> Error {
+        let word = self.words[0].as_bytes();
+        let (kind, hint) = match errno {
+            Errno::ENOENT if word.contains(&b' ') => {
+                (ErrorKind::CommandNotFound, "use -c to run a string with a shell")
+            }
+            Errno::ENOENT if SHELL_BUILTINS.contains(&word) => {
+                (ErrorKind::CommandNotFound, "it is a command of the shell; use -c to run a string with a shell")
+            }
+            Errno::ENOENT if word.iter().all(u8::is_ascii_digit) => {
+                (ErrorKind::CommandNotFound, "the word before it was taken as the name of the lock")
+            }
+            Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
+            // A word without a slash is searched in PATH, whatever the current directory contains.
+            Errno::EACCES if word.contains(&b'/') && Path::new(OsStr::from_bytes(word)).is_dir() => {
+                (ErrorKind::CannotExecute, "it is a directory; name a program")
+            }
+            Errno::EMFILE => (ErrorKind::System, "raise the limit of open files (ulimit -n)"),
+            Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
+            _ => (ErrorKind::CannotExecute, "see its mode and its first line"),
+        };
+        Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
+    }
+
+    /// Returns the error for a process that the system could not create.
+    pub(super) fn cannot_start(&self, errno: Errno) -> Error {
+        Error::os(errno, "start", self.shown())
+    }
+
+    fn shown(&self) -> String {
+        crate::name::escape(self.words[0].as_bytes())
+    }
+}
+
+/// Closes the descriptors that were closed at the start, for the command. Meanwhile they are /dev/null in this process.
+fn close_again(inherited: StartupState) {
+    for descriptor in (0..3).filter(|descriptor| inherited.closed(*descriptor)) {
+        // SAFETY: nothing in this process uses the descriptor any more, and closing a number touches no memory.
+        unsafe { nix::libc::close(descriptor as i32) };
+    }
+}
+
+fn find_in_path(program: &CStr) -> Option<CString> {
+    if program.to_bytes().contains(&b'/') {
+        return Some(program.to_owned());
+    }
+    let path = Environment::path();
+    let candidates = std::env::split_paths(&path).map(|directory| {
+        let directory = if directory.as_os_str().is_empty() { ".".into() } else { directory };
+        directory.join(OsString::from_vec(program.to_bytes().to_vec()))
+    });
+    let executable = |path: &std::path::PathBuf| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
+    let mut candidates = candidates.filter(executable);
+    candidates.next().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
+}
