@@ -48,16 +48,11 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Err(error) => return end(usage::tell(&error, &help_last(&arguments)).or_else(end_with_reader)),
     };
     let context = Context::of_this_process();
-    let done = match &cli.command {
-        Command::Run(asked) => run::run(&context, asked, &arguments),
-        command => execute(&context, command, &arguments),
-    };
+    let done = execute(&context, &cli.command, &arguments);
     end(done.or_else(|error| Ok(failure::tell(&context, &cli.command, &error))))
 }
 
-/// Executes a command. The code of all commands has 90 KB, and in the middle of the code that `run` executes it would cost
-/// page faults.
-#[inline(never)]
+/// Executes a command.
 fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyhow::Result<Exit> {
     match command {
         Command::Run(asked) => run::run(context, asked, arguments),

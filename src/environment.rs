@@ -14,13 +14,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::unistd::geteuid;
+
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
 use crate::host::{home_of, homes};
 use crate::name::escape;
 use crate::store::{Access, Layout, Location};
-use nix::unistd::geteuid;
 
 /// Default duration of leases that a keeper renews.
 pub const LEASE: Duration = Duration::from_secs(60);

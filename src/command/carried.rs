@@ -1,6 +1,4 @@
 //! The files that the program carries: its manual and completions.
-//!
-//! hot.ld puts them behind all other constants, so that they are not between those that a usual run needs.
 
 /// The pages of the manual, by the names of their files.
 pub(super) mod man {

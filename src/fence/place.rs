@@ -10,13 +10,12 @@ use fs2::FileExt;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, stat};
-use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, fsync, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, fsync, geteuid, unlinkat};
 
 use super::draft;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{escape, escape_path};
 use crate::store::Scope;
-use nix::unistd::geteuid;
 
 /// Age of drafts, in seconds, that are removed even if their host does not share locks.
 const HOUR: i64 = 3600;

@@ -1,7 +1,8 @@
 //! Which processes of the pid namespace of this process live.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -37,6 +38,23 @@ impl WatchedProcess {
     }
 }
 
+/// When this process first saw a certain state of another process, on CLOCK_BOOTTIME.
+#[derive(Debug, Default)]
+pub(super) struct FirstSight(Mutex<Option<(ProcessId, Duration)>>);
+
+impl FirstSight {
+    /// Returns true if this process has not seen the state of that process for longer than `span`.
+    pub(super) fn is_within(&self, process: &ProcessId, now: Duration, span: Duration) -> bool {
+        let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = match *first {
+            Some((known, since)) if known == *process => since,
+            _ => now,
+        };
+        *first = Some((*process, since));
+        now.saturating_sub(since) <= span
+    }
+}
+
 /// Returns the liveness of a process, as /proc and kill(2) show it.
 fn fate_in_proc(process: &ProcessId) -> Liveness {
     match proc_stat::read(process.pid) {
@@ -51,7 +69,7 @@ fn fate_in_proc(process: &ProcessId) -> Liveness {
 }
 
 /// Returns true if this process is a zombie whose parent is its running supervisor. Such a parent saw the process end
-/// and releases its locks at this moment. A stopped parent does not count.
+/// and releases its locks at this moment, unless it hangs. A stopped parent does not count.
 pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> bool {
     let stat = |pid| proc_stat::read(pid).ok().flatten();
     let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
@@ -67,4 +85,17 @@ pub(super) fn is_stopped(process: &ProcessId) -> bool {
 /// Returns true if a process exists and is not stopped.
 pub fn is_at_work(pid: i32) -> bool {
     matches!(proc_stat::read(pid), Ok(Some(stat)) if stat.is_running())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_counts_from_its_first_sight_and_each_process_for_itself() {
+        let (sight, [one, other]) = (FirstSight::default(), [1, 2].map(|pid| ProcessId { pid, start: 7 }));
+        let at = |process, seconds| sight.is_within(process, Duration::from_secs(seconds), Duration::from_secs(15));
+        assert_eq!([at(&one, 100), at(&one, 115), at(&one, 116)], [true, true, false]);
+        assert_eq!([at(&other, 116), at(&one, 131), at(&one, 147)], [true, true, false]);
+    }
 }

@@ -16,10 +16,11 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use rustix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::geteuid;
 
 use super::Scope;
-use super::liveness::{WatchedProcess, is_released_by, is_stopped};
+use super::liveness::{FirstSight, WatchedProcess, is_released_by, is_stopped};
 use super::machine::{is_this_machine, machine};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
@@ -28,7 +29,9 @@ use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
-use nix::unistd::geteuid;
+
+/// Time after which a supervisor that has not released the locks of its ended command never will. Its process may hang.
+const TO_RELEASE: Duration = Duration::from_secs(15);
 
 /// The machine that this process runs on.
 #[derive(Debug, Default)]
@@ -40,6 +43,7 @@ pub struct Unix {
     name: OnceLock<String>,
     random: Random,
     watched: WatchedProcess,
+    released: FirstSight,
 }
 
 impl Unix {
@@ -67,11 +71,11 @@ impl Unix {
 
 impl Host for Unix {
     fn boottime(&self) -> Duration {
-        now(ClockId::Boottime)
+        now(ClockId::CLOCK_BOOTTIME)
     }
 
     fn wall(&self) -> Duration {
-        times::wall(now(ClockId::Realtime))
+        times::wall(now(ClockId::CLOCK_REALTIME))
     }
 
     fn domain(&self) -> Result<PidDomain> {
@@ -136,7 +140,9 @@ impl Host for Unix {
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {
-        self.known_space().is_ok_and(|here| here.contains(domain)) && is_released_by(process, supervisor)
+        self.known_space().is_ok_and(|here| here.contains(domain))
+            && is_released_by(process, supervisor)
+            && self.released.is_within(process, self.boottime(), TO_RELEASE)
     }
 
     fn is_stopped(&self, domain: &PidDomain, process: &ProcessId) -> bool {
@@ -233,8 +239,7 @@ fn witness(key: &str) -> String {
 
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 fn now(clock: ClockId) -> Duration {
-    // rustix finds the function in the vDSO by itself; `src/start.c` leaves out glibc's search for it.
-    Duration::try_from(clock_gettime(clock)).unwrap_or_default()
+    clock_gettime(clock).map(Duration::from).unwrap_or_default()
 }
 
 /// Reads the first bytes of a small file with one read(2).

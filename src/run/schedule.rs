@@ -6,7 +6,7 @@
 //!
 //! | case | process | counts from | at |
 //! |---|---|---|---|
-//! | any lease, command not started yet | child: gives up | request of the lease | 3/10 of the span left |
+//! | any lease, command not started yet | supervisor: gives up | request of the lease | 3/10 of the span left |
 //! | any lease | supervisor: SIGTERM | first sight of this end | `--kill-after` before SIGKILL, at most 1/5 of the span |
 //! | | supervisor: SIGKILL | | 1/10 left |
 //! | | keeper: SIGTERM, if its supervisor is dead | first sight of this end | 3/10 left |
@@ -16,7 +16,7 @@
 //! | lease with keepalive | keeper, or the guard of the Rust API: renewal | request of the lease | 2/3 left |
 //! | | the same: next try, if the store did not answer | the failed try | each 1/30 |
 //! | | keeper without a supervisor: gives up | end of the lease | 4 spans later |
-//! | any lease, wait for the file of `--flock` | child: renewal | request of the lease | 2/3 left, and when the wait ends |
+//! | any lease, wait for the file of `--flock` | supervisor: renewal | request of the lease | 2/3 left, and when the wait ends |
 //! | `--ttl` set by `csalock renew` | as `--ttl`, from the end that the record then has | first sight of this end | |
 //! | the same on a local store, for a grant without a lease | supervisor; such a grant has no keeper | first sight of this end | |
 //! | no lease | nothing ends the command | | |

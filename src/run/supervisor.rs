@@ -145,7 +145,7 @@ impl<'a> Supervisor<'a> {
             _ => why(ended, has_limit || had_limit),
         };
         why.inspect(self.tell);
-        if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { ErrorKind::Lost.into() } else { exit }
+        if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }
     }
 
     /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not
@@ -192,13 +192,13 @@ fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
     if ended.out_of_reach {
         return Some(Notice::OutOfReach);
     }
-    let (stop, _) = ended.stopped.filter(|_| ended.of_terminal.is_none())?;
+    let (stop, _) = ended.stopped.filter(|_| ended.shared_signal.is_none())?;
     Some(Notice::Ended(stop, by_time))
 }
 
 /// Returns our exit if the release shows no loss.
 fn exit_of(ended: &ExitReport) -> Exit {
-    match (ended.of_terminal, ended.stopped) {
+    match (ended.shared_signal, ended.stopped) {
         (Some(signal), _) => Exit::Signal(signal),
         (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
         (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,

@@ -28,7 +28,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
-use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
+use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
@@ -38,7 +38,6 @@ pub(super) use watch::watch;
 use super::with_suffix;
 use crate::history::Limits;
 use crate::host::file_time;
-use nix::unistd::geteuid;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
 pub(super) const CAUTIOUS: OFlag =

@@ -5,13 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
-use nix::unistd::{AccessFlags, Uid, eaccess};
+use nix::unistd::{AccessFlags, Uid, eaccess, geteuid};
 
 use super::{Finding, Location, mount};
 use crate::error::Error;
 use crate::host::{group_name, user_name};
 use crate::name::escape_path;
-use nix::unistd::geteuid;
 
 /// Minimum free bytes and inodes, below which a store may be full at any moment.
 const LITTLE: (u64, u64) = (16 << 20, 1000);

@@ -229,7 +229,8 @@ on_every_store! {
     fn another_process_waits_for_the_file_after_the_helper_was_killed(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let next = waiter(sandbox, &[], &["echo", "ran"]);
-        let waits = || proc::children(next.pid()).into_iter().flat_map(proc::children).next();
+        // The first child sleeps until it becomes the command.
+        let waits = || proc::children(next.pid()).get(1).copied();
         let first = waits().unwrap();
         kill(Pid::from_raw(first), Signal::SIGKILL).unwrap();
         wait_until("another one waits", || waits().is_some_and(|pid| pid != first) && flocks(sandbox, "f").1 == 1);

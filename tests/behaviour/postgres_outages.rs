@@ -161,7 +161,7 @@ fn a_commit_that_no_caller_waits_for_any_more_leaves_the_server() {
 }
 
 #[test]
-fn an_encrypted_connection_is_not_shared_with_the_child() {
+fn each_process_has_an_encrypted_connection_of_its_own() {
     let Some(server) = Server::start_with(&["log_connections=on"], "hostssl all all all trust\n") else { return };
     let sandbox = Sandbox::in_database(&server.url("").replace("schema=", "sslmode=require&schema="));
     let encrypted = || server.log().matches("SSL enabled (protocol").count();
@@ -171,6 +171,7 @@ fn an_encrypted_connection_is_not_shared_with_the_child() {
     let held = sandbox.csalock(["run", "-w", "inf", "x", "sleep", "3.5"]).env(LEASE.0, "3s").capture();
     assert_eq!((held.code, held.stderr.as_str()), (Some(0), ""));
     assert_eq!(waiter.wait().stdout, "next\n");
-    assert!(encrypted() >= before + 6, "each process has its own: {}", server.log());
+    // Three supervisors, and the keepers of the two that hold a lock for more than a lease.
+    assert!(encrypted() >= before + 5, "each process has its own: {}", server.log());
     assert_eq!((sandbox.state("x").as_str(), sandbox.state("y").as_str()), ("free", "free"));
 }

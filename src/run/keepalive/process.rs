@@ -96,14 +96,18 @@ impl KeeperConfig<'_> {
             if owners.is_empty() {
                 return;
             }
-            let alive: Vec<&OwnedFd> = owners.iter().filter_map(|(_, pidfd)| pidfd.as_ref()).collect();
             // The keeper polls the owners that it cannot watch.
-            let look_again = (alive.len() < owners.len()).then(|| self.context.host.boottime() + POLL_INTERVAL);
-            let next_step = self.enforce_lease(&mut lease_watch, &alive, supervisor);
+            let is_watched = |(_, pidfd): &(&ProcessId, Option<OwnedFd>)| pidfd.is_some();
+            let look_again = (!owners.iter().all(is_watched)).then(|| self.context.host.boottime() + POLL_INTERVAL);
+            let next_step = self.enforce_lease(&mut lease_watch, &owners, supervisor);
             timer.set([look_again, next_step].into_iter().flatten().min());
             let bell_fd = bell.map(AsFd::as_fd);
             let _ = wait_readable(
-                alive.iter().map(|pidfd| pidfd.as_fd()).chain([news, timer.as_fd()]).chain(bell_fd),
+                owners
+                    .iter()
+                    .filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()))
+                    .chain([news, timer.as_fd()])
+                    .chain(bell_fd),
                 None,
             );
             drain(news);
@@ -115,19 +119,34 @@ impl KeeperConfig<'_> {
 
     /// Ends the owners if their lease is about to end. While the supervisor lives, it sends SIGTERM itself. Returns the
     /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
-    fn enforce_lease(&self, watch: &mut LeaseWatch, alive: &[&OwnedFd], supervisor: Option<Pid>) -> Option<Duration> {
+    fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, supervisor: Option<Pid>) -> Option<Duration> {
         let ends = self.shared_deadline.load().filter(|_| self.kills)?;
         let now = self.context.host.boottime();
         let Deadline { term, kill, .. } = watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now)).keeper();
         if now >= kill {
             self.shared_deadline.set_killed();
-            signal(alive, Signal::KILL);
+            self.signal(owners, Signal::KILL);
         } else if now >= term && !watch.terminated && !is_guarded(supervisor) {
             watch.terminated = true;
-            signal(alive, Signal::TERM);
-            signal(alive, Signal::CONT);
+            self.signal(owners, Signal::TERM);
+            self.signal(owners, Signal::CONT);
         }
         Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + POLL_INTERVAL))
+    }
+
+    /// Sends a signal to the owners. Without a pidfd (Linux before 5.3, some sandboxes), the pid counts as long as it still is
+    /// that of the owner.
+    fn signal(&self, owners: &Owners<'_>, signal: Signal) {
+        for (owner, pidfd) in owners {
+            let pid = rustix::process::Pid::from_raw(owner.pid);
+            let _ = match (pidfd, pid) {
+                (Some(pidfd), _) => pidfd_send_signal(pidfd, signal),
+                (None, Some(pid)) if self.context.host.process(owner.pid).is_ok_and(|found| found == Some(**owner)) => {
+                    rustix::process::kill_process(pid, signal)
+                }
+                (None, _) => Ok(()),
+            };
+        }
     }
 
     /// Returns when no supervisor releases the locks. A running supervisor does so itself, however long the store takes;
@@ -181,10 +200,4 @@ impl KeeperConfig<'_> {
 /// Returns true if the supervisor still is the parent of this process.
 fn is_guarded(supervisor: Option<Pid>) -> bool {
     supervisor == Some(getppid())
-}
-
-fn signal(pidfds: &[&OwnedFd], signal: Signal) {
-    for pidfd in pidfds {
-        let _ = pidfd_send_signal(pidfd, signal);
-    }
 }

@@ -22,14 +22,19 @@ use crate::signals::FORWARDED;
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
 const WITHOUT_TIMER: Duration = Duration::from_secs(1);
 
+/// Time that a child has to end by a signal before it has executed the command. Its program may be on a file system that
+/// does not answer, and the sender must not wait for that.
+const TO_END_BEFORE_EXEC: Duration = Duration::from_millis(50);
+
 /// A command, as far as its end is known.
 pub(super) struct ExitReport {
     /// Error number if the child could not execute the command.
     pub(super) not_executed: Option<Errno>,
     /// Status of the command as the shell counts it.
     pub(super) exit: Exit,
-    /// Last signal that the terminal sent; at the end, only if that signal ended the command.
-    pub(super) of_terminal: Option<Signal>,
+    /// Last signal that the terminal sent, or that came before the child had executed the command; at the end, only if that
+    /// signal ended the child. csalock then ends by it, too.
+    pub(super) shared_signal: Option<Signal>,
     /// If csalock ended the command: the reason, and true if SIGKILL was necessary.
     pub(super) stopped: Option<(StopReason, bool)>,
     /// True if csalock could not end the command because it runs as another user by now.
@@ -51,6 +56,8 @@ pub(super) struct EventLoop<'a> {
     limits: Vec<Deadline>,
     /// True if a child of this process has ended since the last check.
     child_ended: bool,
+    /// The signal that arrived before the child had executed the command, and when the child must have ended.
+    ends_before_exec: Option<(Signal, Duration)>,
     report: ExitReport,
 }
 
@@ -70,10 +77,11 @@ impl<'a> EventLoop<'a> {
             lease: None,
             limits: Vec::new(),
             child_ended: false,
+            ends_before_exec: None,
             report: ExitReport {
                 not_executed: None,
                 exit: ErrorKind::Bug.into(),
-                of_terminal: None,
+                shared_signal: None,
                 stopped: None,
                 out_of_reach: false,
                 lease_ends: None,
@@ -103,10 +111,14 @@ impl<'a> EventLoop<'a> {
             if wait_readable(events.into_iter().flatten(), at_most).is_err() {
                 pause();
             }
-            self.forward_signal();
             self.report.not_executed = self.report.not_executed.or(self.command.learn_of_start());
+            self.forward_signal();
             if let Some(status) = self.command.ended()? {
-                return Ok(self.exit_report(&status));
+                return Ok(self.exit_report(exit_of(&status), status.terminating_signal()));
+            }
+            if let Some(signal) = self.must_end_before_exec() {
+                self.command.send(Signal::SIGKILL);
+                return Ok(self.exit_report(Exit::signalled(signal as i32), Some(signal as i32)));
             }
             self.react()?;
         }
@@ -193,34 +205,47 @@ impl<'a> EventLoop<'a> {
     /// Returns the time of the next signal on CLOCK_BOOTTIME.
     fn next_limit(&self) -> Option<Duration> {
         let times = self.limits.iter().flat_map(|limit| [limit.term, limit.kill]);
-        times.min().filter(|next| *next < Duration::MAX)
+        times.chain(self.ends_before_exec.map(|(_, at)| at)).min().filter(|next| *next < Duration::MAX)
     }
 
     /// Forwards a signal that arrived. The terminal sends its signals to the command itself.
     fn forward_signal(&mut self) {
         if let Some(came) = self.supervisor.job.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD;
-            if came.from_terminal {
-                self.report.of_terminal = Some(came.signal);
-            } else if FORWARDED.contains(&came.signal) {
+            let is_forwarded = FORWARDED.contains(&came.signal);
+            let comes_first = is_forwarded && self.command.start_report().is_some();
+            if came.from_terminal || comes_first {
+                self.report.shared_signal = Some(came.signal);
+            }
+            if is_forwarded && !came.from_terminal {
                 self.command.send(came.signal);
+            }
+            if comes_first {
+                let at = self.boottime() + TO_END_BEFORE_EXEC;
+                self.ends_before_exec.get_or_insert((came.signal, at));
             }
         }
     }
 
-    fn exit_report(self, status: &WaitIdStatus) -> ExitReport {
+    /// Returns the signal for which a child that has still not executed the command must end. Such a child never will: the
+    /// kernel runs nothing of a killed process.
+    fn must_end_before_exec(&mut self) -> Option<Signal> {
+        self.ends_before_exec.take_if(|_| self.command.start_report().is_none());
+        self.ends_before_exec.filter(|(_, at)| *at <= self.boottime()).map(|(signal, _)| signal)
+    }
+
+    fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
         let (job, report) = (self.supervisor.job, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
         let last = std::iter::from_fn(|| job.signals.next()).filter(|came| came.from_terminal).last();
-        let of_terminal = last.map(|came| came.signal).or(report.of_terminal);
-        let exit = exit_of(status);
+        let shared_signal = last.map(|came| came.signal).or(report.shared_signal);
         // The keeper kills a command that the supervisor did not end in time.
         let killed = job.shared_deadline.is_some_and(SharedDeadline::was_killed);
         let by_keeper = killed && exit == Exit::signalled(Signal::SIGKILL as i32);
         ExitReport {
             not_executed: report.not_executed.or(self.command.learn_of_start()),
             exit,
-            of_terminal: of_terminal.filter(|came| status.terminating_signal() == Some(*came as i32)),
+            shared_signal: shared_signal.filter(|came| by_signal == Some(*came as i32)),
             stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
             lease_ends: job.shared_deadline.map_or(self.lease.map(|lease| lease.ends), SharedDeadline::load),
             ..report

@@ -7,12 +7,12 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag, lstat, stat};
+use nix::unistd::geteuid;
 
 use super::pointer::Name;
 use super::sys;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
-use nix::unistd::geteuid;
 
 /// Maximum number of retries if a store is removed while an NFS client opens it.
 const OPENINGS: usize = 20;

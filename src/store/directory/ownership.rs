@@ -7,10 +7,9 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, Mode, fstat};
-use nix::unistd::{Gid, Uid, fchown};
+use nix::unistd::{Gid, Uid, fchown, getegid, geteuid};
 
 use super::sys;
-use nix::unistd::{getegid, geteuid};
 
 /// The owner and group that new files must get.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

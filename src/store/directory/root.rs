@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstat, fstatat, stat};
 use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
+use nix::unistd::geteuid;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::ownership::Ownership;
@@ -19,7 +20,6 @@ use super::{checks, sys};
 use crate::error::{Error, Result};
 use crate::store::file_system::network;
 use crate::store::{Layout, Scope};
-use nix::unistd::geteuid;
 
 /// Name of the directory with the records in a directory with the sticky bit. There only its owner may replace or
 /// remove a directory, so a killed user's empty directory would block its name for all others.

@@ -5,14 +5,13 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, SFlag, lstat, makedev, mknod, stat};
 use nix::sys::statfs::statfs;
-use nix::unistd::{AccessFlags, eaccess};
+use nix::unistd::{AccessFlags, eaccess, geteuid};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 use crate::store::file_system::network;
 use crate::store::{mount, with_suffix};
-use nix::unistd::geteuid;
 
 /// Checks that a database may exist at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {

@@ -14,13 +14,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use nix::unistd::{AccessFlags, eaccess};
+use nix::unistd::{AccessFlags, eaccess, getegid, geteuid};
 use rustix::fs::lgetxattr;
 use rustix::io::Errno;
 
 use super::{Sqlite, vfs};
 use crate::store::{guarded, with_suffix};
-use nix::unistd::{getegid, geteuid};
 
 /// Number of frames at which the log is written into the database and emptied.
 ///
