@@ -5,11 +5,11 @@ mod acquire;
 mod flock_compat;
 mod recurrence;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 
-use self::acquire::{Attempt, Held};
+use self::acquire::{Attempt, Held, variables};
 use self::flock_compat::FlockCompat;
 use self::recurrence::Recurring;
 pub(super) use self::recurrence::overdue;
@@ -66,7 +66,8 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     };
     let began = context.host.boottime();
     // The child is a copy of this process, which has opened nothing yet.
-    let child = if asked.no_fork { None } else { Some(job.fork()?) };
+    let variables = variables(&job);
+    let child = if asked.no_fork { None } else { Some(job.fork(&variables)?) };
     let process = match &child {
         None => this,
         Some(child) => match context.host.process(child.pid().as_raw())? {
@@ -89,7 +90,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     let attempt = Attempt { job: &job, asked, flock_compat, recurring, began, process };
     match child {
         Some(child) => run_supervised(&attempt, child, &opened),
-        None => run_in_place(&attempt, &opened),
+        None => run_in_place(&attempt, &opened, &variables),
     }
 }
 
@@ -101,17 +102,18 @@ fn run_supervised(attempt: &Attempt<'_>, child: SleepingChild<'_>, opened: &Open
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
-    Ok(supervisor.run(child, attempt.process, &grants, files, &attempt.variables(&grants))?)
+    Ok(supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants))?)
 }
 
 /// Becomes the command (`-F`). Returns only if that fails.
-fn run_in_place(attempt: &Attempt<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
+fn run_in_place(attempt: &Attempt<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
     let Held { grants, files } = match attempt.acquire(opened, None)? {
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
     let inherited = files.iter().try_for_each(Flock::to_be_inherited);
-    let error = inherited.err().unwrap_or_else(|| attempt.job.exec(opened, &grants, &attempt.variables(&grants)));
+    let exec = || attempt.job.exec(opened, &grants, variables, attempt.numbers(&grants));
+    let error = inherited.err().unwrap_or_else(exec);
     attempt.job.release(opened)?;
     Err(error.into())
 }

@@ -4,12 +4,12 @@
 //! was killed keeps its lock until it ends. The child sleeps until [`SleepingChild::start`]. Until then it ends with its
 //! parent, and a signal ends it as it ends any program. The two processes share nothing but a socket:
 //!
-//! 1. The parent sends the files that the command inherits, and then the variables of the command. That is the start.
+//! 1. The parent sends the files that the command inherits, and then the numbers of the grant. That is the start.
 //! 2. The child executes the command, which closes the child's end of the socket. If that fails, it sends the error number.
 
 #![expect(unsafe_code, reason = "fork")]
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,18 +26,16 @@ use rustix::net::{
 };
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
-use super::command_line::CommandLine;
+use super::command_line::{CommandLine, GrantNumbers};
 use super::detach::exit_now;
 use super::flock::{Flock, to_be_inherited};
 use super::timer::wait_readable;
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::signals::{FORWARDED, Interrupt, Signals, StartupState};
 
-/// Maximum size in bytes of the message that starts the command. Its variables name the lock and all enclosing locks.
-const MOST_OF_START: usize = 32 * 1024;
-
-/// A message that carries a file. Every other message is the start.
+/// A message that carries a file. The other one has the numbers of the grant, and is the start.
 const FILE: &[u8] = b"F";
 
 /// The child before the start. It is killed if this value is dropped.
@@ -56,13 +54,16 @@ pub struct RunningCommand {
     pid: Pid,
     /// The parent's end of the socket, until it is known whether the child has executed the command.
     socket: Option<OwnedFd>,
+    exec_error: Option<nix::errno::Errno>,
 }
 
 impl<'a> SleepingChild<'a> {
-    /// Forks the child. If `dies_with_parent` is true, the command is killed when this process ends.
+    /// Forks the child of this command, with these variables. If `dies_with_parent` is true, the command is killed when this
+    /// process ends.
     /// Fails if the system has no room for another process or descriptor.
     pub fn fork(
         command_line: &CommandLine,
+        variables: &[CString],
         signals: &'a Signals,
         inherited: StartupState,
         dies_with_parent: bool,
@@ -70,7 +71,7 @@ impl<'a> SleepingChild<'a> {
         let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
         let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(nix::errno::Errno::from_raw(errno.raw_os_error())))?;
-        let parent = Pid::this();
+        let (parent, environment) = (Pid::this(), Environment::block(variables));
         // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Parent { child } => Ok(SleepingChild { process: KilledOnDrop(child), socket, signals }),
@@ -80,7 +81,17 @@ impl<'a> SleepingChild<'a> {
                 // The parent may have ended before that call.
                 if getppid() == parent {
                     signals.restore(inherited);
-                    become_command(command_line, inherited, dies_with_parent, &childs_end);
+                    let errno = match await_start(&childs_end) {
+                        Ok(None) => exit_now(1),
+                        Ok(Some(numbers)) => {
+                            if !dies_with_parent {
+                                let _ = set_pdeathsig(None);
+                            }
+                            command_line.execute(&environment, numbers, inherited)
+                        }
+                        Err(errno) => errno,
+                    };
+                    let _ = send(&childs_end, &(errno as i32).to_ne_bytes(), SendFlags::NOSIGNAL);
                 }
                 // This runs no cleanup of the parent a second time.
                 exit_now(1)
@@ -93,22 +104,16 @@ impl<'a> SleepingChild<'a> {
         self.process.0
     }
 
-    /// Makes the child the command, with these variables and files. Does not wait for it. A child that has ended
-    /// meanwhile is a command that has ended.
+    /// Makes the child the command, with these numbers and files. Does not wait for it. A child that has ended meanwhile is
+    /// a command that has ended.
     /// Fails if the child cannot be told to start; the child is then killed.
-    pub fn start(self, variables: &[CString], files: &[Flock]) -> Result<RunningCommand> {
+    pub fn start(self, numbers: GrantNumbers, files: &[Flock]) -> Result<RunningCommand> {
         for file in files {
             self.send(FILE, &[file.as_fd()])?;
         }
-        let message: Vec<u8> = variables.iter().flat_map(|variable| variable.as_bytes_with_nul()).copied().collect();
-        if message.len() > MOST_OF_START {
-            let what =
-                format!("the variables of its locks have more than {MOST_OF_START} bytes; the command was not run");
-            return Err(Error::new(ErrorKind::System, what, "leave out some of the enclosing runs"));
-        }
-        self.send(&message, &[])?;
+        self.send(&numbers.encode(), &[])?;
         let SleepingChild { process, socket, .. } = self;
-        Ok(RunningCommand { pid: ManuallyDrop::new(process).0, socket: Some(socket) })
+        Ok(RunningCommand { pid: ManuallyDrop::new(process).0, socket: Some(socket), exec_error: None })
     }
 
     fn send(&self, message: &[u8], files: &[BorrowedFd<'_>]) -> Result<()> {
@@ -153,25 +158,10 @@ impl Drop for KilledOnDrop {
     }
 }
 
-/// Sleeps until the start and executes the command. Returns if the parent has no start for this process, or if the exec
-/// failed, which it reports.
-fn become_command(command_line: &CommandLine, inherited: StartupState, dies_with_parent: bool, socket: &OwnedFd) {
-    let errno = match await_start(socket) {
-        Ok(None) => return,
-        Ok(Some(variables)) => {
-            if !dies_with_parent {
-                let _ = set_pdeathsig(None);
-            }
-            command_line.execute(&variables, inherited)
-        }
-        Err(errno) => errno,
-    };
-    let _ = send(socket, &(errno as i32).to_ne_bytes(), SendFlags::NOSIGNAL);
-}
-
-/// Returns the variables of the command, or `None` if the parent has ended. Keeps the files that come before.
-fn await_start(socket: &OwnedFd) -> nix::Result<Option<Vec<CString>>> {
-    let mut message = vec![0; MOST_OF_START];
+/// Sleeps until the start. Returns the numbers of the grant, or `None` if the parent has ended. Keeps the files that come
+/// before.
+fn await_start(socket: &OwnedFd) -> nix::Result<Option<GrantNumbers>> {
+    let mut message = [0; GrantNumbers::SIZE];
     loop {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -186,13 +176,10 @@ fn await_start(socket: &OwnedFd) -> nix::Result<Option<Vec<CString>>> {
                 files.try_for_each(|file| to_be_inherited(&file))?;
             }
         }
-        match &message[..length] {
-            [] => return Ok(None),
-            FILE => {}
-            start => {
-                let variables = start.split_inclusive(|byte| *byte == 0).map(CStr::from_bytes_with_nul);
-                return Ok(Some(variables.filter_map(|variable| Some(variable.ok()?.to_owned())).collect()));
-            }
+        match length {
+            0 => return Ok(None),
+            GrantNumbers::SIZE => return Ok(Some(GrantNumbers::decode(message))),
+            _ => {}
         }
     }
 }
@@ -203,38 +190,32 @@ impl RunningCommand {
         self.pid
     }
 
-    /// Returns the descriptor that becomes readable when the child has executed the command, or could not. `None` if that
-    /// is known.
-    pub(super) fn start_report(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(AsFd::as_fd)
+    /// Returns the error number if the child could not execute the command.
+    pub(super) fn exec_error(&mut self) -> Option<nix::errno::Errno> {
+        self.learn_of_start();
+        self.exec_error
     }
 
-    /// Learns whether the child has executed the command, if that is decided. Returns the error number if it could not.
-    pub(super) fn learn_of_start(&mut self) -> Option<nix::errno::Errno> {
+    /// Returns true if the child may not have executed the command yet.
+    pub(super) fn is_starting(&mut self) -> bool {
+        self.learn_of_start();
+        self.socket.is_some()
+    }
+
+    fn learn_of_start(&mut self) {
+        let Some(socket) = &self.socket else { return };
         let mut errno = [0; 4];
-        let socket = self.socket.as_ref()?;
         match recv(socket, &mut errno, RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN | Errno::INTR) => return None,
-            Ok((_, 4)) => {
-                self.socket = None;
-                Some(nix::errno::Errno::from_raw(i32::from_ne_bytes(errno)))
-            }
-            // The end was closed by the exec, or with the child.
-            _ => {
-                self.socket = None;
-                None
-            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok((_, 4)) => self.exec_error = Some(nix::errno::Errno::from_raw(i32::from_ne_bytes(errno))),
+            // The exec has closed the child's end, or the end of the child has.
+            _ => self.socket = None,
         }
     }
 
     /// Sends a signal to the command. Returns false if permission is denied.
     pub(super) fn send(&self, signal: Signal) -> bool {
-        let sent = kill(self.pid, signal);
-        // A child that was stopped before its exec hears no signal, and its supervisor must not wait for that.
-        if self.socket.is_some() {
-            let _ = kill(self.pid, Signal::SIGCONT);
-        }
-        sent != Err(nix::errno::Errno::EPERM)
+        kill(self.pid, signal) != Err(nix::errno::Errno::EPERM)
     }
 
     /// Reaps ended children that this process did not start. The first process of a container, for example, adopts

@@ -24,6 +24,36 @@ pub struct CommandLine {
     words: Vec<CString>,
 }
 
+/// What the command learns of its lock that is known only with the grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GrantNumbers {
+    /// Fencing token.
+    pub token: u64,
+    /// Number of its slot, if the lock has slots.
+    pub slot: Option<u32>,
+}
+
+impl GrantNumbers {
+    /// Size of an encoded value.
+    pub(super) const SIZE: usize = 16;
+
+    pub(super) fn encode(self) -> [u8; GrantNumbers::SIZE] {
+        let slot = self.slot.map_or(u64::MAX, u64::from);
+        (u128::from(self.token) << 64 | u128::from(slot)).to_be_bytes()
+    }
+
+    pub(super) fn decode(bytes: [u8; GrantNumbers::SIZE]) -> GrantNumbers {
+        let both = u128::from_be_bytes(bytes);
+        GrantNumbers { token: (both >> 64) as u64, slot: u32::try_from(both as u64).ok() }
+    }
+
+    fn variables(self) -> Vec<CString> {
+        let token = format!("CSALOCK_TOKEN={}", self.token);
+        let slot = self.slot.map(|slot| format!("CSALOCK_SLOT={slot}"));
+        [Some(token), slot].into_iter().flatten().filter_map(|variable| CString::new(variable).ok()).collect()
+    }
+}
+
 impl CommandLine {
     /// Creates a command line. `words` are the program and its arguments, at least one word.
     pub fn new(words: impl IntoIterator<Item = OsString>) -> CommandLine {
@@ -37,10 +67,12 @@ impl CommandLine {
         self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
     }
 
-    /// Replaces this process by the command. Returns the error number if that fails. The caller has restored the signals.
-    pub(super) fn execute(&self, variables: &[CString], inherited: StartupState) -> Errno {
+    /// Replaces this process by the command with this environment, to which it adds the numbers of the grant. Returns the
+    /// error number if that fails. The caller has restored the signals.
+    pub(super) fn execute(&self, environment: &[&CStr], numbers: GrantNumbers, inherited: StartupState) -> Errno {
         close_again(inherited);
-        let environment = Environment::block(variables);
+        let numbers = numbers.variables();
+        let environment: Vec<&CStr> = environment.iter().copied().chain(numbers.iter().map(|it| &**it)).collect();
         match execvpe(&self.words[0], &self.words, &environment) {
             // A shell runs a script without #!, as execvp(3) does.
             Err(Errno::ENOEXEC) => self.execute_with_shell(&environment),
@@ -112,4 +144,17 @@ fn find_in_path(program: &CStr) -> Option<CString> {
     let executable = |path: &std::path::PathBuf| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
     let mut candidates = candidates.filter(executable);
     candidates.next().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_survive_their_way_to_the_child() {
+        for (token, slot) in [(0, None), (1, Some(0)), (u64::MAX, Some(u32::MAX)), (7, Some(3))] {
+            let numbers = GrantNumbers { token, slot };
+            assert_eq!(GrantNumbers::decode(numbers.encode()), numbers);
+        }
+    }
 }

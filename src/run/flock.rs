@@ -15,14 +15,15 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 
 use self::helper::Helper;
 use crate::error::{Error, ErrorKind, Result};
+use crate::exit::Exit;
 use crate::host::Host;
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
+use crate::run::child::SleepingChild;
 use crate::run::timer::wait_readable;
 use crate::signals::{FORWARDED, Signals};
 
@@ -47,8 +48,8 @@ pub enum Flocked {
     Held(Flock),
     /// Another process holds the lock and kept it until the timeout.
     Busy,
-    /// This signal interrupted the wait.
-    Interrupted(Signal),
+    /// A signal interrupted the wait; this is how csalock ends.
+    Interrupted(Exit),
 }
 
 /// The parameters of a wait for a lock.
@@ -57,6 +58,8 @@ pub struct FlockWait<'a> {
     pub host: &'a dyn Host,
     /// The signals that interrupt the wait.
     pub signals: &'a Signals,
+    /// The child for whose command the file is locked, unless this process becomes the command. Its end interrupts, too.
+    pub child: Option<&'a SleepingChild<'a>>,
     /// The end of the wait on CLOCK_BOOTTIME; `None`: no limit.
     pub until: Option<Duration>,
     /// Called when the wait begins and while it continues; returns the longest delay until the next call. An error ends
@@ -185,15 +188,16 @@ impl FlockWait<'_> {
         // A wait that ends immediately needs this call too: the caller must check the grants that it held meanwhile.
         let mut look_at = self.look_again_at()?;
         loop {
-            // SIGCHLD arrives here too. The check of the helper comes later, or the sleep could miss the helper's end.
+            // SIGCHLD arrives here too. The checks of the children come later, or the sleep could miss the end of one.
             let came = std::iter::from_fn(|| self.signals.next()).find(|came| FORWARDED.contains(&came.signal));
             match helper.ended() {
                 None => {}
                 Some(Err(Errno::EINTR)) => helper = Helper::start(file, mode).map_err(failed)?,
                 Some(locked) => return locked.map(|()| None).map_err(failed),
             }
-            if let Some(came) = came {
-                return Ok(Some(Flocked::Interrupted(came.signal)));
+            let interrupted = came.map(|came| Exit::Signal(came.signal)).or_else(|| self.child?.ended());
+            if let Some(exit) = interrupted {
+                return Ok(Some(Flocked::Interrupted(exit)));
             }
             let now = self.host.boottime();
             if self.until.is_some_and(|until| until <= now) {

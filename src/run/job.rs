@@ -4,11 +4,12 @@ use std::ffi::CString;
 use std::time::Duration;
 
 use super::child::SleepingChild;
-use super::command_line::CommandLine;
+use super::command_line::{CommandLine, GrantNumbers};
 use super::deadline::SharedDeadline;
 use super::keepalive::{KeeperConfig, spawn_detached};
 use super::schedule::LeaseSchedule;
 use crate::engine::{Context, LockSet, OpenLockSet};
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::lock::{Grant, Handle, ProcessId};
 use crate::signals::Signals;
@@ -69,25 +70,32 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Forks the child that will be the command.
+    /// Forks the child that will be the command, with these variables.
     /// Fails if the system has no room for another process or descriptor.
-    pub fn fork(&self) -> Result<SleepingChild<'a>> {
+    pub fn fork(&self, variables: &[CString]) -> Result<SleepingChild<'a>> {
         // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
         // the command must die with it.
         let dies_with_parent = self.has_slot() || (self.limits.ttl.is_some() && self.limits.kills);
-        SleepingChild::fork(self.command_line, self.signals, self.context.inherited, dies_with_parent)
+        SleepingChild::fork(self.command_line, variables, self.signals, self.context.inherited, dies_with_parent)
     }
 
     /// Replaces this process by the command, as the holder of these grants. A keeper of its own renews their leases.
     /// Returns the reason if that fails.
-    pub fn exec(&self, opened: &OpenLockSet<'_>, grants: &[Grant], variables: &[CString]) -> Error {
+    pub fn exec(
+        &self,
+        opened: &OpenLockSet<'_>,
+        grants: &[Grant],
+        variables: &[CString],
+        numbers: GrantNumbers,
+    ) -> Error {
         let keeper = self.context.host.this_process().map(|process| self.keeper(process));
         let kept = keeper.and_then(|keeper| keeper.map_or(Ok(()), |keeper| spawn_detached(&keeper, opened, grants)));
         if let Err(error) = kept {
             return error;
         }
         self.signals.restore(self.context.inherited);
-        self.command_line.cannot_execute(self.command_line.execute(variables, self.context.inherited))
+        let environment = Environment::block(variables);
+        self.command_line.cannot_execute(self.command_line.execute(&environment, numbers, self.context.inherited))
     }
 
     /// Releases the locks of a command that does not run.

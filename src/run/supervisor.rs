@@ -5,12 +5,12 @@ mod release;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use self::event_loop::{EventLoop, ExitReport};
 use super::child::{RunningCommand, SleepingChild};
+use super::command_line::GrantNumbers;
 use super::flock::Flock;
 use super::job::Job;
 use super::keepalive::Keeper;
@@ -75,11 +75,11 @@ impl<'a> Supervisor<'a> {
         process: ProcessId,
         grants: &[Grant],
         files: Vec<Flock>,
-        variables: &[CString],
+        numbers: GrantNumbers,
     ) -> Result<Exit> {
         let (bell, news) = (self.bell.take(), self.news.take());
         let keeper = news.map(|news| Keeper::new(self.job.keeper(process), bell.as_ref(), news));
-        let mut command = match self.start(child, grants, &files, variables, keeper.as_ref()) {
+        let mut command = match self.start(child, grants, &files, numbers, keeper.as_ref()) {
             Ok(command) => command,
             Err(error) => return self.give_up(keeper.as_ref(), error),
         };
@@ -102,7 +102,7 @@ impl<'a> Supervisor<'a> {
         child: SleepingChild<'_>,
         grants: &[Grant],
         files: &[Flock],
-        variables: &[CString],
+        numbers: GrantNumbers,
         keeper: Option<&Keeper<'_>>,
     ) -> Result<RunningCommand> {
         if let (Some(keeper), Some(shared_deadline)) = (keeper, self.job.shared_deadline) {
@@ -117,7 +117,7 @@ impl<'a> Supervisor<'a> {
                 return Err(Error::new(ErrorKind::Lost, what, "try again"));
             }
         }
-        child.start(variables, files)
+        child.start(numbers, files)
     }
 
     /// Releases the locks of a command that does not run for this reason.

@@ -153,7 +153,7 @@ fn a_waiter_without_pidfds_gets_the_lock() {
     let mut holder = sandbox.holder("x");
     let waiter = filtered(&sandbox, &["run", "-w", "inf", "x", "echo", "ran"], without(&MISSING)).spawn().unwrap();
     wait_until("it waits", || sandbox.waiting("x") == 1);
-    holder.kill();
+    holder.release();
     let done = waiter.wait_with_output().unwrap();
     assert_eq!((done.status.code(), done.stdout.as_slice()), (Some(0), &b"ran\n"[..]));
 }

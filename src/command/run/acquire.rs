@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::run::child::SleepingChild;
+use crate::run::command_line::GrantNumbers;
 use crate::run::flock::Flock;
 use crate::run::job::Job;
 use crate::signals::Interrupt;
@@ -57,7 +58,7 @@ impl Attempt<'_> {
                 return recurring.refused(&acquisition, opened, &ended, self.job.handle.proof()).map(Err);
             }
         };
-        let prepared = self.prepare(opened, grants, evicted.as_ref());
+        let prepared = self.prepare(opened, grants, evicted.as_ref(), child);
         if !matches!(prepared, Ok(Ok(_))) {
             self.job.release(opened)?;
         }
@@ -70,12 +71,11 @@ impl Attempt<'_> {
         opened: &OpenLockSet<'_>,
         mut grants: Vec<Grant>,
         evicted: Option<&(usize, EndedGrant)>,
+        child: Option<&SleepingChild<'_>>,
     ) -> Result<std::result::Result<Held, Exit>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
-            let policy = self.asked.taking.waiting.wait_policy();
-            let until = policy.limit.map(|_| policy.end(self.began));
-            match flock_compat.take(self, opened, &mut grants, until)? {
+            match flock_compat.take(self, opened, &mut grants, child)? {
                 Ok(locked) => files = locked,
                 Err(exit) => return Ok(Err(exit)),
             }
@@ -124,26 +124,27 @@ impl Attempt<'_> {
         })
     }
 
-    /// Returns the environment variables that describe the locks to the command.
-    pub(super) fn variables(&self, grants: &[Grant]) -> Vec<CString> {
-        let (first, grant) = (self.job.locks.first(), &grants[self.job.locks.first_at]);
-        let mut variables: Vec<(&str, OsString)> = vec![
-            ("CSALOCK_NAME", OsString::from_vec(first.display_name.clone())),
-            ("CSALOCK_STORE", first.location.inherited_url()),
-            ("CSALOCK_OUTER_STORE", self.job.context.outer_store()),
-            ("CSALOCK_HANDLE", self.job.handle.to_string().into()),
-            ("CSALOCK_TOKEN", grant.token.unwrap_or_default().to_string().into()),
-        ];
-        if grant.mode == Mode::Slot {
-            variables.push(("CSALOCK_SLOT", grant.slot.to_string().into()));
-        }
-        let outer: Vec<String> = self.job.context.enclosing_grants().iter().map(ToString::to_string).collect();
-        if !outer.is_empty() {
-            variables.push(("CSALOCK_OUTER", outer.join(",").into()));
-        }
-        // None of the values contains NUL.
-        let variable =
-            |(name, value): &(&str, OsString)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok();
-        variables.iter().filter_map(variable).collect()
+    /// Returns what the command learns of its grant by `CSALOCK_TOKEN` and `CSALOCK_SLOT`.
+    pub(super) fn numbers(&self, grants: &[Grant]) -> GrantNumbers {
+        let grant = &grants[self.job.locks.first_at];
+        GrantNumbers { token: grant.token.unwrap_or_default(), slot: (grant.mode == Mode::Slot).then_some(grant.slot) }
     }
+}
+
+/// Returns the environment variables that describe the locks to the command, as far as they are known before the grant.
+pub(super) fn variables(job: &Job<'_>) -> Vec<CString> {
+    let first = job.locks.first();
+    let outer: Vec<String> = job.context.enclosing_grants().iter().map(ToString::to_string).collect();
+    let mut variables: Vec<(&str, OsString)> = vec![
+        ("CSALOCK_NAME", OsString::from_vec(first.display_name.clone())),
+        ("CSALOCK_STORE", first.location.inherited_url()),
+        ("CSALOCK_OUTER_STORE", job.context.outer_store()),
+        ("CSALOCK_HANDLE", job.handle.to_string().into()),
+    ];
+    if !outer.is_empty() {
+        variables.push(("CSALOCK_OUTER", outer.join(",").into()));
+    }
+    // None of the values contains NUL.
+    let variable = |(name, value): &(&str, OsString)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat());
+    variables.iter().filter_map(|each| variable(each).ok()).collect()
 }

@@ -20,6 +20,7 @@ use crate::host::{command_of, flock_holders};
 use crate::lock::{Grant, Renew};
 use crate::name::{escape, is_path, shell_quote};
 use crate::report::{RefusedLock, flocked_by};
+use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
 use crate::run::schedule::{renewal_pause, retry_pause};
 
@@ -49,15 +50,17 @@ impl FlockCompat {
         Ok(Some(FlockCompat { files }))
     }
 
-    /// Locks the files for the command to inherit, at the latest by `until`. Returns an exit if that fails. Renews
-    /// the grants meanwhile.
+    /// Locks the files for the command to inherit, within the timeout. Returns an exit if that fails. Renews the grants
+    /// meanwhile.
     pub(super) fn take(
         &self,
         take: &Attempt<'_>,
         opened: &OpenLockSet<'_>,
         grants: &mut [Grant],
-        until: Option<Duration>,
+        child: Option<&SleepingChild<'_>>,
     ) -> Result<std::result::Result<Vec<Flock>, Exit>> {
+        let policy = take.asked.taking.waiting.wait_policy();
+        let until = policy.limit.map(|_| policy.end(take.began));
         let mut held: Vec<Flock> = Vec::new();
         for (file, at) in &self.files {
             let target = &take.job.locks.all[*at];
@@ -75,13 +78,14 @@ impl FlockCompat {
             let mut wait = FlockWait {
                 host: take.job.context.host.as_ref(),
                 signals: take.job.signals,
+                child,
                 until,
                 on_tick: &mut look,
             };
-            let wait = (!take.asked.taking.waiting.wait_policy().is_none()).then_some(&mut wait);
+            let wait = (!policy.is_none()).then_some(&mut wait);
             match Flock::take(file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
-                Flocked::Interrupted(signal) => return Ok(Err(Exit::Signal(signal))),
+                Flocked::Interrupted(exit) => return Ok(Err(exit)),
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
                     let by = by(take, file);

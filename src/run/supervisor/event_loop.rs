@@ -104,14 +104,13 @@ impl<'a> EventLoop<'a> {
             }
             timer.iter().for_each(|timer| timer.set(next));
             let signals = self.supervisor.job.signals.all_events()?;
-            let events = [Some(signals), self.command.start_report(), self.events(), timer.as_ref().map(AsFd::as_fd)];
+            let events = [Some(signals), self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);
             let at_most = next.filter(|_| timer.is_none()).map(left);
             if wait_readable(events.into_iter().flatten(), at_most).is_err() {
                 pause();
             }
-            self.report.not_executed = self.report.not_executed.or(self.command.learn_of_start());
             self.forward_signal();
             if let Some(status) = self.command.ended()? {
                 return Ok(self.exit_report(exit_of(&status), status.terminating_signal()));
@@ -213,7 +212,7 @@ impl<'a> EventLoop<'a> {
         if let Some(came) = self.supervisor.job.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD;
             let is_forwarded = FORWARDED.contains(&came.signal);
-            let comes_first = is_forwarded && self.command.start_report().is_some();
+            let comes_first = is_forwarded && self.command.is_starting();
             if came.from_terminal || comes_first {
                 self.report.shared_signal = Some(came.signal);
             }
@@ -221,6 +220,8 @@ impl<'a> EventLoop<'a> {
                 self.command.send(came.signal);
             }
             if comes_first {
+                // A stopped child hears no other signal.
+                self.command.send(Signal::SIGCONT);
                 let at = self.boottime() + TO_END_BEFORE_EXEC;
                 self.ends_before_exec.get_or_insert((came.signal, at));
             }
@@ -230,8 +231,9 @@ impl<'a> EventLoop<'a> {
     /// Returns the signal for which a child that has still not executed the command must end. Such a child never will: the
     /// kernel runs nothing of a killed process.
     fn must_end_before_exec(&mut self) -> Option<Signal> {
-        self.ends_before_exec.take_if(|_| self.command.start_report().is_none());
-        self.ends_before_exec.filter(|(_, at)| *at <= self.boottime()).map(|(signal, _)| signal)
+        let now = self.boottime();
+        let (signal, _) = self.ends_before_exec.take_if(|(_, at)| *at <= now)?;
+        self.command.is_starting().then_some(signal)
     }
 
     fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
@@ -243,7 +245,7 @@ impl<'a> EventLoop<'a> {
         let killed = job.shared_deadline.is_some_and(SharedDeadline::was_killed);
         let by_keeper = killed && exit == Exit::signalled(Signal::SIGKILL as i32);
         ExitReport {
-            not_executed: report.not_executed.or(self.command.learn_of_start()),
+            not_executed: self.command.exec_error(),
             exit,
             shared_signal: shared_signal.filter(|came| by_signal == Some(*came as i32)),
             stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
