@@ -24,7 +24,7 @@ const WITHOUT_TIMER: Duration = Duration::from_secs(1);
 
 /// Time that a child has to end by a signal before it has executed the command. Its program may be on a file system that
 /// does not answer, and the sender must not wait for that.
-const TO_END_BEFORE_EXEC: Duration = Duration::from_millis(50);
+const TO_END_BEFORE_EXEC: Duration = Duration::from_millis(20);
 
 /// A command, as far as its end is known.
 pub(super) struct ExitReport {
