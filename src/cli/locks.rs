@@ -9,6 +9,9 @@ use super::jobs::Recurrence;
 use super::options::{COMMAND, Common, LOCK, Taking, WAITING, hide, whole};
 use crate::duration::parse_duration;
 
+/// Default of `--kill-after`.
+pub(super) const KILL_AFTER: &str = "10s";
+
 /// Acquire locks for the calling script
 ///
 /// The locks belong to the shell that runs the script, even if $( ), a pipeline or a function calls csalock. They end
@@ -98,7 +101,7 @@ pub struct Run {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = COMMAND)]
     pub max_hold: Option<Duration>,
     /// Kill a command that goes on for this time after it was asked to end
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s", help_heading = COMMAND)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = KILL_AFTER, help_heading = COMMAND)]
     pub kill_after: Duration,
     /// Action before --ttl is over, or a lease that could not be renewed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill", help_heading = COMMAND)]

@@ -78,12 +78,15 @@ impl Color {
     }
 }
 
+/// Default of `--timeout`.
+pub(super) const TIMEOUT: &str = "30s";
+
 /// Options of commands that may wait for a lock.
 #[derive(Debug, Args)]
 pub struct Waiting {
     /// Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit
     #[arg(
-        short = 'w', long, alias = "wait", value_name = "DURATION", default_value = "30s",
+        short = 'w', long, alias = "wait", value_name = "DURATION", default_value = TIMEOUT,
         value_parser = parse_timeout, overrides_with = "nonblock", allow_negative_numbers = true,
         help_heading = WAITING
     )]

@@ -3,8 +3,11 @@
 //! nothing for any other command line, so clap alone refuses and explains. A test checks that both ways mean the same.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use super::locks::KILL_AFTER;
+use super::options::TIMEOUT;
 use super::{Busy, Cli, Command, Common, Lock, OnLost, Recurrence, Run, Taking, Unlock, Waiting};
 use crate::duration::{Limit, parse_duration, parse_timeout};
 
@@ -58,37 +61,48 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
     }
     let common = Common { quiet, verbose, store: options.store.take(), ..Common::default() };
     let command = match verb {
-        Verb::Run => Command::Run(run(options, names, common)),
-        Verb::Lock => Command::Lock(Lock { taking: options.taking(), pid: None, print_handle: false, names, common }),
+        Verb::Run => Command::Run(run(options, names, common)?),
+        Verb::Lock => Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle: false, names, common }),
         Verb::Unlock => Command::Unlock(Unlock { handle: None, all: false, force: false, token: None, names, common }),
     };
     Some(Cli { common: Common::default(), command })
 }
 
 impl Options {
-    /// Adds an option, whose value is the next of the words `rest`. Returns `None` if the option is not plain.
-    fn add<'a>(&mut self, verb: Verb, option: &OsStr, rest: &mut impl Iterator<Item = &'a OsString>) -> Option<()> {
-        let mut value = || rest.next().filter(|value| !value.as_encoded_bytes().starts_with(b"-"));
+    /// Adds an option, whose value follows in the same word after `=`, or is the next of the words `rest`. Returns `None`
+    /// if the option is not plain.
+    fn add<'a>(&mut self, verb: Verb, word: &'a OsStr, rest: &mut impl Iterator<Item = &'a OsString>) -> Option<()> {
+        let (option, attached) = split(word);
+        let mut value = || {
+            attached.or_else(|| {
+                let next: &'a OsStr = rest.next()?;
+                Some(next).filter(|value| !value.as_encoded_bytes().starts_with(b"-"))
+            })
+        };
         let is_first = match (option.to_str()?, verb) {
-            ("-q", _) => !std::mem::replace(&mut self.quiet, true),
-            ("-v", _) => !std::mem::replace(&mut self.verbose, true),
-            ("--store", _) => self.store.replace(value()?.clone()).is_none(),
-            (_, Verb::Unlock) => false,
-            ("-n", _) => !std::mem::replace(&mut self.nonblock, true),
-            ("-s", _) => !std::mem::replace(&mut self.shared, true),
-            ("-F", Verb::Run) => !std::mem::replace(&mut self.no_fork, true),
+            ("--store", _) => self.store.replace(value()?.to_os_string()).is_none(),
             ("--max-hold", Verb::Run) => self.max_hold.replace(parse_duration(value()?.to_str()?).ok()?).is_none(),
-            ("-w" | "--timeout", _) => self.timeout.replace(parse_timeout(value()?.to_str()?).ok()?).is_none(),
-            ("--label", _) => self.label.replace(value()?.clone()).is_none(),
-            ("-E", _) => self.conflict_exit_code.replace(exit_code(value()?)?).is_none(),
+            ("-w" | "--timeout", Verb::Run | Verb::Lock) => {
+                self.timeout.replace(parse_timeout(value()?.to_str()?).ok()?).is_none()
+            }
+            ("--label", Verb::Run | Verb::Lock) => self.label.replace(value()?.to_os_string()).is_none(),
+            ("-E" | "--conflict-exit-code", Verb::Run | Verb::Lock) => {
+                self.conflict_exit_code.replace(exit_code(value()?)?).is_none()
+            }
+            _ if attached.is_some() => false,
+            ("-q" | "--quiet", _) => !std::mem::replace(&mut self.quiet, true),
+            ("-v" | "--verbose", _) => !std::mem::replace(&mut self.verbose, true),
+            ("-n" | "--nonblock", Verb::Run | Verb::Lock) => !std::mem::replace(&mut self.nonblock, true),
+            ("-s" | "--shared", Verb::Run | Verb::Lock) => !std::mem::replace(&mut self.shared, true),
+            ("-F" | "--no-fork", Verb::Run) => !std::mem::replace(&mut self.no_fork, true),
             _ => false,
         };
         is_first.then_some(())
     }
 
-    fn taking(self) -> Taking {
+    fn taking(self) -> Option<Taking> {
         let waiting = Waiting {
-            timeout: self.timeout.unwrap_or(Limit(Some(Duration::from_secs(30)))),
+            timeout: self.timeout.or_else(|| parse_timeout(TIMEOUT).ok())?,
             nonblock: self.nonblock,
             fail_on_stale: false,
             backoff: None,
@@ -96,7 +110,7 @@ impl Options {
             label: self.label,
             conflict_exit_code: self.conflict_exit_code,
         };
-        Taking {
+        Some(Taking {
             waiting,
             give_up_if: None,
             exclusive: false,
@@ -104,26 +118,35 @@ impl Options {
             slots: None,
             ttl: None,
             forever: false,
-        }
+        })
     }
 }
 
-fn run(options: Options, words: Vec<OsString>, common: Common) -> Run {
+/// Splits a word of the form `--NAME=VALUE`.
+fn split(word: &OsStr) -> (&OsStr, Option<&OsStr>) {
+    let bytes = word.as_bytes();
+    match bytes.iter().position(|byte| *byte == b'=').filter(|_| bytes.starts_with(b"--")) {
+        Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]))),
+        None => (word, None),
+    }
+}
+
+fn run(options: Options, words: Vec<OsString>, common: Common) -> Option<Run> {
     let Options { no_fork, max_hold, .. } = options;
-    Run {
+    Some(Run {
         common,
         no_fork,
-        taking: options.taking(),
+        taking: options.taking()?,
         busy: Busy::Wait,
         flock: false,
         shell: None,
         max_hold,
-        kill_after: Duration::from_secs(10),
+        kill_after: parse_duration(KILL_AFTER).ok()?,
         on_lost: OnLost::Kill,
         recurrence: Recurrence::default(),
         also: Vec::new(),
         words,
-    }
+    })
 }
 
 /// Returns an exit code of decimal digits.
@@ -155,6 +178,9 @@ mod tests {
             &["csalock", "lock", "L"],
             &["csalock", "lock", "-w", "1h30m", "./a", "-v", "b", ""],
             &["csalock", "unlock", "L", "-q", "help"],
+            &["csalock", "run", "--nonblock", "--store=dir:a=b", "--quiet", "--no-fork", "L", "true"],
+            &["csalock", "lock", "--timeout=5", "--shared", "--label=x", "--conflict-exit-code=3", "L"],
+            &["csalock", "unlock", "--verbose", "--store=", "L"],
         ] {
             let (plain, clap) = both(words);
             assert!(plain.is_some() && plain == clap, "{words:?}\n{plain:?}\n{clap:?}");
@@ -188,6 +214,12 @@ mod tests {
             "--label",
             "--timeout",
             "--timeout=5",
+            "--nonblock",
+            "--quiet",
+            "--quiet=1",
+            "--store=dir:x",
+            "--label=",
+            "--no-fork",
             "-w5",
             "-nq",
             "-s",
