@@ -30,17 +30,7 @@ use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
 
 pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> anyhow::Result<Exit> {
-    if asked.common.json {
-        let what = "run has no result of its own that could be JSON";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
-    }
-    let (names, command_line) = command_line(asked).map_err(|problem| usage::after_name(&problem, asked, arguments))?;
-    if names.len() > 1
-        && let Some(option) = only_for_one_lock(asked)
-    {
-        let what = format!("{option} is for one lock, and here are several");
-        return Err(Error::new(ErrorKind::InvalidInput, what, format!("leave --also or {option} out")).into());
-    }
+    let (names, command_line) = checked(asked, arguments)?;
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
@@ -92,6 +82,22 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         Some(child) => run_supervised(&attempt, child, &opened),
         None => run_in_place(&attempt, &opened, &variables),
     }
+}
+
+/// Returns the names and the command of a call whose options agree with each other.
+fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
+    if asked.common.json {
+        let what = "run has no result of its own that could be JSON";
+        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
+    }
+    let (names, command_line) = command_line(asked).map_err(|problem| usage::after_name(&problem, asked, arguments))?;
+    if names.len() > 1
+        && let Some(option) = only_for_one_lock(asked)
+    {
+        let what = format!("{option} is for one lock, and here are several");
+        return Err(Error::new(ErrorKind::InvalidInput, what, format!("leave --also or {option} out")).into());
+    }
+    Ok((names, command_line))
 }
 
 /// Runs the command in the child, and stays as its supervisor.

@@ -24,7 +24,7 @@ pub struct CommandLine {
     words: Vec<CString>,
 }
 
-/// What the command learns of its lock that is known only with the grant.
+/// The numbers of the first lock that are known only with its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantNumbers {
     /// Fencing token.

@@ -1,4 +1,5 @@
-//! What `run` does between its start and that of the command: it acquires the locks, locks their files and begins the job.
+//! The work of `run` between its start and that of the command: it acquires the locks, locks their files and begins the
+//! job.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -30,7 +31,7 @@ pub(super) struct Attempt<'a> {
     pub(super) process: ProcessId,
 }
 
-/// What the command holds.
+/// The grants and files that the command holds.
 pub(super) struct Held {
     pub(super) grants: Vec<Grant>,
     /// The files of `--flock`.
@@ -124,7 +125,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// Returns what the command learns of its grant by `CSALOCK_TOKEN` and `CSALOCK_SLOT`.
+    /// Returns the numbers that the command learns by `CSALOCK_TOKEN` and `CSALOCK_SLOT`.
     pub(super) fn numbers(&self, grants: &[Grant]) -> GrantNumbers {
         let grant = &grants[self.job.locks.first_at];
         GrantNumbers { token: grant.token.unwrap_or_default(), slot: (grant.mode == Mode::Slot).then_some(grant.slot) }
