@@ -66,8 +66,8 @@ impl<'a> Supervisor<'a> {
         Ok(Supervisor { job, opened, bell, news, tell, released: RefCell::default() })
     }
 
-    /// Makes the child, which is this process, the command under these grants, with these locked files. Waits for its end
-    /// and releases the locks. Returns the exit of csalock.
+    /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end and
+    /// releases the locks. Returns the exit of csalock.
     /// Returns an error if the command could not be executed; the locks are then released.
     pub fn run(
         mut self,
