@@ -200,6 +200,7 @@ impl Engine {
             owners,
             claim: None,
             space: self.host.pid_space()?,
+            orphan: None,
             supervises: false,
             repeated: false,
         })

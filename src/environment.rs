@@ -101,6 +101,11 @@ impl Environment {
         }
     }
 
+    /// Returns the name of the lock that this process runs under, according to `run`.
+    pub fn inherited_name(&self) -> Option<&OsString> {
+        self.name.as_ref()
+    }
+
     /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run` does not
     /// count, because other programs that lock the same file do not inherit it.
     pub fn store_for_files(&self) -> Option<&OsString> {

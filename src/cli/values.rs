@@ -59,7 +59,8 @@ pub struct Writing {
 ///
 /// A value has at most 1 MiB and stays until it is deleted; it is on the disk when the command returns. Every write happens
 /// under the lock: the holder uses its own grant, and any other caller acquires the lock for the write, after a wait if
-/// necessary. A holder whose grant is over writes nothing.
+/// necessary. A caller that had the lock and whose grant is over writes nothing, and neither does a `put` whose script has
+/// ended with the lock. With a handle, or CSALOCK_HANDLE, only that grant counts.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock put [OPTION]... NAME [VALUE]")]
 pub struct Put {

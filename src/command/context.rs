@@ -161,6 +161,17 @@ impl Context {
         proof_of(self.environment.handle.as_deref()?.to_str()?)
     }
 
+    /// Returns true if the environment has a handle for this lock: `run` has set it and names the lock, or the user has set
+    /// it without a name.
+    pub(super) fn runs_under(&self, target: &LockRef) -> bool {
+        self.handle_from_env().is_some()
+            && self.environment.inherited_name().is_none_or(|name| {
+                let inherited = self.environment.store.as_ref();
+                let store = inherited.and_then(|url| Location::parse(url, &self.environment.current).ok());
+                name.as_bytes() == target.display_name && store.is_some_and(|store| store == target.location)
+            })
+    }
+
     /// Returns the handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
         let Some(innermost) = self.handle_from_env() else { return Vec::new() };

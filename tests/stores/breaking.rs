@@ -77,6 +77,7 @@ fn take(engine: &Engine) -> HandleHash {
         command: Vec::new(),
         label: None,
         supervisor: None,
+        session: None,
     };
     let applicant = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
     match engine.acquire(b"x", &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap() {

@@ -32,6 +32,7 @@ fn owner(owners: &[i32]) -> Owner {
         domain: domain(),
         processes: owners,
         supervisor: None,
+        session: None,
         host: "h".into(),
         uid: 0,
         command: b"job".to_vec(),
@@ -95,6 +96,7 @@ fn handle_of(pid: i32) -> Credentials {
         owners: Vec::new(),
         claim: None,
         space: domain().into(),
+        orphan: None,
         supervises: false,
         repeated: false,
     }
