@@ -287,4 +287,6 @@ pub struct NotHolder {
     pub ending: Option<EndedGrant>,
     /// Ending of another grant that is still in the record, although its owner died or its lease expired.
     pub stale: Option<EndedGrant>,
+    /// True if the store with the caller's grant is not at its place any more.
+    pub store_was_replaced: bool,
 }

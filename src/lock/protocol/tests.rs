@@ -445,7 +445,7 @@ fn a_break_removes_a_grant_whose_owner_died() {
     // The request names no grant, so the response lists the holders.
     let refused = settle(&record, &Break(Vec::new()), &[]);
     assert!(
-        matches!(refused, Transition::Done(Err(NotHolder { ref holders, ending: None, stale: None })) if holders[0].proof == proof(2)),
+        matches!(refused, Transition::Done(Err(NotHolder { ref holders, ending: None, stale: None, .. })) if holders[0].proof == proof(2)),
         "{refused:?}"
     );
 }
