@@ -101,9 +101,9 @@ impl Environment {
         }
     }
 
-    /// Returns the name of the lock that this process runs under, according to `run`.
-    pub fn inherited_name(&self) -> Option<&OsString> {
-        self.name.as_ref()
+    /// Returns true if `run` has set the variables of a lock.
+    pub fn is_under_run(&self) -> bool {
+        self.name.is_some()
     }
 
     /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run` does not

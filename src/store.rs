@@ -39,6 +39,7 @@ pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
+pub use mount::refuse_file_mounted_alone;
 pub use path_checks::path_findings;
 pub use postgres::{Database, Postgres};
 pub use scratch::Scratch;

@@ -38,7 +38,7 @@ pub struct Writing {
     /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
-    /// Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner
+    /// Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner
     #[arg(long, value_name = "HANDLE", help_heading = LOCK)]
     pub handle: Option<String>,
     /// Write only as the holder of the lock, and release it in the same step

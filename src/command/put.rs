@@ -66,7 +66,7 @@ fn write(
         bytes,
         mode,
         precondition: only_if.or(asked.if_version.map(Precondition::Version)),
-        require_lock: asked.unlock || asked.handle.is_some() || context.runs_under(target),
+        require_lock: asked.unlock || asked.handle.is_some() || context.presents_handle_from_env(),
         release: asked.unlock,
         even_if_stale: asked.even_if_stale,
     };

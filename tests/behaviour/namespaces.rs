@@ -83,7 +83,7 @@ on_every_store_of_files! {
         assert_eq!(holder.lines(1), ["held"]);
         let owner = sandbox.holders("x")[0];
         let supervisor = proc::stat(owner).unwrap().1;
-        [supervisor, owner].map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap());
+        [supervisor, owner].iter().for_each(|pid| kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap());
         holder.release();
         wait_until("both are gone", || ![supervisor, owner].iter().any(|pid| proc::stat(*pid).is_some()));
         sandbox.csalock(["run", "-q", "-n", "x", "echo", "ran"]).stdout("ran\n").run();
@@ -102,9 +102,10 @@ fn a_file_that_is_mounted_without_its_directory_is_refused() {
         let call = sandbox.call("unshare", ["-m", "dash", "-c", &mount]).without("CSALOCK_STORE");
         call.capture()
     };
-    let said = "csalock: DIR/files/there/count is mounted without its directory, where its locks are; mount the directory, \
+    let said =
+        "csalock: DIR/files/there/count is mounted without its directory, where its locks are; mount the directory, \
                 or name a store of all callers with --store\n"
-        .replace("DIR", &sandbox.path("").canonicalize().unwrap().display().to_string());
+            .replace("DIR", &sandbox.path("").canonicalize().unwrap().display().to_string());
     for command in ["run -n there/count true", "lock there/count", "unlock there/count", "status there/count"] {
         let done = script("count", command);
         assert_eq!((done.code, done.stderr.as_str()), (Some(77), said.as_str()), "{command}");
