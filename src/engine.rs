@@ -53,7 +53,8 @@ use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{
-    self, Credentials, Facts, Handle, HandleHash, Owner, ProcessId, Query, Record, Release, Request, Transition, decide,
+    self, Credentials, Facts, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record, Release, Request,
+    Transition, decide,
 };
 use crate::store::{Location, Scope, Store, Version, Versioned};
 
@@ -200,6 +201,7 @@ impl Engine {
             owners,
             claim: None,
             space: self.host.pid_space()?,
+            orphan: None,
             supervises: false,
             repeated: false,
         })
@@ -212,8 +214,12 @@ impl Engine {
     }
 
     /// Releases the grant with this hash for the process on this host that acquired it or supervises its owner.
+    /// If the store was replaced meanwhile, the grant was lost, because other callers did not see it.
     pub fn release(&self, name: &[u8], proof: HandleHash) -> Result<Released> {
-        self.apply(name, &Release(Credentials { supervises: true, ..self.by_proof(proof)? }))
+        let is_replaced = self.store.is_replaced();
+        let released = self.apply(name, &Release(Credentials { supervises: true, ..self.by_proof(proof)? }))?;
+        let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
+        Ok(if is_replaced { Err(lost()) } else { released })
     }
 
     /// Reads the record of a name, with its version.

@@ -101,6 +101,11 @@ impl Environment {
         }
     }
 
+    /// Returns true if `run` has set the variables of a lock.
+    pub fn is_under_run(&self) -> bool {
+        self.name.is_some()
+    }
+
     /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run` does not
     /// count, because other programs that lock the same file do not inherit it.
     pub fn store_for_files(&self) -> Option<&OsString> {

@@ -9,6 +9,7 @@ mod fake;
 mod file_locks;
 mod liveness;
 mod machine;
+mod namespaces;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
@@ -62,6 +63,11 @@ pub trait Host: Send + Sync {
     /// Returns CLOCK_BOOTTIME, which counts suspend and cannot be set.
     fn boottime(&self) -> Duration;
 
+    /// Returns the milliseconds by which [`Host::boottime`] is ahead of the clock of the kernel, in a time namespace.
+    fn boottime_offset(&self) -> Result<i64> {
+        Ok(0)
+    }
+
     /// Returns the wall clock since 1970, for display and as the lower bound of new tokens.
     fn wall(&self) -> Duration;
 
@@ -73,8 +79,8 @@ pub trait Host: Send + Sync {
         self.domain().map(PidSpace::from)
     }
 
-    /// Returns true if this process is not in the kernel's first pid namespace. Processes of other namespaces that use
-    /// the same store then cannot see whether it lives.
+    /// Returns true if this process is not in the kernel's first pid and time namespaces. Processes of other namespaces
+    /// that use the same store then cannot see whether it lives.
     fn is_in_container(&self) -> bool {
         false
     }

@@ -46,7 +46,7 @@ pub use queue::effective_owner;
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use replacement::{Replacement, Successor};
 pub use request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, OwnerDied, Prepare,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, Orphan, OwnerDied, Prepare,
     QueuePosition, Refusal, Release, Renew, Request, Transition,
 };
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};

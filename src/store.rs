@@ -38,6 +38,7 @@ pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
+pub use mount::refuse_file_mounted_alone;
 pub use path_checks::path_findings;
 pub use postgres::{Database, Postgres};
 pub use scratch::Scratch;
@@ -160,6 +161,12 @@ pub trait Store: Send + Sync {
 
     /// Returns the hosts that may use the store.
     fn scope(&self) -> Scope;
+
+    /// Returns true if the path of the store now names another store, or none, than the one with this process's commits.
+    /// Other processes do not see those commits then.
+    fn is_replaced(&self) -> bool {
+        false
+    }
 
     /// Returns the location of `name`'s record, for messages.
     fn describe(&self, name: &[u8]) -> String;

@@ -45,7 +45,7 @@ pub struct Lock {
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock unlock [OPTION]... NAME...\n       csalock unlock [OPTION]... --all [NAME]...")]
 pub struct Unlock {
-    /// Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner
+    /// Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner
     #[arg(long, value_name = "HANDLE", conflicts_with = "force", help_heading = LOCK)]
     pub handle: Option<String>,
     /// Release all locks of the caller: in the store, in the current directory, and beside the files named
@@ -165,7 +165,7 @@ pub enum OnLost {
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock renew [OPTION]... --ttl DURATION NAME...")]
 pub struct Renew {
-    /// Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner
+    /// Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner
     #[arg(long, value_name = "HANDLE", help_heading = LOCK)]
     pub handle: Option<String>,
     /// Release the lock after this time, from now, at the latest

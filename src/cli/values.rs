@@ -38,7 +38,7 @@ pub struct Writing {
     /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
-    /// Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner
+    /// Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner
     #[arg(long, value_name = "HANDLE", help_heading = LOCK)]
     pub handle: Option<String>,
     /// Write only as the holder of the lock, and release it in the same step
@@ -59,7 +59,8 @@ pub struct Writing {
 ///
 /// A value has at most 1 MiB and stays until it is deleted; it is on the disk when the command returns. Every write happens
 /// under the lock: the holder uses its own grant, and any other caller acquires the lock for the write, after a wait if
-/// necessary. A holder whose grant is over writes nothing.
+/// necessary. A caller that had the lock and whose grant is over writes nothing, and neither does a `put` whose script has
+/// ended with the lock. With a handle, or CSALOCK_HANDLE, only that grant counts.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock put [OPTION]... NAME [VALUE]")]
 pub struct Put {

@@ -1,7 +1,8 @@
 //! The common basis of the commands: environment, host, store, caller, and the output of results.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, StdoutLock, Write};
+use std::fs::File;
+use std::io::{IsTerminal, Read, StdoutLock, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,8 +20,11 @@ use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
 use crate::signals::StartupState;
-use crate::store::Location;
+use crate::store::{Location, refuse_file_mounted_alone};
 use crate::terminal;
+
+/// Maximum number of bytes that are read from the file of a handle.
+const MOST_HANDLE: u64 = 4096;
 
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
@@ -63,7 +67,10 @@ impl Context {
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         let (location, name) = match chosen {
             Some(location) if location != beside => (location, display_name.clone()),
-            _ => (beside, file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec()),
+            _ => {
+                refuse_file_mounted_alone(&file)?;
+                (beside, file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec())
+            }
         };
         Ok(LockRef { location, name, display_name, shell_arg })
     }
@@ -117,15 +124,7 @@ impl Context {
     /// Returns the caller's credentials: a valid `--handle`, else `$CSALOCK_HANDLE` or the calling processes.
     pub(super) fn credentials(&self, engine: &Engine, handle: Option<&str>) -> Result<Credentials> {
         if let Some(text) = handle {
-            let wrong = || {
-                let what = format!("\"{}\" is not a handle", escape(text.as_bytes()));
-                Error::new(
-                    ErrorKind::InvalidInput,
-                    what,
-                    "a handle is the 32 hex digits that `csalock lock --print-handle` printed",
-                )
-            };
-            return engine.by_proof(proof_of(text).ok_or_else(wrong)?);
+            return engine.by_proof(given_proof(text)?);
         }
         engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
     }
@@ -162,6 +161,12 @@ impl Context {
         proof_of(self.environment.handle.as_deref()?.to_str()?)
     }
 
+    /// Returns true if the user has set a handle in the environment. A handle that `run` has set comes with the name of its
+    /// lock; it says nothing about other names, and the record knows how its grant has ended.
+    pub(super) fn presents_handle_from_env(&self) -> bool {
+        self.handle_from_env().is_some() && !self.environment.is_under_run()
+    }
+
     /// Returns the handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
         let Some(innermost) = self.handle_from_env() else { return Vec::new() };
@@ -190,6 +195,24 @@ impl Context {
         };
         Ok([vec![this.id()], above].concat())
     }
+}
+
+/// Returns the proof of `--handle`: of a handle, or of `@FILE`, which ps(1) does not show to other users.
+fn given_proof(text: &str) -> Result<HandleHash> {
+    let hint = "a handle is the 32 hex digits that `csalock lock --print-handle` printed";
+    let Some(path) = text.strip_prefix('@') else {
+        let what = || format!("\"{}\" is not a handle", escape(text.as_bytes()));
+        return proof_of(text).ok_or_else(|| Error::new(ErrorKind::InvalidInput, what(), hint));
+    };
+    let mut content = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MOST_HANDLE).read_to_end(&mut content));
+    let shown = escape(path.as_bytes());
+    read.map_err(|error| {
+        let what = format!("cannot read the handle from {shown}: {error}");
+        Error::new(ErrorKind::InputOutput, what, "name a readable file after the @")
+    })?;
+    let proof = std::str::from_utf8(&content).ok().and_then(proof_of);
+    proof.ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("there is no handle in {shown}"), hint))
 }
 
 fn proof_of(handle: &str) -> Option<HandleHash> {

@@ -21,10 +21,10 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
     let zone = if asked.utc { Zone::Utc } else { Zone::Local };
     let (mut jobs, unreadable, unknown) = jobs(context, asked)?;
-    jobs.retain(|each| is_overdue(each) || (asked.all && each.1.due().is_some()));
+    jobs.retain(|each| is_overdue(each) || (asked.all && due_at(each).is_some()));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
     if asked.common.json {
-        let jobs = jobs.iter().map(|each| Entry::Result(OverdueJson::new(&each.0, &each.1, is_overdue(each))));
+        let jobs = jobs.iter().map(|each| Entry::Result(OverdueJson::new(&each.0, &each.1, each.2)));
         print_json(&jobs.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
     } else if !asked.common.quiet {
         let line = |each: &Job| {
@@ -45,10 +45,15 @@ fn is_overdue((_, job, now): &Job) -> bool {
     job.is_overdue(now.as_millis() as u64)
 }
 
+/// Returns the time by which the job must succeed, in milliseconds since 1970.
+fn due_at((_, job, now): &Job) -> Option<u64> {
+    job.due(now.as_millis() as u64)
+}
+
 /// Returns a clause about the time by which the job must succeed.
 fn due(each: &Job, zone: Zone) -> String {
     let word = if is_overdue(each) { "overdue since" } else { "next by" };
-    each.1.due().map_or_else(String::new, |due| format!(", {word} {}", zone.full(Duration::from_millis(due))))
+    due_at(each).map_or_else(String::new, |due| format!(", {word} {}", zone.full(Duration::from_millis(due))))
 }
 
 /// Returns the named jobs, or all jobs of the store, the errors of unreadable records, and the exit for unknown names. It

@@ -13,7 +13,7 @@ use crate::engine::{AcquireRequest, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
-use crate::lock::{MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
+use crate::lock::{Credentials, MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, ValueJson, describe_value};
 use crate::signals::Signals;
@@ -60,17 +60,17 @@ fn write(
     mode: Option<u32>,
 ) -> anyhow::Result<Exit> {
     let engine = context.engine(&target.location)?;
+    let (this, credentials) = (ThisProcess::look()?, context.credentials(&engine, asked.handle.as_deref())?);
     let wanted = ValueWrite {
-        by: context.credentials(&engine, asked.handle.as_deref())?,
+        by: Credentials { orphan: this.orphan(context.host.as_ref()), ..credentials },
         bytes,
         mode,
         precondition: only_if.or(asked.if_version.map(Precondition::Version)),
-        require_lock: asked.unlock || asked.handle.is_some(),
+        require_lock: asked.unlock || asked.handle.is_some() || context.presents_handle_from_env(),
         release: asked.unlock,
         even_if_stale: asked.even_if_stale,
     };
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
-    let this = ThisProcess::look()?;
     let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
         release_on_exit: true,
@@ -81,7 +81,7 @@ fn write(
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
         WriteResult::Interrupted => Ok(signals.exit()),
-        WriteResult::Written(Written { value, stale }) => {
+        WriteResult::Written(Written { value, stale, .. }) => {
             if let Some(stale) = stale {
                 let (name, holder) = (escape(&target.display_name), reporter.ending(&stale));
                 let done = if bytes.is_some() { "written" } else { "deleted" };
@@ -124,6 +124,7 @@ fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> R
         }
         (WriteRefusal::Shared(others), _) => lock.shared(others),
         (WriteRefusal::NoValue, _) => lock.no_value(),
+        (WriteRefusal::Orphaned(holders), _) => lock.orphaned_writer(holders),
         (WriteRefusal::NotHolder(NotHolder { holders, .. }), _) if holders.is_empty() => lock.not_held_by_writer(),
         (WriteRefusal::Lost(holders, ending), _)
         | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending), .. }), _) => {

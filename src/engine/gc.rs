@@ -8,9 +8,10 @@ use crate::error::Result;
 use crate::lock::{self, CommitRecord, Page};
 use crate::store::{Scope, Swept, Version, WriteOptions};
 
-/// Minimum age of witnesses that `gc` removes. The host of a witness removes it with the entry, but not if another host
-/// removed the entry or the store is gone. If an entry is as old, its lease alone decides its owner's death.
-const OLD_WITNESS: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Minimum age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it
+/// with the entry, but not if another host removed the entry or the store is gone. If an entry is as old, its lease alone
+/// decides its owner's death.
+pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {
     /// Removes leftovers. A leftover that depends on an unreadable record stays, because that record may still need it.

@@ -217,6 +217,10 @@ impl Engine {
             if let Some(version) = self.commit_update(&[swapped], &beside, None)? {
                 return Ok(Writing::numbered(response, version.number));
             }
+            // The next read may find no trace of the grant that this read has found.
+            if let Some(under) = response.ok().and_then(|written| written.under) {
+                (writing.credentials.proof, writing.require_lock) = (Some(under), true);
+            }
             writing.repeat();
             // If only the reply was lost, another writer may have replaced this value and removed its bytes.
             is_complete = false;

@@ -68,6 +68,13 @@ fn fate_in_proc(process: &ProcessId) -> Liveness {
     }
 }
 
+/// Returns true if this pid namespace certainly has no live process with this pid. The start time of the process may be
+/// unknown.
+pub(super) fn is_absent(process: &ProcessId) -> bool {
+    let is_zombie = || matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.is_zombie());
+    kill(Pid::from_raw(process.pid), None) == Err(Errno::ESRCH) || is_zombie()
+}
+
 /// Returns true if this process is a zombie whose parent is its running supervisor. Such a parent saw the process end
 /// and releases its locks at this moment, unless it hangs. A stopped parent does not count.
 pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> bool {

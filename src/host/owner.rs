@@ -15,6 +15,7 @@
 //! processes of its own session.
 
 use std::cell::LazyCell;
+use std::time::Duration;
 
 use super::Host;
 use super::proc_stat::{self, ProcStat};
@@ -22,7 +23,7 @@ use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell,
 use super::shell_string::ends_with_lock;
 use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{Owner, ProcessId};
+use crate::lock::{Orphan, Owner, ProcessId};
 
 /// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;
@@ -40,6 +41,9 @@ const MOST_PARENTS: usize = 64;
 /// Maximum number of bytes that are kept of a command or label.
 const MOST_SHOWN: usize = 256;
 
+/// Duration of a clock tick in /proc: USER_HZ is 100 on all machines that csalock is built for.
+const MILLISECONDS_PER_TICK: u64 = 10;
+
 /// The script that called csalock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
@@ -53,6 +57,8 @@ pub struct Caller {
     pub ends_with_call: bool,
     /// True if the innermost process of the script has the name of a shell, and so waits for the programs it calls.
     pub is_shell: bool,
+    /// True if the script is only a part of another one, forked without an exec, and that one has ended.
+    pub is_left_behind: bool,
 }
 
 /// A process that a script called.
@@ -78,6 +84,7 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
         domain: host.domain()?,
         processes,
         supervisor: None,
+        session: None,
         host: host.name(),
         uid: host.uid(),
         command: bounded(command),
@@ -97,6 +104,25 @@ impl ThisProcess {
     /// Returns the identity of this process.
     pub fn id(&self) -> ProcessId {
         ProcessId { pid: self.0.pid, start: self.0.start }
+    }
+
+    /// Returns the session of this process.
+    pub fn session(&self) -> i32 {
+        self.0.session
+    }
+
+    /// Returns what is known of the script that called this process if that script has ended. The leader of a session was
+    /// detached from its caller on purpose, or was never called by a script.
+    pub fn orphan(&self, host: &dyn Host) -> Option<Orphan> {
+        let has_script = match self.caller() {
+            Ok(caller) => !caller.is_left_behind,
+            Err(error) => error.kind() != ErrorKind::InvalidInput,
+        };
+        if has_script || self.0.session == self.0.pid {
+            return None;
+        }
+        let age = host.boottime().saturating_sub(Duration::from_millis(self.0.start * MILLISECONDS_PER_TICK));
+        Some(Orphan { session: self.0.session, since: host.wall().saturating_sub(age).as_millis() as u64 })
     }
 
     /// Returns the script that called this process.
@@ -142,7 +168,8 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
         stat = parent;
     }
     let ends_with_call = is_shell && ends_with_lock(&arguments);
-    Ok(Caller { owners, starters, command: arguments.join(&b' '), ends_with_call, is_shell })
+    let is_left_behind = is_shell && stat.is_fork;
+    Ok(Caller { owners, starters, command: arguments.join(&b' '), ends_with_call, is_shell, is_left_behind })
 }
 
 /// Returns false if the process `pid` is certainly none of these processes and descends from none of them.

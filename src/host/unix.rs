@@ -2,8 +2,9 @@
 //!
 //! **Liveness.** Only a process that is certainly gone is dead. In the same boot and pid namespace, kill(2) with signal
 //! 0 says whether the pid is in use, even if `hidepid` hides the pid in /proc. The start time says whether the
-//! process is the same. A process of another boot of this machine is dead. The answer is unknown for another machine,
-//! another pid namespace, a /proc that does not answer, or a /proc of another pid namespace (`nsenter -p`).
+//! process is the same. A process of another boot of this machine is dead, unless it was in a container: containers may
+//! have boot ids of their own. The answer is unknown for another machine, another pid namespace, a /proc that does not
+//! answer, or a /proc of another pid namespace (`nsenter -p`).
 //!
 //! On a store that other hosts may share, no process is certainly dead. Cloned machines have one machine-id and one
 //! host name, and machines resumed from one snapshot share a boot id too. There a process that is not here is missing,
@@ -20,8 +21,11 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
 
 use super::Scope;
-use super::liveness::{FirstSight, WatchedProcess, is_released_by, is_stopped};
+use super::liveness::{FirstSight, WatchedProcess, is_absent, is_released_by, is_stopped};
 use super::machine::{is_this_machine, machine};
+use super::namespaces::{
+    BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, namespace, pid_namespace_of,
+};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
 use super::random::Random;
@@ -39,6 +43,7 @@ pub struct Unix {
     space: OnceLock<PidSpace>,
     pid_namespace: OnceLock<u64>,
     net: OnceLock<u64>,
+    boottime_offset: OnceLock<i64>,
     machine: OnceLock<String>,
     name: OnceLock<String>,
     random: Random,
@@ -54,7 +59,7 @@ impl Unix {
 
     fn known_space(&self) -> Result<&PidSpace> {
         known(&self.space, || {
-            let boot = read_short("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
+            let boot = read_short(BOOT_ID).map_err(|error| no_proc(&error))?;
             let boot = String::from_utf8_lossy(boot.trim_ascii()).into_owned();
             Ok(PidSpace { boot, pids: format!("{}.{}", self.pid_namespace()?, namespace("time")?) })
         })
@@ -66,6 +71,13 @@ impl Unix {
 
     fn pid_namespace(&self) -> Result<u64> {
         known(&self.pid_namespace, || namespace("pid")).copied()
+    }
+
+    /// Returns true if the boot id of a process that ran on this machine is certainly that of an earlier boot. A container
+    /// may have a boot id of its own, so neither a process of a container nor a container with such an id proves that.
+    fn is_of_earlier_boot(&self, domain: &PidDomain) -> bool {
+        let is_same_machine = self.known_machine().is_ok_and(|machine| is_this_machine(machine, &domain.machine));
+        is_same_machine && pid_namespace_of(&domain.pids) == Some(first_pid_namespace()) && has_boot_id_of_kernel()
     }
 }
 
@@ -89,7 +101,15 @@ impl Host for Unix {
     }
 
     fn is_in_container(&self) -> bool {
-        self.pid_namespace().is_ok_and(|number| number != first_pid_namespace())
+        let is_in_other_time = || self.known_space().is_ok_and(|here| !is_in_first_time_namespace(&here.pids));
+        self.pid_namespace().is_ok_and(|number| number != first_pid_namespace()) || is_in_other_time()
+    }
+
+    fn boottime_offset(&self) -> Result<i64> {
+        match is_in_first_time_namespace(&self.known_space()?.pids) {
+            true => Ok(0),
+            false => known(&self.boottime_offset, boottime_offset).copied(),
+        }
     }
 
     fn name(&self) -> String {
@@ -120,14 +140,19 @@ impl Host for Unix {
 
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
         let Ok(here) = self.known_space() else { return Liveness::Unknown };
-        let is_here = || self.known_machine().is_ok_and(|machine| is_this_machine(machine, &domain.machine));
-        let seen = match here.contains(domain) {
-            true => self.watched.fate(process),
-            false if here.boot != domain.boot && is_here() => Liveness::Dead,
-            false => Liveness::Unknown,
+        let is_this_boot = here.boot == domain.boot;
+        let seen = if here.contains(domain) {
+            self.watched.fate(process)
+        } else if is_this_boot && pid_namespace_of(&here.pids) == pid_namespace_of(&domain.pids) {
+            // The pid says that there is no such process, but start times differ between time namespaces.
+            if is_absent(process) { Liveness::Dead } else { Liveness::Unknown }
+        } else if !is_this_boot && self.is_of_earlier_boot(domain) {
+            Liveness::Dead
+        } else {
+            Liveness::Unknown
         };
         match (seen, reach) {
-            (Liveness::Dead, Scope::Shared) if here.contains(domain) => Liveness::Missing,
+            (Liveness::Dead, Scope::Shared) if is_this_boot => Liveness::Missing,
             (Liveness::Dead, Scope::Shared) => Liveness::Unknown,
             (seen, _) => seen,
         }
@@ -238,7 +263,7 @@ fn witness(key: &str) -> String {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
-fn now(clock: ClockId) -> Duration {
+pub(super) fn now(clock: ClockId) -> Duration {
     clock_gettime(clock).map(Duration::from).unwrap_or_default()
 }
 
@@ -247,20 +272,6 @@ pub(super) fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
     let mut buffer = [0; 64];
     let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
     Ok(buffer[..length].to_vec())
-}
-
-/// Returns the number of a namespace of this process, or 0 if the kernel has no namespaces of that kind.
-fn namespace(kind: &str) -> Result<u64> {
-    // The text of the link, `pid:[4026531836]`, needs no inode of the namespace, so it costs less than stat(2).
-    match nix::fcntl::readlink(format!("/proc/self/ns/{kind}").as_str()) {
-        Err(Errno::ENOENT) if kind == "time" => Ok(0),
-        Err(errno) => Err(no_proc(&errno.into())),
-        Ok(link) => {
-            let number = link.to_str().and_then(|link| link.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']'));
-            let unknown = || no_proc(&io::Error::new(io::ErrorKind::InvalidData, "a namespace has no number"));
-            number.and_then(|number| number.parse().ok()).ok_or_else(unknown)
-        }
-    }
 }
 
 pub(super) fn no_proc(error: &std::io::Error) -> Error {
@@ -286,10 +297,31 @@ mod tests {
         assert_eq!(liveness(&domain, &this), Liveness::Alive);
         assert_eq!(liveness(&domain, &ProcessId { start: this.start + 1, ..this }), Liveness::Dead);
         assert_eq!(liveness(&domain, &ProcessId { pid: 4_000_000, start: 1 }), Liveness::Dead);
-        assert_eq!(liveness(&PidDomain { boot: "other".into(), ..domain.clone() }, &this), Liveness::Dead);
         assert_eq!(liveness(&PidDomain { pids: "other".into(), ..domain.clone() }, &this), Liveness::Unknown);
-        let elsewhere = PidDomain { boot: "other".into(), machine: "0@other".into(), ..domain.clone() };
-        assert_eq!(liveness(&elsewhere, &this), Liveness::Unknown);
+        let gone = ProcessId { pid: 4_000_000, start: 1 };
+        let earlier = PidDomain { boot: "other".into(), pids: "4026531836.0".into(), ..domain.clone() };
+        assert_eq!(liveness(&earlier, &gone), Liveness::Dead);
+        for unclear in [
+            PidDomain { machine: "0@other".into(), ..earlier.clone() },
+            PidDomain { pids: "4026532000.0".into(), ..earlier },
+        ] {
+            assert_eq!(liveness(&unclear, &gone), Liveness::Unknown, "{unclear:?}");
+        }
+    }
+
+    #[test]
+    fn in_another_time_namespace_only_a_pid_that_is_not_there_is_dead() {
+        let host = Unix::new();
+        let (domain, this) = (host.domain().unwrap(), host.this_process().unwrap());
+        let pids = format!("{}.1", domain.pids.split_once('.').unwrap().0);
+        let elsewhere = PidDomain { pids, ..domain };
+        let liveness = |process: &ProcessId, scope| host.liveness(&elsewhere, process, scope);
+        assert_eq!(liveness(&ProcessId { start: 1, ..this }, Scope::Local), Liveness::Unknown);
+        let gone = ProcessId { pid: 4_000_000, start: 1 };
+        assert_eq!(
+            [Scope::Local, Scope::Shared].map(|scope| liveness(&gone, scope)),
+            [Liveness::Dead, Liveness::Missing]
+        );
     }
 
     #[test]

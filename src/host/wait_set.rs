@@ -6,16 +6,20 @@
 //! the end of a process. The engine does not rely on any of these: it bounds every wait and reads the record again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
+use nix::time::ClockId;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::proc_stat::{self, ProcStat};
+use super::unix::now;
 use super::{WaitSet, WaitSources, WakeReason, Watched};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, ProcessId};
@@ -23,9 +27,21 @@ use crate::lock::{HandleHash, ProcessId};
 /// Maximum length of a queue of datagrams.
 const MOST_RINGS: usize = 1024;
 
+/// Number of wake-ups in a second after which each one costs a pause. A user who may read a record can send as many as
+/// that user likes, and csalock reads the store after each.
+const MANY_A_SECOND: u64 = 32;
+
+/// The pause after a wake-up of a flood.
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// A socket that receives wake-ups.
 #[derive(Debug)]
-pub struct WakeSocket(Arc<OwnedFd>);
+pub struct WakeSocket {
+    socket: Arc<OwnedFd>,
+    /// The current second on CLOCK_BOOTTIME, and the number of wake-ups in it.
+    second: AtomicU64,
+    heard: AtomicU64,
+}
 
 /// The socket of this process's supervisor, which sends wake-ups as well as a new one.
 static OF_SUPERVISOR: OnceLock<Weak<OwnedFd>> = OnceLock::new();
@@ -47,21 +63,35 @@ impl WakeSocket {
         if matches!(listener, WakeAddress::Supervisor(_)) {
             let _ = OF_SUPERVISOR.set(Arc::downgrade(&bell));
         }
-        Some(WakeSocket(bell))
+        Some(WakeSocket { socket: bell, second: AtomicU64::new(0), heard: AtomicU64::new(0) })
     }
 
-    /// Returns true if a wake-up arrived since the last call.
+    /// Returns true if a wake-up arrived since the last call. In a flood of wake-ups the call pauses first, so that they
+    /// use little of a processor.
     pub fn was_woken(&self) -> bool {
         let mut buffer = [0; 8];
-        let receive = || rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::DONTWAIT).ok();
+        let receive = || rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT).ok();
         // The limit ends this loop even if wake-ups arrive faster than they are read.
-        std::iter::from_fn(receive).take(MOST_RINGS).count() > 0
+        let was_woken = std::iter::from_fn(receive).take(MOST_RINGS).count() > 0;
+        if was_woken && self.is_flooded() {
+            let _ = ppoll(&mut [], Some(TimeSpec::from_duration(PAUSE)), None);
+        }
+        was_woken
+    }
+
+    /// Counts a wake-up. Returns true if there were many in this second.
+    fn is_flooded(&self) -> bool {
+        let now = now(ClockId::CLOCK_BOOTTIME).as_secs();
+        if self.second.swap(now, Relaxed) != now {
+            self.heard.store(0, Relaxed);
+        }
+        self.heard.fetch_add(1, Relaxed) >= MANY_A_SECOND
     }
 }
 
 impl AsFd for WakeSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -230,5 +260,19 @@ mod tests {
         assert!(!wake(WakeAddress::Waiter(&other)) && !wake(WakeAddress::Supervisor(&mine)) && !bell.was_woken());
         assert!(wake(WakeAddress::Waiter(&mine)) && wake(WakeAddress::Waiter(&mine)));
         assert!(bell.was_woken() && !bell.was_woken());
+    }
+
+    #[test]
+    fn a_flood_of_wake_ups_is_heard_slowly() {
+        let mine = Handle::new([3; 16]).proof();
+        let bell = WakeSocket::new(WakeAddress::Waiter(&mine)).unwrap();
+        let (began, mut heard) = (now(ClockId::CLOCK_BOOTTIME), 0);
+        while heard < 2 * MANY_A_SECOND {
+            assert!(wake(WakeAddress::Waiter(&mine)));
+            heard += u64::from(bell.was_woken());
+        }
+        // The first second may begin and end within the flood.
+        let took = now(ClockId::CLOCK_BOOTTIME).saturating_sub(began);
+        assert!(took >= PAUSE * 8, "{took:?}");
     }
 }

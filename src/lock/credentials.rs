@@ -94,5 +94,5 @@ pub(super) fn not_holder(record: &Record, ending: Option<EndedGrant>, facts: &Fa
             Err(how) => stale = stale.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
         }
     }
-    Ok(NotHolder { holders, ending, stale })
+    Ok(NotHolder { holders, ending, stale, store_was_replaced: false })
 }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::handle::HandleHash;
+use super::lifetime::Lifetime;
 use super::record::{Grant, Record};
 use super::replacement::Replacement;
 use super::sighting::Sighting;
@@ -14,6 +15,9 @@ const ENDINGS_KEPT: usize = 4;
 
 /// Maximum number of past grants in a record, including those that stay until a process has learned of them.
 const MOST_ENDINGS: usize = 256;
+
+/// Number of past grants among which expired ones stay. Hosts that died with a lock never ask for its ending.
+const EXPIRED_KEPT: usize = 32;
 
 /// A grant that is over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,15 +30,16 @@ pub struct EndedGrant {
 
 impl EndedGrant {
     /// Returns true if a process must still learn of this ending. The supervisor takes a grant without a trace for
-    /// lost; the owner of a broken grant must learn of the break.
+    /// lost. The owner of a grant that was broken, or that expired, must learn of that before it writes a value: a
+    /// caller without a trace takes itself for one that never had the lock.
     pub fn is_owed(&self) -> bool {
         let owner = &self.grant.owner;
+        // A claim has neither a supervisor nor a process, so no process asks for its ending.
+        let has_owner = !owner.processes.is_empty() && self.grant.lifetime != Lifetime::OwnerDied;
         match self.reason {
             EndReason::Released | EndReason::Died => owner.supervisor.is_some(),
-            // A supervisor takes a grant without a trace for lost, so an expired grant needs no trace.
-            EndReason::Expired => false,
-            // A claim has neither a supervisor nor a process, so no process asks for its ending.
-            EndReason::Broken => owner.supervisor.is_some() || !owner.processes.is_empty(),
+            EndReason::Expired => self.grant.provisional.is_none() && has_owner,
+            EndReason::Broken => owner.supervisor.is_some() || has_owner,
         }
     }
 }
@@ -84,9 +89,18 @@ impl Record {
 
     /// Returns the endings that the stored record keeps.
     fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
-        let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.ended_grants.len().saturating_sub(kept));
-        let kept = move |(at, ending): &(usize, &EndedGrant)| *at >= recent || (*at >= owed && ending.is_owed());
+        let from = |kept: usize| self.ended_grants.len().saturating_sub(kept);
+        let [recent, expired, owed] = [ENDINGS_KEPT, EXPIRED_KEPT, MOST_ENDINGS].map(from);
+        let kept = move |(at, ending): &(usize, &EndedGrant)| {
+            let first = if ending.reason == EndReason::Expired { expired } else { owed };
+            *at >= recent || (*at >= first && ending.is_owed())
+        };
         self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
+    }
+
+    /// Returns true if the record may have forgotten grants that ended after the oldest of its endings.
+    pub(super) fn may_have_forgotten(&self) -> bool {
+        self.ended_grants.len() >= ENDINGS_KEPT
     }
 
     /// Drops the oldest of the endings in `before` that are releases of which no process must learn. If an ending stays,

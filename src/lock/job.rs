@@ -3,7 +3,11 @@
 //!
 //! **Slots.** A slot is a span of time in which the job must succeed once; its number is its begin, in milliseconds since
 //! 1970. The caller computes the slot from the store's clock, and the record keeps the newest one. If that clock is set
-//! back, callers count in that slot, so the slot of a record never goes back.
+//! back by a minute at most, callers count in that slot.
+//!
+//! **Doubt.** The store's clock may have been ahead once. A success that lies in the future of the clock by more than a
+//! minute does not count, and neither does a slot, a promise or a complaint of such a time ([`JobState::as_of`]). Otherwise
+//! the job would stop, in silence, until that time.
 //!
 //! **Permission.** Only the holder begins a run or reports its success, so each run belongs to one grant. A run that ends
 //! without such a report has failed, whatever the reason.
@@ -17,6 +21,9 @@ use super::handle::HandleHash;
 use super::protocol::write;
 use super::record::Record;
 use super::request::{Credentials, NotHolder, Request, Transition};
+
+/// Maximum number of milliseconds by which a time may be ahead of the store's clock. Clocks of servers differ by less.
+const FUTURE: u64 = 60_000;
 
 /// History of the runs under a lock. Times are in milliseconds since 1970 on the store's clock.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,16 +81,43 @@ pub struct Promise {
 }
 
 impl JobState {
+    /// Returns what counts of this state at `now`. A promise that was made in the future is due.
+    fn as_of(&self, now: u64) -> JobState {
+        let is_past = |time: u64| time <= now.saturating_add(FUTURE);
+        let success = self.success.clone().filter(|success| is_past(success.at));
+        let promise = self.promise.map(|promise| Promise {
+            since: if is_past(promise.since) { promise.since } else { now.saturating_sub(promise.span) },
+            complained: promise.complained.filter(|at| is_past(*at)),
+            ..promise
+        });
+        JobState {
+            success: success.map(|success| Success { slot: success.slot.filter(|slot| is_past(*slot)), ..success }),
+            runs: self.runs.clone().filter(|runs| is_past(runs.slot)),
+            promise,
+        }
+    }
+
+    /// Returns the last success, if it counts at `now`.
+    pub fn success_at(&self, now: u64) -> Option<Success> {
+        self.as_of(now).success
+    }
+
+    /// Returns the last success if it does not count, because it lies in the future of `now`.
+    pub fn doubtful_success(&self, now: u64) -> Option<&Success> {
+        self.success.as_ref().filter(|success| success.at > now.saturating_add(FUTURE))
+    }
+
     /// Returns the time by which the next run must succeed, if there is a promise.
-    pub fn due(&self) -> Option<u64> {
-        let promise = self.promise?;
-        let last = self.success.as_ref().map_or(0, |success| success.at);
+    pub fn due(&self, now: u64) -> Option<u64> {
+        let job = self.as_of(now);
+        let promise = job.promise?;
+        let last = job.success.as_ref().map_or(0, |success| success.at);
         Some(last.max(promise.since).saturating_add(promise.span))
     }
 
     /// Returns true if the job must have succeeded by `now`, in milliseconds since 1970, and has not.
     pub fn is_overdue(&self, now: u64) -> bool {
-        self.due().is_some_and(|due| due <= now)
+        self.due(now).is_some_and(|due| due <= now)
     }
 
     /// Returns the promise of this span at `now`. Its time is that of an earlier promise, if there is one.
@@ -111,8 +145,8 @@ pub struct BeginRun {
 /// Answer to a caller that wants to begin a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunStart {
-    /// The run has begun.
-    Begun,
+    /// The run has begun. The success is the last one if it does not count, because it lies in the future.
+    Begun(Option<Success>),
     /// The job has succeeded in this slot, or in a later one.
     Done(Success),
     /// This number of runs has begun in this slot; no more may.
@@ -127,7 +161,8 @@ impl Request for BeginRun {
             Found::Mine(at) => at,
             other => return refuse(record, other, facts),
         };
-        let (before, proof) = (record.job.clone().unwrap_or_default(), record.holders[at].proof);
+        let proof = record.holders[at].proof;
+        let before = record.job.clone().unwrap_or_default().as_of(self.now);
         let mut job = before.clone();
         if let Some(slot) = self.slot {
             if let Some(success) = before.success.filter(|success| success.slot >= Some(slot)) {
@@ -143,7 +178,8 @@ impl Request for BeginRun {
             };
         }
         job.promise = self.promise.map(|span| job.promised(span, self.now)).or(job.promise);
-        Ok(changed(record, job, Ok(RunStart::Begun)))
+        let doubtful = record.job.as_ref().and_then(|job| job.doubtful_success(self.now)).cloned();
+        Ok(changed(record, job, Ok(RunStart::Begun(doubtful))))
     }
 }
 
@@ -169,7 +205,7 @@ impl Request for ReportSuccess {
             Found::Mine(_) => {}
             other => return refuse(record, other, facts),
         }
-        let mut job = record.job.clone().unwrap_or_default();
+        let mut job = record.job.clone().unwrap_or_default().as_of(self.at);
         let mut slot = job.success.and_then(|earlier| earlier.slot);
         if self.in_slot {
             slot = slot.max(job.runs.take().map(|runs| runs.slot));
@@ -208,7 +244,7 @@ impl Request for Complain {
     type Response = Complaint;
 
     fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<Complaint>, Query> {
-        let mut job = record.job.clone().unwrap_or_default();
+        let mut job = record.job.clone().unwrap_or_default().as_of(self.now);
         let mut promise = job.promised(self.span, self.now);
         promise.refused = promise.refused.saturating_add(1);
         job.promise = Some(promise);
@@ -255,6 +291,24 @@ fn changed<R>(record: &Record, job: JobState, response: R) -> Transition<R> {
 mod tests {
     use super::*;
     use crate::lock::Handle;
+
+    #[test]
+    fn what_lies_in_the_future_by_more_than_a_minute_does_not_count() {
+        let (minute, now) = (60_000, 10_000_000);
+        let job = |at: u64| JobState {
+            success: Some(Success { at, slot: Some(at), host: "h".into() }),
+            runs: Some(Runs { slot: at, count: 9, last: Handle::new([1; 16]).proof() }),
+            promise: Some(Promise { span: 1000, since: at, complained: Some(at), by: None, refused: 3 }),
+        };
+        assert_eq!(job(now + minute).as_of(now), job(now + minute));
+        assert_eq!((job(now + minute).due(now), job(now + minute).is_overdue(now)), (Some(now + minute + 1000), false));
+        let ahead = job(now + minute + 1);
+        let promise = Promise { since: now - 1000, complained: None, ..ahead.promise.unwrap() };
+        assert_eq!(ahead.as_of(now), JobState { success: None, runs: None, promise: Some(promise) });
+        assert_eq!((ahead.due(now), ahead.is_overdue(now)), (Some(now), true));
+        assert!(ahead.doubtful_success(now).is_some() && ahead.success_at(now).is_none());
+        assert_eq!(ahead.as_of(now + 1), ahead);
+    }
 
     #[test]
     fn one_of_the_callers_of_one_moment_complains_and_its_repeated_request_has_the_same_answer() {

@@ -18,6 +18,10 @@ pub struct Owner {
     /// has a supervisor.
     #[serde(default, skip_serializing_if = "is_default")]
     pub supervisor: Option<ProcessId>,
+    /// Session of the calling script, if the grant is that of a script. A process that the script left behind is still
+    /// in it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub session: Option<i32>,
     /// Host name, for display.
     #[serde(with = "text")]
     pub host: String,

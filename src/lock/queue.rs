@@ -4,7 +4,7 @@ use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
-use super::owner::{Owner, ProcessId};
+use super::owner::{Owner, PidDomain, ProcessId};
 use super::page::Pages;
 use super::protocol::{grant_status, has_dead_owner, is_decided};
 use super::record::{Grant, Mode, Record, Waiter};
@@ -16,7 +16,7 @@ pub(super) const INLINE_WAITERS: usize = 16;
 /// Number of waiters left in the record at which the next page is fetched.
 const REFILL_BELOW: usize = 3;
 
-/// Ends the grants that are over, and drops broken endings whose supervisors and holders will never ask for them.
+/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask.
 pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant>, Query> {
     let mut evicted = Vec::new();
     let mut at = 0;
@@ -38,21 +38,42 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
             }
         }
     }
-    for mut ending in std::mem::take(&mut record.ended_grants) {
-        let owner = &ending.grant.owner;
+    settle_endings(record, facts)?;
+    Ok(evicted)
+}
+
+/// Marks the endings of which no process must learn any more: the owner is dead, or it has had the lock again since.
+fn settle_endings(record: &mut Record, facts: &Facts) -> Result<(), Query> {
+    let mut endings = std::mem::take(&mut record.ended_grants);
+    for at in 0..endings.len() {
+        let owner = &endings[at].grant.owner;
         // A dead supervisor will not ask for the ending.
         if let Some(supervisor) = &owner.supervisor
             && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
         {
-            ending.grant.owner_mut().supervisor = None;
+            endings[at].grant.owner_mut().supervisor = None;
         }
-        let is_awaited = ending.grant.owner.supervisor.is_some() || ending.reason != EndReason::Broken;
-        let may_ask = |(_, liveness): (ProcessId, Liveness)| liveness.may_live_here();
-        if is_awaited || effective_owner(&ending.grant.owner, facts)?.is_some_and(may_ask) {
-            record.ended_grants.push(ending);
+        let EndedGrant { grant, reason } = &endings[at];
+        let is_of_owner = matches!(reason, EndReason::Broken | EndReason::Expired);
+        if is_of_owner && grant.owner.supervisor.is_none() && endings[at].is_owed() {
+            let later = record.holders.iter().chain(endings[at + 1..].iter().map(|ending| &ending.grant));
+            let is_awaited = effective_owner(&grant.owner, facts)?.is_some_and(|(process, liveness)| {
+                let is_again = |later: &Grant| has_owner(later, &grant.owner.domain, &process);
+                liveness.may_live_here() && !later.into_iter().any(is_again)
+            });
+            if !is_awaited {
+                endings[at].grant.lifetime = Lifetime::OwnerDied;
+            }
         }
     }
-    Ok(evicted)
+    record.ended_grants = endings;
+    Ok(())
+}
+
+/// Returns true if this process is an owner of the grant, and was told so.
+fn has_owner(grant: &Grant, domain: &PidDomain, process: &ProcessId) -> bool {
+    let owner = &grant.owner;
+    grant.provisional.is_none() && owner.domain.shares_pids_with(domain) && owner.processes.contains(process)
 }
 
 pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {

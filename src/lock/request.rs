@@ -180,11 +180,23 @@ pub struct Credentials {
     pub claim: Option<Vec<u8>>,
     /// Where these processes are.
     pub space: PidSpace,
+    /// What is known of the caller if the script that called this process has ended.
+    pub orphan: Option<Orphan>,
     /// True if the caller acquired the grant for itself, or supervises the process that did. No other process needs to
     /// learn how the grant ended.
     pub supervises: bool,
     /// True if an earlier try of this request had a lost or unclear reply.
     pub repeated: bool,
+}
+
+/// A process whose calling script has ended. The script cannot be recognised any more, only the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Orphan {
+    /// Session of the process and of its script.
+    pub session: i32,
+    /// Start of the process, in milliseconds since 1970 on the clock of this host.
+    pub since: u64,
 }
 
 /// Next step of the engine.
@@ -275,4 +287,6 @@ pub struct NotHolder {
     pub ending: Option<EndedGrant>,
     /// Ending of another grant that is still in the record, although its owner died or its lease expired.
     pub stale: Option<EndedGrant>,
+    /// True if the store with the caller's grant is not at its place any more.
+    pub store_was_replaced: bool,
 }

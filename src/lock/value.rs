@@ -10,17 +10,24 @@
 //!
 //! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
 //! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
+//!
+//! **A caller that had the lock** is not any caller: what it writes depends on what it read. It writes under its grant or
+//! not at all, so the record keeps the ending of a grant until its owner has learned of it or has died. A process that a
+//! dead script left behind ([`Orphan`]) writes nothing if a dead script of its session lost the lock, or if the record may
+//! have forgotten that.
 
 use serde::{Deserialize, Serialize};
 
 use super::codec::text;
 use super::credentials::{Found, find, not_holder};
 use super::ending::{EndReason, EndedGrant};
-use super::facts::{Facts, Query};
+use super::facts::{Facts, Liveness, Query};
+use super::handle::HandleHash;
+use super::owner::{PidSpace, ProcessId};
 use super::protocol::{grant_status, write};
-use super::queue::{end, evict, grant_waiting};
+use super::queue::{effective_owner, end, evict, grant_waiting};
 use super::record::{Grant, Record};
-use super::request::{Credentials, NotHolder, Request, Transition};
+use super::request::{Credentials, NotHolder, Orphan, Request, Transition};
 
 /// Maximum size of a value in bytes.
 pub const MOST_VALUE: usize = 1 << 20;
@@ -102,6 +109,8 @@ pub struct Written {
     pub value: Option<Value>,
     /// Ending of the writer's grant, if it was over.
     pub stale: Option<EndedGrant>,
+    /// Grant that the writer has.
+    pub under: Option<HandleHash>,
 }
 
 /// Reason why a value was not written.
@@ -119,6 +128,9 @@ pub enum WriteRefusal {
     NotHolder(NotHolder),
     /// The writer believes that it holds the lock, but its grant has ended. These grants hold the lock now.
     Lost(Vec<Grant>, EndedGrant),
+    /// The script that called the writer has ended, and the record does not tell whether it had the lock. These grants
+    /// hold the lock now.
+    Orphaned(Vec<Grant>),
 }
 
 impl Request for Writing {
@@ -147,7 +159,7 @@ fn refused(refusal: WriteRefusal) -> Step {
 
 /// Decides about a write by the rules in the module documentation.
 fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Query> {
-    let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None }));
+    let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
     let mut next = record.clone();
     let mut wake = Vec::new();
     let (mut mine, mut stale) = (None, None);
@@ -172,6 +184,11 @@ fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Ste
                 return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
             }
             wake = grant_waiting(&mut next, facts)?;
+            if let Some(orphan) = &writing.credentials.orphan
+                && let Some(refusal) = refusal_of_orphan(orphan, &next, &writing.credentials.space, facts)?
+            {
+                return Ok(refused(refusal));
+            }
         }
     }
     if !holds(writing.precondition, record.value.as_ref()) {
@@ -197,8 +214,33 @@ fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Ste
         end(&mut next, at, EndReason::Released);
         wake = grant_waiting(&mut next, facts)?;
     }
+    let under = mine.map(|at| record.holders[at].proof);
     let written = next.value.clone().unwrap_or(written);
-    Ok(write(next, Ok(Written { value: Some(written), stale }), wake))
+    Ok(write(next, Ok(Written { value: Some(written), stale, under }), wake))
+}
+
+/// Returns the refusal for a process whose script has ended, if the script had the lock or may have had it.
+fn refusal_of_orphan(
+    orphan: &Orphan,
+    record: &Record,
+    space: &PidSpace,
+    facts: &Facts,
+) -> Result<Option<WriteRefusal>, Query> {
+    for ending in record.ended_grants.iter().rev() {
+        let owner = &ending.grant.owner;
+        let may_be_of_script = ending.reason != EndReason::Released
+            && space.contains(&owner.domain)
+            && owner.session == Some(orphan.session);
+        let lives = |found: Option<(ProcessId, Liveness)>| found.is_some_and(|(_, liveness)| liveness.may_live_here());
+        if may_be_of_script && !lives(effective_owner(owner, facts)?) {
+            return Ok(Some(WriteRefusal::Lost(not_holder(record, None, facts)?.holders, ending.clone())));
+        }
+    }
+    // The clock of another host proves nothing about the order.
+    let is_later =
+        |ending: &EndedGrant| !space.contains(&ending.grant.owner.domain) || ending.grant.since > orphan.since;
+    let is_unclear = record.may_have_forgotten() && record.ended_grants.iter().all(is_later);
+    Ok(if is_unclear { Some(WriteRefusal::Orphaned(not_holder(record, None, facts)?.holders)) } else { None })
 }
 
 /// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger

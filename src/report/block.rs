@@ -215,13 +215,16 @@ impl LockBlock<'_> {
         let time = |millis| self.style.zone.full(Duration::from_millis(millis));
         let now = self.reporter.host.wall();
         let last = match &job.success {
+            Some(Success { at, host, .. }) if job.doubtful_success(now.as_millis() as u64).is_some() => {
+                format!("last succeeded at {} (in the future) on {}", time(*at), escape(host.as_bytes()))
+            }
             Some(Success { at, host, .. }) => {
                 let age = span(now.saturating_sub(Duration::from_millis(*at)));
                 format!("last succeeded at {} ({age} ago) on {}", time(*at), escape(host.as_bytes()))
             }
             None => "has not succeeded yet".to_string(),
         };
-        let Some((promise, due)) = job.promise.zip(job.due()) else { return last };
+        let Some((promise, due)) = job.promise.zip(job.due(now.as_millis() as u64)) else { return last };
         let word = if Duration::from_millis(due) <= now { "overdue since" } else { "next by" };
         format!("{last}; must succeed once in {}, {word} {}", span(Duration::from_millis(promise.span)), time(due))
     }

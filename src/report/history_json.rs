@@ -60,21 +60,21 @@ pub struct JobJson {
 }
 
 impl OverdueJson {
-    /// Returns the document for the job under the lock of this name.
-    pub fn new(name: &[u8], job: &JobState, overdue: bool) -> OverdueJson {
-        OverdueJson { name: text(name), overdue, job: JobJson::new(job) }
+    /// Returns the document for the job under the lock of this name at the time `now` of its store.
+    pub fn new(name: &[u8], job: &JobState, now: Duration) -> OverdueJson {
+        OverdueJson { name: text(name), overdue: job.is_overdue(now.as_millis() as u64), job: JobJson::new(job, now) }
     }
 }
 
 impl JobJson {
-    /// Returns the document for a job.
-    pub fn new(job: &JobState) -> JobJson {
+    /// Returns the document for a job at the time `now`.
+    pub fn new(job: &JobState, now: Duration) -> JobJson {
         let time = |millis| rfc3339_millis(Duration::from_millis(millis));
         JobJson {
             last_success: job.success.as_ref().map(|success| time(success.at)),
             host: job.success.as_ref().map(|success| success.host.clone()),
             within: job.promise.map(|promise| promise.span as f64 / 1000.0),
-            due: job.due().map(time),
+            due: job.due(now.as_millis() as u64).map(time),
             refused: job.promise.map(|promise| promise.refused),
         }
     }

@@ -126,7 +126,7 @@ impl SightJson {
             holders: holders.collect(),
             waiters: waiters.collect(),
             value: record.value.as_ref().map(GuardedJson::new),
-            job: record.job.as_ref().map(JobJson::new),
+            job: record.job.as_ref().map(|job| JobJson::new(job, reporter.host.wall())),
             expected: None,
             store: None,
         }

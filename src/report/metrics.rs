@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::lock_table::waiting;
 use crate::engine::LockStatus;
 use crate::history::Past;
-use crate::lock::{EndReason, JobState, Liveness};
+use crate::lock::{EndReason, Liveness};
 use crate::name::escape;
 
 /// The kinds of endings, in the order of their series.
@@ -43,6 +43,8 @@ struct LockMetrics {
     /// Time of the last success of its job since 1970, and the time by which the next run must succeed.
     last_success: Option<Duration>,
     due: Option<Duration>,
+    /// True if the last success lies in the future, so that it does not count.
+    success_in_future: bool,
     /// Number of calls since the last success that did not get the lock, for jobs with a promise.
     refused: Option<u64>,
     /// Number of endings of each kind, and the time of the last one since 1970.
@@ -70,8 +72,8 @@ impl Metrics {
         self.lock(name).is_named = true;
     }
 
-    /// Adds the holders and waiters of a lock.
-    pub fn add_status(&mut self, status: &LockStatus, now: Duration) {
+    /// Adds the holders and waiters of a lock, and its job at the time `of_store` of the store.
+    pub fn add_status(&mut self, status: &LockStatus, now: Duration, of_store: Duration) {
         let age = |since: u64| now.saturating_sub(Duration::from_millis(since));
         let grants = status.record.holders.iter().zip(&status.holders);
         let holders: Vec<u64> = grants.filter(|(_, holds)| holds.is_ok()).map(|(grant, _)| grant.since).collect();
@@ -84,8 +86,11 @@ impl Metrics {
         lock.oldest_wait = came.min().map(age).unwrap_or_default();
         lock.waiters = waiting(status);
         let job = status.record.job.as_ref();
-        lock.last_success = job.and_then(|job| job.success.as_ref()).map(|success| Duration::from_millis(success.at));
-        lock.due = job.and_then(JobState::due).map(Duration::from_millis);
+        let of_store = of_store.as_millis() as u64;
+        let last = job.and_then(|job| job.success_at(of_store));
+        lock.last_success = last.map(|success| Duration::from_millis(success.at));
+        lock.success_in_future = job.is_some_and(|job| job.doubtful_success(of_store).is_some());
+        lock.due = job.and_then(|job| job.due(of_store)).map(Duration::from_millis);
         lock.refused = job.and_then(|job| job.promise).map(|promise| promise.refused);
     }
 
@@ -142,6 +147,8 @@ impl Metrics {
         self.add_known(&mut text, "csalock_last_success_timestamp_seconds", help, |lock| {
             lock.last_success.map(seconds)
         });
+        let help = "1 if the job last succeeded in the future of the store's clock, which does not count.";
+        self.add_known(&mut text, "csalock_success_in_future", help, |lock| lock.success_in_future.then_some(1));
         let help = "Time by which the job of the lock must succeed again.";
         self.add_known(&mut text, "csalock_due_timestamp_seconds", help, |lock| lock.due.map(seconds));
         let help = "Calls of run --overdue since the last success that did not get the lock.";

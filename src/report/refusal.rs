@@ -72,7 +72,7 @@ impl<'a> RefusedLock<'a> {
     }
 
     /// Returns the report about a lock that the caller does not hold.
-    pub fn not_holder(&self, NotHolder { holders, ending, stale }: &NotHolder) -> RefusalReport {
+    pub fn not_holder(&self, NotHolder { holders, ending, stale, .. }: &NotHolder) -> RefusalReport {
         match (holders.as_slice(), ending.as_ref().or(stale.as_ref()), self.presented) {
             ([], Some(ending), _) => self.not_held_any_more(ending),
             ([], None, _) => self.not_held(),

@@ -30,6 +30,9 @@ pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
                 Ok(Err(NotHolder { ending: Some(ending), .. })) => {
                     format!("it was held by {}", Reporter::new(engine).ending(ending))
                 }
+                Ok(Err(NotHolder { store_was_replaced: true, .. })) => {
+                    "its store was moved, replaced or removed, so other callers did not see the grant".to_string()
+                }
                 Ok(_) => "its record has no trace of the grant".to_string(),
                 Err(error) => format!("its lease is over, and it could not be released: {error}"),
             };

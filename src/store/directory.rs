@@ -74,6 +74,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::stat::stat;
 
 use self::commit::Commit;
 use self::doorbell::Doorbell;
@@ -109,6 +110,8 @@ pub struct Directory {
     shared: bool,
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
+    /// Device and number of the directory that this process committed to last.
+    committed_in: Mutex<Option<(u64, u64)>>,
     /// The scope of a store that does not exist yet, by the file system of its next ancestor.
     future_scope: OnceLock<Scope>,
     /// The place and the listing of the last read or commit, which save a commit of that version, or of no record, a new
@@ -133,6 +136,7 @@ impl Directory {
             shared,
             host,
             root: Mutex::default(),
+            committed_in: Mutex::default(),
             future_scope: OnceLock::new(),
             seen: Mutex::default(),
             leases: lease::Seen::default(),
@@ -231,7 +235,11 @@ impl Store for Directory {
             let swap = self.in_store(change.expect.is_none() && change.body.is_some(), |root| {
                 let (keep, conflicting) = (change.options, set.conflicting);
                 let commit = Commit { store: self, root, keep, conflicting, stands: &|| set.changes_stand() };
-                commit.swap(change.name, change.expect.as_ref(), change.body)
+                let done = commit.swap(change.name, change.expect.as_ref(), change.body)?;
+                if done != CommitResult::Conflict {
+                    *guarded(&self.committed_in) = Some(root.id);
+                }
+                Ok(done)
             });
             Ok(swap?.unwrap_or(CommitResult::Conflict))
         })?;
@@ -254,6 +262,13 @@ impl Store for Directory {
 
     fn leases(&self) -> &dyn Leases {
         self
+    }
+
+    fn is_replaced(&self) -> bool {
+        guarded(&self.committed_in).is_some_and(|id| match stat(&self.path) {
+            Ok(found) => (found.st_dev, found.st_ino) != id,
+            Err(errno) => matches!(errno, Errno::ENOENT | Errno::ENOTDIR),
+        })
     }
 
     fn scope(&self) -> Scope {

@@ -230,6 +230,34 @@ mod tests {
     }
 
     #[test]
+    fn a_hole_in_the_history_is_not_read() {
+        with(|history_file, place| {
+            let file = File::create(place.join("history")).unwrap();
+            file.set_len(200 << 30).unwrap();
+            drop(file);
+            let (began, mut reads) = (read_bytes(), Vec::new());
+            history_file
+                .read(&mut Generations::default(), Path::new("history"), &mut |line| reads.push(line.len()))
+                .unwrap();
+            assert_eq!(reads, [0; 0]);
+            std::io::Write::write_all(
+                &mut File::options().append(true).open(place.join("history")).unwrap(),
+                b"\nline\n",
+            )
+            .unwrap();
+            assert_eq!(lines(history_file).last().unwrap(), "line\n");
+            let read = read_bytes() - began;
+            assert!(read < 1 << 26, "{read} bytes were read");
+        });
+    }
+
+    /// Returns the number of bytes that this thread has read, of files and holes.
+    fn read_bytes() -> u64 {
+        let counts = fs::read_to_string("/proc/thread-self/io").unwrap();
+        counts.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    }
+
+    #[test]
     fn concurrent_writers_lose_no_line_to_the_rotation() {
         with(|history_file, place| {
             let writer = |thread: usize| {

@@ -1,11 +1,13 @@
-//! Mount of a store, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and options that endanger locks. Only
-//! `csalock doctor` uses these. docs/nfs.md explains the options of NFS.
+//! Mount of a store, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and options that endanger locks, for
+//! `csalock doctor`. docs/nfs.md explains the options of NFS. Also, which files are mounted alone.
 
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, FileType, StatxAttributes, StatxFlags, statx};
 
 use super::Finding;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::escape_path;
 
 /// Doubtful options of an NFS mount, with their effect and a hint.
 const DOUBTS: [(&[&str], &str, &str); 3] = [
@@ -41,6 +43,21 @@ pub(super) struct Mount {
 pub(super) fn of(path: &Path) -> Option<Mount> {
     let number = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?.stx_mnt_id;
     parse(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, number)
+}
+
+/// Refuses a file that is a mount of its own, as container managers mount single files. Callers with another name of the
+/// file use the `.csalock` of another directory, so they would not see its locks. A directory is locked in the directory
+/// above it, whether or not it is a mount.
+pub fn refuse_file_mounted_alone(path: &Path) -> Result<()> {
+    let Ok(found) = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE) else { return Ok(()) };
+    let knows = found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+    let is_mount =
+        if knows { found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) } else { is_mount_point(path) };
+    if !is_mount || FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory {
+        return Ok(());
+    }
+    let what = format!("{} is mounted without its directory, where its locks are", escape_path(path));
+    Err(Error::new(ErrorKind::Denied, what, "mount the directory, or name a store of all callers with --store"))
 }
 
 /// Returns true if this file is a mount of its own.

@@ -50,7 +50,7 @@ mod tests;
 mod vfs;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rusqlite::types::ValueRef;
@@ -88,6 +88,8 @@ pub struct Sqlite {
     leases: BootLeases,
     busy: Arc<Busy>,
     database: Shared,
+    /// The file that this process committed to last.
+    committed_in: Mutex<Option<checks::FileId>>,
 }
 
 impl Sqlite {
@@ -102,6 +104,7 @@ impl Sqlite {
             host,
             busy,
             database: database::share(),
+            committed_in: Mutex::default(),
         })
     }
 
@@ -220,6 +223,7 @@ impl Store for Sqlite {
             }
             // The process that waits for this commit has been woken by now.
             self.tend_journal();
+            self.note_files();
         }
         Ok(done)
     }
@@ -241,6 +245,10 @@ impl Store for Sqlite {
 
     fn scope(&self) -> Scope {
         Scope::Local
+    }
+
+    fn is_replaced(&self) -> bool {
+        self.has_other_files()
     }
 
     fn describe(&self, name: &[u8]) -> String {

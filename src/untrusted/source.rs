@@ -66,6 +66,7 @@ impl Source<'_> {
             domain: PidDomain { machine: self.text(), boot: self.text(), pids: self.text(), net: self.number() },
             processes: self.few(Source::process),
             supervisor: self.option(Source::process),
+            session: self.option(|source| source.number() as i32),
             host: self.text(),
             uid: self.number() as u32,
             command: self.bytes(),

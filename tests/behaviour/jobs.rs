@@ -56,9 +56,41 @@ on_every_kind_of_store! {
         };
         for (slot, minutes) in [("hour", 60), ("day", 12 * 60), ("week", 36 * 60), ("10m", 10), ("1d", 24 * 60)] {
             assert_eq!([run(0, slot), run(1, slot), run(minutes, slot), run(minutes, slot)], ["runs\n", "", "runs\n", ""], "{slot}");
-            // A clock that is late does not bring an old slot back.
-            assert_eq!(run(0, slot), "", "{slot}");
+            // A clock that is a little late does not bring an old slot back.
+            let late = format!("{}s", noon_and(minutes).trim_end_matches('s').parse::<i64>().unwrap() - 30);
+            let late = if late.starts_with('-') { late } else { format!("+{late}") };
+            let done = sandbox.csalock(["run", "--once-per", slot, slot, "echo", "runs"]).with_clocks(&late).capture();
+            assert_eq!(done.stdout, "", "{slot}");
         }
+    }
+
+    fn a_success_in_the_future_does_not_count(sandbox: &Sandbox) {
+        let run = |minutes: i64, word: &str| {
+            let words = ["run", "-n", "--once-per", "hour", "--overdue", "2h", "job", "echo", word];
+            at(sandbox.csalock(words), minutes).capture()
+        };
+        let month = 30 * 24 * 60;
+        assert_eq!([run(0, "first"), run(month, "ahead")].map(|done| done.stdout), ["first\n", "ahead\n"]);
+        let overdue = |minutes: i64, words: &[&str]| at(sandbox.csalock([&["overdue"], words].concat()), minutes).capture();
+        assert_eq!(overdue(60, &[]).code, Some(0), "it was promised at noon");
+        let says = "its job last succeeded at TIME, in the future of the store's clock, so that does not count";
+        let done = overdue(121, &[]);
+        assert_eq!((done.code, sandbox.plain(&done.stdout)), (Some(86), format!("job: {says}, and must succeed once in 2h\n")));
+        let document: Value = serde_json::from_str(&overdue(121, &["--json"]).stdout).unwrap();
+        assert_eq!(document[0]["overdue"], true);
+        let metrics = at(sandbox.csalock(["metrics"]), 121).capture().stdout;
+        assert!(metrics.contains("csalock_success_in_future{") && !metrics.contains("csalock_last_success_"), "{metrics}");
+        let doctor = at(sandbox.csalock(["doctor"]), 121).capture();
+        let words = doctor.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("the job of lock job last succeeded at "), "{doctor:?}");
+        let done = run(121, "again");
+        assert_eq!(done.stdout, "again\n");
+        assert_eq!(sandbox.plain(&done.stderr), format!("csalock: lock job in store STORE: {says}; the job runs\n"));
+        let done = run(122, "no");
+        assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("", ""));
+        assert_eq!(overdue(122, &[]).code, Some(0));
+        assert!(!at(sandbox.csalock(["metrics"]), 122).capture().stdout.contains("csalock_success_in_future{"));
+        assert_eq!(run(180, "next").stdout, "next\n");
     }
 
     fn a_run_that_failed_is_repeated_but_not_for_ever(sandbox: &Sandbox) {
@@ -168,13 +200,15 @@ on_every_kind_of_store! {
         // Some runs die with csalock, some alone, and some fail. A run is complete with its last line.
         let job = "echo try >> tries; case $(($(wc -l < tries) % 5)) in
                    1) kill -9 $PPID; exec sleep 1000;; 2) kill -9 $$;; 3) exit 1;; esac; echo $SLOT >> runs";
-        // A worker goes on to the next slot after the job has succeeded in this one.
+        // A worker goes on to the next slot after the job has succeeded in this one, and all workers have seen that: the clock
+        // of the store is never behind a success by more than a minute.
         let slots = sandbox.many(20).max(4);
         let script = format!(
             "SLOT=0; export SLOT; while [ $SLOT -lt {slots} ]; do SLOT=$((SLOT + 1)); code=1; while [ $code != 0 ]; do
              {CLOCK}=$(({} + 600 * SLOT))s; {FILE_TIMES}=${CLOCK}; export {CLOCK} {FILE_TIMES}
              csalock run -q -w inf --once-per 10m --retries 1000 job dash -c '{job}'; code=$?
-             case $code in 0|1|137) ;; *) echo $code >> codes;; esac; done; done",
+             case $code in 0|1|137) ;; *) echo $code >> codes;; esac; done
+             echo >> seen.$SLOT; while [ $(wc -l < seen.$SLOT) -lt 8 ]; do sleep 0.01; done; done",
             noon_and(0).trim_start_matches('+').trim_end_matches('s')
         );
         let workers: Vec<Job> = (0..8).map(|_| sandbox.script("dash", &script).spawn()).collect();

@@ -1,6 +1,6 @@
 //! On stores that other hosts may share, the keeper of a live owner renews a lease in the background, unnoticed.
 
-use crate::sandbox::proc::keepers;
+use crate::sandbox::proc::{keepers, lives, program};
 use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
 
 on_every_shared_store! {
@@ -42,6 +42,38 @@ on_every_shared_store! {
             assert_eq!(sandbox.stored(), before);
         }
         assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn the_keeper_of_a_script_and_its_guard_replace_each_other(sandbox: &Sandbox) {
+        let mut job = sandbox.script("dash", "csalock lock x; echo; read line; csalock unlock x; echo $?; read line").env("CSALOCK_LEASE", "3s").spawn();
+        job.lines(1);
+        let of_sandbox = format!("CSALOCK_STORE={}", sandbox.store());
+        let named = |name: &str| -> Vec<i32> {
+            let all = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+            let is_ours = |pid: &i32| {
+                let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+                environment.split(|byte| *byte == 0).any(|variable| variable == of_sandbox.as_bytes())
+            };
+            all.filter(|pid| program(*pid) == name && lives(*pid) && is_ours(pid)).collect()
+        };
+        let both = ["csalock-keeper", "csalock-guard"];
+        for round in 0..4 {
+            wait_until("there are both", || both.iter().all(|name| named(name).len() == 1));
+            let [one, other] = both.map(|name| named(name)[0]);
+            let killed = if round % 2 == 0 { one } else { other };
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(killed), nix::sys::signal::Signal::SIGKILL).unwrap();
+            wait_until("it is replaced", || {
+                let now: Vec<i32> = both.iter().flat_map(|name| named(name)).collect();
+                now.len() == 2 && !now.contains(&killed)
+            });
+            let ends = || sandbox.sight("x")["holders"][0]["renewed_until"].to_string();
+            let before = ends();
+            wait_until("the lease is renewed", || ends() != before);
+            assert_eq!(sandbox.csalock(["lock", "-qn", "--fail-on-stale", "x"]).capture().code, Some(75));
+        }
+        job.tell("go");
+        assert_eq!(job.lines(2)[1], "0");
+        wait_until("both have ended", || both.iter().all(|name| named(name).is_empty()));
     }
 
     fn a_killed_keeper_is_replaced_and_a_finished_keeper_is_not(sandbox: &Sandbox) {

@@ -37,7 +37,7 @@ on_every_store! {
         // The server may be busy with other tests.
         let patient = WaitPolicy { limit: Some(Duration::from_secs(60)), ..WaitPolicy::NONE };
         let party = Owner {
-            domain: host.domain().unwrap(), processes: vec![process], supervisor: None, host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
+            domain: host.domain().unwrap(), processes: vec![process], supervisor: None, session: None, host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
         };
         for round in 0..sandbox.many(10_000) {
             let name = format!("lock {}", round % 100);

@@ -229,7 +229,7 @@ impl Host for Rebooted {
         let seen = if mine {
             PidDomain { boot: real.boot, ..home.clone() }
         } else {
-            PidDomain { boot: "before".into(), ..home.clone() }
+            PidDomain { boot: "before".into(), pids: "4026531836.0".into(), ..home.clone() }
         };
         self.unix.liveness(&seen, process, reach)
     }
@@ -354,6 +354,7 @@ fn go_on(
         domain: host.domain()?,
         processes: owners,
         supervisor: None,
+        session: None,
         host: host.name(),
         uid: 0,
         command,

@@ -43,6 +43,26 @@ fn force_names_the_holder_that_came_after_its_look_at_the_lock() {
 }
 
 on_every_kind_of_store! {
+    fn a_handle_may_come_from_a_file_or_a_descriptor(sandbox: &Sandbox) {
+        let lock = || sandbox.script("dash", "csalock lock --forever --print-handle x > handle; :").run();
+        lock();
+        sandbox.csalock(["put", "--handle", "@handle", "x", "a"]).run();
+        sandbox.csalock(["renew", "--ttl", "1h", "--handle=@handle", "x"]).run();
+        sandbox.csalock(["unlock", "--handle", "@handle", "x"]).run();
+        lock();
+        sandbox.script("dash", "csalock unlock --handle @/dev/fd/3 x 3< handle").run();
+        lock();
+        let said = "csalock: cannot read the handle from none: No such file or directory (os error 2); name a readable file \
+                    after the @\n";
+        sandbox.csalock(["unlock", "--handle", "@none", "x"]).status(74).stderr(said).run();
+        sandbox.file("files/wrong", "nothing\n");
+        let said = "csalock: there is no handle in wrong; a handle is the 32 hex digits that `csalock lock --print-handle` \
+                    printed\n";
+        sandbox.csalock(["unlock", "--handle", "@wrong", "x"]).status(64).stderr(said).run();
+        sandbox.csalock(["unlock", "--handle", "@/dev/zero", "x"]).status(64).capture();
+        assert_eq!(sandbox.state("x"), "held");
+    }
+
     fn a_later_caller_is_told_which_holder_died_with_the_lock(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x > /dev/null; kill -9 $$").capture();
         let said = sandbox.csalock(["unlock", "x"]).capture();

@@ -250,6 +250,7 @@ impl World {
             owners,
             claim: None,
             space: home(self.actors[at].host).into(),
+            orphan: None,
             supervises: false,
             repeated: actor.repeated,
         };

@@ -252,6 +252,7 @@ pub(crate) fn party(script: &Script, actor: usize) -> Owner {
         domain: home(script.host),
         processes: vec![owner(script, actor)],
         supervisor: None,
+        session: None,
         host: String::new(),
         uid: 0,
         command: Vec::new(),

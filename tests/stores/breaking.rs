@@ -77,6 +77,7 @@ fn take(engine: &Engine) -> HandleHash {
         command: Vec::new(),
         label: None,
         supervisor: None,
+        session: None,
     };
     let applicant = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
     match engine.acquire(b"x", &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap() {
@@ -94,7 +95,7 @@ pub(crate) fn force_removes_no_lock_that_replaced_an_unreadable_record(rig: &Rig
         *proof.lock().unwrap() = Some(take(&other));
     };
     let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None).unwrap();
-    let Err(NotHolder { holders, ending: None, stale: None }) = answer else { panic!("{answer:?}") };
+    let Err(NotHolder { holders, ending: None, stale: None, .. }) = answer else { panic!("{answer:?}") };
     let held = engine(rig, None).inspect(b"x").unwrap().record.holders;
     let proofs = [&holders, &held].map(|grants| grants.iter().map(|grant| Some(grant.proof)).collect::<Vec<_>>());
     let taken = *taken.lock().unwrap();

@@ -201,6 +201,7 @@ impl Fixture {
             command: Vec::new(),
             label: None,
             supervisor: None,
+            session: None,
         };
         AcquireRequest { lifetime, ..AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process) }
     }

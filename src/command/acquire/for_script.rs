@@ -120,12 +120,16 @@ impl ForScript<'_> {
         let this = ThisProcess::look()?;
         let caller = self.owner(&this)?;
         let (owners, command) = (caller.owners.clone(), caller.command.clone());
+        let request = request(self.context, &taking.waiting, handle, this.id(), owners, command)?;
+        // A process that the script leaves behind is known by its session.
+        let session = self.pid.is_none().then(|| this.session());
         let request = AcquireRequest {
             owner_outlives_process: true,
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
-            ..request(self.context, &taking.waiting, handle, this.id(), owners, command)?
+            owner: Owner { session, ..request.owner },
+            ..request
         };
         Ok((request, caller))
     }

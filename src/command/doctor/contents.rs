@@ -6,8 +6,9 @@ use crate::command::context::Context;
 use crate::duration::shown as span;
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
-use crate::lock::{EndReason, Liveness};
+use crate::lock::{EndReason, JobState, Liveness};
 use crate::name::{escape, shell_quote};
+use crate::report::Zone;
 use crate::store::{Finding, Location};
 
 /// Counters of the records in a store.
@@ -18,6 +19,8 @@ struct Count {
     abandoned: u64,
     /// Errors of unreadable records, one error for each record.
     unreadable: Vec<Error>,
+    /// Names and last successes of jobs whose success may lie in the future.
+    ahead: Vec<(Vec<u8>, JobState)>,
     /// Start of the oldest grant that is held, in milliseconds since the epoch, and its lock's name.
     oldest: Option<(u64, Vec<u8>)>,
 }
@@ -25,7 +28,7 @@ struct Count {
 pub(super) fn findings(context: &Context, location: &Location, engine: &Engine) -> Vec<Finding> {
     let mut count = Count::default();
     let scanned = engine.for_each_lock(&mut |status| {
-        count.add(status);
+        count.add(status, engine.host().wall());
         Ok(())
     });
     let mut findings = match scanned {
@@ -37,12 +40,15 @@ pub(super) fn findings(context: &Context, location: &Location, engine: &Engine) 
 }
 
 impl Count {
-    fn add(&mut self, status: Result<LockStatus>) {
+    fn add(&mut self, status: Result<LockStatus>, now: Duration) {
         let status = match status {
             Ok(status) => status,
             Err(error) => return self.unreadable.push(error),
         };
         self.held += u64::from(status.is_held());
+        if let Some(job) = status.record.job.as_ref().filter(|job| job.doubtful_success(millis(now)).is_some()) {
+            self.ahead.push((status.record.name.clone(), job.clone()));
+        }
         let is_left = |standing: &std::result::Result<Liveness, EndReason>| matches!(standing, Err(how) if *how != EndReason::Released);
         let is_abandoned = status.holders.iter().any(is_left) || status.waiters.contains(&Liveness::Dead);
         self.abandoned += u64::from(is_abandoned);
@@ -67,8 +73,21 @@ impl Count {
             let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
             findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
         }
+        findings.extend(self.jobs(engine));
         findings.extend(self.leftovers(store, engine));
         findings
+    }
+
+    /// Returns a finding about a job whose last success lies in the future of the store's clock.
+    fn jobs(&self, engine: &Engine) -> Option<Finding> {
+        if self.ahead.is_empty() {
+            return None;
+        }
+        let now = millis(engine.time().unwrap_or_else(|_| engine.host().wall()));
+        let (name, success) = self.ahead.iter().find_map(|(name, job)| Some((name, job.doubtful_success(now)?)))?;
+        let at = Zone::Local.full(Duration::from_millis(success.at));
+        let what = format!("the job of lock {} last succeeded at {at}, in the future; it does not count", escape(name));
+        Some(Finding::doubtful("jobs", what, "check the clock of the store; the next success replaces that time"))
     }
 
     fn leftovers(&self, store: &str, engine: &Engine) -> Vec<Finding> {
@@ -102,4 +121,8 @@ fn history(context: &Context, engine: &Engine) -> Finding {
         Ok(true) if limits.are_off() => Finding::good("history", format!("{number} kept; CSALOCK_HISTORY=0 adds none")),
         Ok(true) => Finding::good("history", format!("{number} kept, for {} at most", span(limits.age))),
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis() as u64
 }

@@ -48,10 +48,12 @@ impl<'a> Recurring<'a> {
         }
         let engine = opened.engine(0);
         let job = engine.record(&opened.target(0).name)?.job;
-        let Some(success) = job.and_then(|job| job.success).filter(|success| success.slot.is_some()) else {
+        let Some(job) = job.filter(|job| job.success.as_ref().is_some_and(|success| success.slot.is_some())) else {
             return Ok(false);
         };
-        let is_done = success.slot >= self.slot(engine.time()?);
+        let now = engine.time()?;
+        let Some(success) = job.success_at(millis(now)) else { return Ok(false) };
+        let is_done = success.slot >= self.slot(now);
         if is_done {
             self.tell_done(opened, &success);
         }
@@ -70,7 +72,13 @@ impl<'a> Recurring<'a> {
             now: millis(now),
         };
         match engine.apply(&target.name, &request)? {
-            Ok(RunStart::Begun) => Ok(None),
+            Ok(RunStart::Begun(doubtful)) => {
+                if let Some(success) = doubtful {
+                    let lock = RefusedLock::new(target, &reporter);
+                    self.asked.common.note(&format!("{lock}: {}; the job runs", in_future(&success, Zone::Local)));
+                }
+                Ok(None)
+            }
             Ok(RunStart::Done(success)) => {
                 self.tell_done(opened, &success);
                 Ok(Some(Exit::Done))
@@ -137,6 +145,13 @@ impl<'a> Recurring<'a> {
 /// Returns a clause about a job that has not succeeded in time.
 pub(in crate::command) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
     let promise = job.promise.map_or(0, |promise| promise.span);
+    if let Some(success) = job.doubtful_success(millis(now)) {
+        return format!(
+            "{}, and must succeed once in {}",
+            in_future(success, zone),
+            span(Duration::from_millis(promise))
+        );
+    }
     let (what, since) = match (&job.success, job.promise) {
         (Some(success), _) => ("its job last succeeded at", success.at),
         (None, promise) => ("its job has not succeeded since", promise.map_or(0, |promise| promise.since)),
@@ -144,6 +159,12 @@ pub(in crate::command) fn overdue(job: &JobState, now: Duration, zone: Zone) -> 
     let since = Duration::from_millis(since);
     let (age, promise) = (span(now.saturating_sub(since)), span(Duration::from_millis(promise)));
     format!("{what} {} ({age} ago), and must succeed once in {promise}", zone.full(since))
+}
+
+/// Returns a clause about a success that does not count.
+pub(in crate::command) fn in_future(success: &Success, zone: Zone) -> String {
+    let at = zone.full(Duration::from_millis(success.at));
+    format!("its job last succeeded at {at}, in the future of the store's clock, so that does not count")
 }
 
 fn millis(span: Duration) -> u64 {

@@ -13,7 +13,16 @@ fn proof(pid: i32) -> HandleHash {
 fn owner(pid: i32) -> Owner {
     let domain = PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 };
     let owners = vec![ProcessId { pid, start: 1 }];
-    Owner { domain, processes: owners, supervisor: None, host: "h".into(), uid: 0, command: Vec::new(), label: None }
+    Owner {
+        domain,
+        processes: owners,
+        supervisor: None,
+        session: None,
+        host: "h".into(),
+        uid: 0,
+        command: Vec::new(),
+        label: None,
+    }
 }
 
 fn holds(pid: i32, share: Mode, slot: u32) -> Grant {

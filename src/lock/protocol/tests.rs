@@ -32,6 +32,7 @@ fn owner(owners: &[i32]) -> Owner {
         domain: domain(),
         processes: owners,
         supervisor: None,
+        session: None,
         host: "h".into(),
         uid: 0,
         command: b"job".to_vec(),
@@ -95,6 +96,7 @@ fn handle_of(pid: i32) -> Credentials {
         owners: Vec::new(),
         claim: None,
         space: domain().into(),
+        orphan: None,
         supervises: false,
         repeated: false,
     }
@@ -443,7 +445,7 @@ fn a_break_removes_a_grant_whose_owner_died() {
     // The request names no grant, so the response lists the holders.
     let refused = settle(&record, &Break(Vec::new()), &[]);
     assert!(
-        matches!(refused, Transition::Done(Err(NotHolder { ref holders, ending: None, stale: None })) if holders[0].proof == proof(2)),
+        matches!(refused, Transition::Done(Err(NotHolder { ref holders, ending: None, stale: None, .. })) if holders[0].proof == proof(2)),
         "{refused:?}"
     );
 }

@@ -21,6 +21,7 @@ fn held(ends: u64) -> Record {
         domain: domain(),
         processes: vec![owner],
         supervisor: None,
+        session: None,
         host: "h".into(),
         uid: 0,
         command: Vec::new(),
@@ -50,6 +51,7 @@ fn writing(pid: i32, bytes: &[u8]) -> Writing {
             owners: Vec::new(),
             claim: None,
             space: domain().into(),
+            orphan: None,
             supervises: false,
             repeated: false,
         },
@@ -176,4 +178,77 @@ fn a_condition_is_checked_before_the_wait() {
     assert!(matches!(put(&mut record, 10, absent(9)), Err(WriteRefusal::VersionMismatch(Some(_)))));
     assert!(matches!(put(&mut record, 10, version(1, 10)), Err(WriteRefusal::VersionMismatch(Some(_)))));
     assert!(put(&mut record, 10, version(1, 9)).is_ok());
+}
+
+/// Returns a record whose holders, each after the one before, have ended in this way.
+fn ended(pids: std::ops::Range<i32>, reason: EndReason) -> Record {
+    let grant = |pid: i32| {
+        let mut grant = Grant { proof: proof(pid), since: pid as u64, ..held(1).holders.remove(0) };
+        (grant.owner_mut().processes, grant.owner_mut().session) = (vec![ProcessId { pid, start: 1 }], Some(pid));
+        grant
+    };
+    let ended_grants = pids.map(|pid| EndedGrant { grant: grant(pid), reason }).collect();
+    Record { ended_grants, ..Record::free(b"x") }
+}
+
+#[test]
+fn a_process_whose_script_has_ended_writes_only_if_the_script_surely_did_not_have_the_lock() {
+    let orphan = |session, since| {
+        let mut writing = writing(99, b"a");
+        (writing.credentials.proof, writing.credentials.orphan) = (None, Some(Orphan { session, since }));
+        writing
+    };
+    let dead = |record: &Record, writing: &Writing| {
+        let mut facts = Facts::at(7);
+        loop {
+            match decide(record, writing, &facts) {
+                Ok(step) => break step.response().clone(),
+                Err(Query::Liveness(domain, process)) => facts.insert_liveness(domain, process, Liveness::Dead),
+                Err(query) => panic!("{query:?}"),
+            }
+        }
+    };
+    for reason in [EndReason::Died, EndReason::Expired, EndReason::Broken] {
+        let record = ended(1..3, reason);
+        assert!(matches!(dead(&record, &orphan(2, 0)), Err(WriteRefusal::Lost(..))), "{reason:?}");
+        assert!(dead(&record, &orphan(3, 0)).is_ok(), "{reason:?}: another session");
+    }
+    assert!(dead(&ended(1..3, EndReason::Released), &orphan(2, 0)).is_ok());
+    let crowded = ended(11..15, EndReason::Died);
+    assert!(matches!(dead(&crowded, &orphan(3, 10)), Err(WriteRefusal::Orphaned(_))), "its ending may be forgotten");
+    assert!(dead(&crowded, &orphan(3, 11)).is_ok(), "the endings reach back to its start");
+    assert!(matches!(put(&mut crowded.clone(), 9, orphan(13, 20)), Ok(_)), "that script lives");
+    let elsewhere = PidSpace { boot: "other".into(), pids: "p".into() };
+    let mut writing = orphan(13, 20);
+    writing.credentials.space = elsewhere;
+    assert!(matches!(dead(&crowded, &writing), Err(WriteRefusal::Orphaned(_))), "other clocks prove nothing");
+}
+
+#[test]
+fn the_ending_of_a_grant_stays_until_its_owner_has_the_lock_again_or_dies() {
+    let by_owner = |pid: i32| {
+        let mut writing = writing(pid, b"a");
+        writing.credentials.owners = vec![ProcessId { pid, start: 1 }];
+        Writing { credentials: Credentials { proof: None, ..writing.credentials }, ..writing }
+    };
+    let mut record = ended(1..2, EndReason::Expired);
+    record.ended_grants.extend(ended(2..9, EndReason::Died).ended_grants);
+    record = decode(&encode(&record), 20).unwrap();
+    assert_eq!(record.ended_grants.len(), 5);
+    assert!(matches!(put(&mut record, 21, by_owner(1)), Err(WriteRefusal::Lost(..))));
+    assert!(put(&mut record, 22, by_owner(10)).is_ok());
+    let mut again = record.clone();
+    again.ended_grants.extend(ended(1..2, EndReason::Released).ended_grants);
+    assert!(put(&mut again, 23, by_owner(10)).is_ok());
+    assert_eq!(again.ended_grants.iter().filter(|ending| ending.is_owed()).count(), 0);
+    // So many hosts may have died with the lock.
+    record.ended_grants.extend(ended(100..140, EndReason::Expired).ended_grants);
+    assert_eq!(decode(&encode(&record), 24).unwrap().ended_grants.len(), 32);
+}
+
+#[test]
+fn a_write_names_the_grant_that_allows_it() {
+    let mut record = held(1);
+    assert_eq!(put(&mut record, 2, writing(1, b"a")).unwrap().under, Some(proof(1)));
+    assert_eq!(put(&mut Record::free(b"x"), 2, writing(1, b"a")).unwrap().under, None);
 }

@@ -39,6 +39,15 @@ impl RefusedLock<'_> {
         self.report(ErrorKind::NotOwner, message, format!("take it again before you read and write{or}"), holders)
     }
 
+    /// Returns the report about a writer whose script has ended, while other callers have had the lock.
+    pub fn orphaned_writer(&self, holders: &[Grant]) -> RefusalReport {
+        let message = format!(
+            "nothing was written, because the script that called csalock has ended, and others have had {self} since"
+        );
+        let hint = "take it again before you read and write; use setsid(1) for a write that no script waits for";
+        self.report(ErrorKind::NotOwner, message, hint, holders)
+    }
+
     /// Returns the report about a writer that must hold the lock, which has no holder.
     pub fn not_held_by_writer(&self) -> RefusalReport {
         let hint = format!("take it first with `csalock get --lock {}`", self.lock.shell_arg);

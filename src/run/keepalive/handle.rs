@@ -46,7 +46,7 @@ impl<'a> Keeper<'a> {
             let supervisor = Pid::this();
             // An earlier keeper may have received a wake-up that it did not handle, and a socket of its own comes later.
             let is_late = self.was_started.replace(true) || self.bell.is_none();
-            let work = || config.run(Some(supervisor), Some(&self.news), self.bell, is_late);
+            let work = || config.run(None, Some(supervisor), Some(&self.news), self.bell, is_late);
             let keep: Vec<_> = [Some(self.news.as_fd()), self.bell.map(AsFd::as_fd)].into_iter().flatten().collect();
             // If the keeper does not start, the supervisor ends the command before the lease ends.
             self.pid.set(detach::spawn(Detach::Child, &keep, work).unwrap_or(None));

@@ -23,6 +23,9 @@ const EXIT_FAILED: u8 = 1;
 /// Owners that have not ended, each with a pidfd that becomes readable at its end, if the keeper can observe it now.
 type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
 
+/// The guard of a keeper, and its pidfd.
+type Guard = (Pid, Option<OwnedFd>);
+
 /// The end of the lease as the watching thread knows it, and its steps against the owners.
 #[derive(Default)]
 struct LeaseWatch {
@@ -33,9 +36,11 @@ struct LeaseWatch {
 
 impl KeeperConfig<'_> {
     /// Renews the leases until no lock is held any more or the owners have ended. Notifies `tell` of each new end. Hears
-    /// of changes by `bell` or a socket of its own. A keeper that is late may have missed a change.
+    /// of changes by `bell` or a socket of its own. A keeper that is late may have missed a change. The call returns only
+    /// when the `guard` has ended.
     pub(super) fn run(
         &self,
+        guard: Option<Pid>,
         supervisor: Option<Pid>,
         tell: Option<&OwnedFd>,
         bell: Option<&WakeSocket>,
@@ -55,6 +60,7 @@ impl KeeperConfig<'_> {
         owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
         let own = bell.is_none().then(|| WakeSocket::new(WakeAddress::Supervisor(&self.proof))).flatten();
         let listeners: Vec<BorrowedFd<'_>> = [Some(&changed), tell].into_iter().flatten().map(AsFd::as_fd).collect();
+        let guard = guard.map(|guard| (guard, pidfd_of(guard)));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renew = || {
@@ -67,7 +73,12 @@ impl KeeperConfig<'_> {
                 if is_late {
                     notify(poke.as_fd());
                 }
-                self.watch(supervisor, owners, &timer, bell.or(own.as_ref()), poke.as_fd(), changed.as_fd());
+                let bell = bell.or(own.as_ref());
+                if !self.watch((&guard, supervisor), owners, &timer, bell, poke.as_fd(), changed.as_fd()) {
+                    ended.store(true, SeqCst);
+                    notify(poke.as_fd());
+                    return;
+                }
                 // The renewal loop stops first, because on a slow store it would starve a release. But a success that is
                 // not on record yet needs the lock, even if the supervisor is stopped for long.
                 ended.store(!self.is_reported, SeqCst);
@@ -80,36 +91,35 @@ impl KeeperConfig<'_> {
         })
     }
 
-    /// Watches the owners until they have ended, and ends them before their lease ends.
+    /// Watches the owners until they have ended, and ends them before their lease ends. Returns false if the guard has
+    /// ended before.
     fn watch(
         &self,
-        supervisor: Option<Pid>,
+        (guard, supervisor): (&Option<Guard>, Option<Pid>),
         mut owners: Owners<'_>,
         timer: &BoottimeTimer,
         bell: Option<&WakeSocket>,
         poke: BorrowedFd<'_>,
         news: BorrowedFd<'_>,
-    ) {
+    ) -> bool {
         let mut lease_watch = LeaseWatch::default();
         loop {
             owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
             if owners.is_empty() {
-                return;
+                return true;
+            }
+            if guard.as_ref().is_some_and(|(guard, _)| !is_guarded(Some(*guard))) {
+                return false;
             }
             // The keeper polls the owners that it cannot watch.
             let is_watched = |(_, pidfd): &(&ProcessId, Option<OwnedFd>)| pidfd.is_some();
             let look_again = (!owners.iter().all(is_watched)).then(|| self.context.host.boottime() + POLL_INTERVAL);
             let next_step = self.enforce_lease(&mut lease_watch, &owners, supervisor);
             timer.set([look_again, next_step].into_iter().flatten().min());
-            let bell_fd = bell.map(AsFd::as_fd);
-            let _ = wait_readable(
-                owners
-                    .iter()
-                    .filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()))
-                    .chain([news, timer.as_fd()])
-                    .chain(bell_fd),
-                None,
-            );
+            let pidfds = owners.iter().filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()));
+            let guard_fd = guard.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
+            let others = bell.map(AsFd::as_fd).into_iter().chain(guard_fd.map(AsFd::as_fd));
+            let _ = wait_readable(pidfds.chain([news, timer.as_fd()]).chain(others), None);
             drain(news);
             if bell.is_some_and(WakeSocket::was_woken) {
                 notify(poke);
@@ -197,7 +207,11 @@ impl KeeperConfig<'_> {
     }
 }
 
-/// Returns true if the supervisor still is the parent of this process.
-fn is_guarded(supervisor: Option<Pid>) -> bool {
-    supervisor == Some(getppid())
+/// Returns true if the supervisor or the guard still is the parent of this process.
+fn is_guarded(parent: Option<Pid>) -> bool {
+    parent == Some(getppid())
+}
+
+fn pidfd_of(process: Pid) -> Option<OwnedFd> {
+    pidfd_open(rustix::process::Pid::from_raw(process.as_raw())?, PidfdFlags::empty()).ok()
 }

@@ -34,6 +34,8 @@ pub(super) struct Root {
     /// The directory with the records, and its path for messages.
     pub(super) directory: OwnedFd,
     pub(super) path: PathBuf,
+    /// Device and number of the directory that the path of the store named.
+    pub(super) id: (u64, u64),
     /// The directory with the sticky bit around it, if there is one.
     pub(super) sticky: Option<OwnedFd>,
     pub(super) scope: Scope,
@@ -104,6 +106,7 @@ impl Root {
         let mut root = Root {
             directory,
             path: path.to_path_buf(),
+            id: (found.st_dev, found.st_ino),
             sticky: None,
             scope,
             has_bells: !is_network,

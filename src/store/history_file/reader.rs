@@ -7,6 +7,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, SFlag, fstat};
+use nix::unistd::{Whence, lseek};
 
 use super::{CAUTIOUS, HistoryFile};
 use crate::error::{Error, ErrorKind, Result};
@@ -107,6 +108,16 @@ impl HistoryFile<'_> {
 }
 
 impl Generation {
+    /// Returns the first position from `at` on that has data, or `length`. A hole in the file has no lines, and may be
+    /// large although it takes no space.
+    fn file_data_from(&self, at: u64, length: u64) -> u64 {
+        match lseek(&self.file, at as i64, Whence::SeekData) {
+            Ok(found) => (found as u64).min(length),
+            Err(Errno::ENXIO) => length,
+            Err(_) => at,
+        }
+    }
+
     /// Visits the complete lines after those that were visited.
     fn visit_new(&mut self, visit: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let length = self.file.metadata()?.len();
@@ -115,6 +126,7 @@ impl Generation {
             self.visited = 0;
         }
         self.visited = self.visited.max(length.saturating_sub(MOST_READ));
+        self.visited = self.file_data_from(self.visited, length);
         self.file.seek(SeekFrom::Start(self.visited))?;
         let mut lines = BufReader::with_capacity(64 << 10, (&self.file).take(MOST_READ));
         let mut line = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -11,7 +12,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use super::errors::{self, Cause};
 use super::{COUNT, Sqlite, checks, journal, schema, vfs};
 use crate::error::{Error, Result};
-use crate::store::{Durability, WriteOptions, guarded};
+use crate::store::{Durability, WriteOptions, guarded, with_suffix};
 
 type Done<T> = std::result::Result<T, Cause>;
 
@@ -44,6 +45,8 @@ pub(super) struct Database {
     tuned: Option<&'static str>,
     /// Identity of the open file.
     file: Option<checks::FileId>,
+    /// Identity of the log, once this connection has made a commit that is in it.
+    log: Option<checks::FileId>,
     /// Number of frames in the log after the last commit. It is zero if the database has no log.
     pub(super) frames: Arc<AtomicI32>,
 }
@@ -172,6 +175,25 @@ impl Sqlite {
         }
     }
 
+    /// Remembers the files of a commit, for [`Sqlite::has_other_files`].
+    pub(super) fn note_files(&self) {
+        let mut database = guarded(&self.database);
+        let Some(open) = database.as_mut() else { return };
+        *guarded(&self.committed_in) = open.file;
+        if open.log.is_none() && open.frames.load(Ordering::Relaxed) > 0 {
+            open.log = checks::file_id(&with_suffix(&self.path, "-wal"));
+        }
+    }
+
+    /// Returns true if the database was replaced since the last commit of this process, or its log since the first commit
+    /// of this connection. No other process removes the log meanwhile, except by mistake.
+    pub(super) fn has_other_files(&self) -> bool {
+        let log = guarded(&self.database).as_ref().and_then(|open| open.log);
+        let is_other = |path: &Path, id: &checks::FileId| checks::file_id(path) != Some(*id);
+        guarded(&self.committed_in).is_some_and(|file| is_other(&self.path, &file))
+            || log.is_some_and(|log| is_other(&with_suffix(&self.path, "-wal"), &log))
+    }
+
     /// Returns the connection, and opens it if necessary.
     fn opened<'a>(&self, database: &'a mut Option<Database>, file: Option<checks::FileId>) -> Done<&'a mut Database> {
         match database {
@@ -180,7 +202,7 @@ impl Sqlite {
                 let file = file.or_else(|| checks::file_id(&self.path));
                 let frames = Arc::default();
                 let connection = self.connect(&frames)?;
-                Ok(database.insert(Database { connection, tuned: None, file, frames }))
+                Ok(database.insert(Database { connection, tuned: None, file, log: None, frames }))
             }
         }
     }

@@ -336,7 +336,8 @@ fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Arc<Owner> {
     let domain = PidDomain { machine: "m".into(), boot: "b-1".into(), pids: "4026531836.0".into(), net: 1 };
     let owners = vec![ProcessId { pid, start: 1 }, ProcessId { pid: 1, start: 1 }];
     let (command, label) = (command.to_vec(), label.map(<[u8]>::to_vec));
-    Arc::new(Owner { domain, processes: owners, supervisor: None, host: "web1".into(), uid: 33, command, label })
+    let host = "web1".into();
+    Arc::new(Owner { domain, processes: owners, supervisor: None, session: None, host, uid: 33, command, label })
 }
 
 #[test]

@@ -68,3 +68,15 @@ pub(crate) fn private_kibibytes(pid: i32) -> u64 {
     }
     sum
 }
+
+/// The processes of a process group that have not ended.
+pub(crate) fn in_group(group: i32) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| stat_field(*pid, 5) == Some(group.into()) && lives(*pid)).collect()
+}
+
+/// The arguments of a process, separated by spaces.
+pub(crate) fn command(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().replace('\0', " ")
+}

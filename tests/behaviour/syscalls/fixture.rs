@@ -150,6 +150,7 @@ impl Fixture {
             domain: host.domain().unwrap(),
             processes: vec![owner],
             supervisor: None,
+            session: None,
             host: host.name(),
             uid: host.uid(),
             command,
