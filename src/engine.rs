@@ -53,7 +53,8 @@ use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{
-    self, Credentials, Facts, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record, Release, Request, Transition, decide,
+    self, Credentials, Facts, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record, Release, Request,
+    Transition, decide,
 };
 use crate::store::{Location, Scope, Store, Version, Versioned};
 

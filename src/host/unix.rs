@@ -73,9 +73,7 @@ impl Unix {
     /// may have a boot id of its own, so neither a process of a container nor a container with such an id proves that.
     fn is_of_earlier_boot(&self, domain: &PidDomain) -> bool {
         let is_same_machine = self.known_machine().is_ok_and(|machine| is_this_machine(machine, &domain.machine));
-        is_same_machine
-            && pid_namespace_of(&domain.pids) == Some(first_pid_namespace())
-            && has_boot_id_of_kernel()
+        is_same_machine && pid_namespace_of(&domain.pids) == Some(first_pid_namespace()) && has_boot_id_of_kernel()
     }
 }
 
@@ -315,7 +313,10 @@ mod tests {
         let liveness = |process: &ProcessId, scope| host.liveness(&elsewhere, process, scope);
         assert_eq!(liveness(&ProcessId { start: 1, ..this }, Scope::Local), Liveness::Unknown);
         let gone = ProcessId { pid: 4_000_000, start: 1 };
-        assert_eq!([Scope::Local, Scope::Shared].map(|scope| liveness(&gone, scope)), [Liveness::Dead, Liveness::Missing]);
+        assert_eq!(
+            [Scope::Local, Scope::Shared].map(|scope| liveness(&gone, scope)),
+            [Liveness::Dead, Liveness::Missing]
+        );
     }
 
     #[test]

@@ -237,9 +237,8 @@ fn refusal_of_orphan(
         }
     }
     // The clock of another host proves nothing about the order.
-    let is_later = |ending: &EndedGrant| {
-        !space.contains(&ending.grant.owner.domain) || ending.grant.since > orphan.since
-    };
+    let is_later =
+        |ending: &EndedGrant| !space.contains(&ending.grant.owner.domain) || ending.grant.since > orphan.since;
     let is_unclear = record.may_have_forgotten() && record.ended_grants.iter().all(is_later);
     Ok(if is_unclear { Some(WriteRefusal::Orphaned(not_holder(record, None, facts)?.holders)) } else { None })
 }
