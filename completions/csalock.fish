@@ -149,7 +149,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -l json -d 'Print 
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l token -d 'With --force: break only the grant with this fencing token' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -233,7 +233,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l json -d 'Pri
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Release the lock after this time, from now, at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -271,7 +271,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -l backoff -d 'Paus
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -292,7 +292,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l backoff -d 'Paus
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'

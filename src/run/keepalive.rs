@@ -1,7 +1,7 @@
 //! The keeper: a background process that renews leases. Shared stores need it: other hosts cannot see that an owner
 //! lives.
 //!
-//! `lock` leaves a keeper behind, and its guard (`guard.rs`): each of them replaces the other if that is killed. The
+//! `lock` leaves a keeper behind, and its parent (`parent.rs`): each of them replaces the other if that is killed. The
 //! keeper records the owner's end and ends then, or when no lock is held any more.
 //! `csalock run` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
 //! stopped or killed supervisor nor a silent store lets a second holder in while the command runs. The keeper goes on
@@ -12,8 +12,8 @@
 //! The first thread renews and may wait for the store. The second thread watches processes and clock and never waits.
 
 mod changes;
-mod guard;
 mod handle;
+mod parent;
 mod process;
 mod renew_loop;
 
@@ -73,7 +73,7 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
         return Ok(());
     }
     keeping.shared_deadline.start(opened, grants);
-    detach::spawn(Detach::Orphan, &[], || keeping.guard(false)).map(drop)
+    detach::spawn(Detach::Orphan, &[], || keeping.run_in_child(false)).map(drop)
 }
 
 /// Returns a new eventfd(2) for notifications. A pipe takes two descriptors, and they may be scarce.

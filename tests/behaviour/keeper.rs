@@ -44,7 +44,7 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn the_keeper_of_a_script_and_its_guard_replace_each_other(sandbox: &Sandbox) {
+    fn the_keeper_of_a_script_and_its_parent_replace_each_other(sandbox: &Sandbox) {
         let mut job = sandbox.script("dash", "csalock lock x; echo; read line; csalock unlock x; echo $?; read line").env("CSALOCK_LEASE", "3s").spawn();
         job.lines(1);
         let of_sandbox = format!("CSALOCK_STORE={}", sandbox.store());
@@ -56,7 +56,7 @@ on_every_shared_store! {
             };
             all.filter(|pid| program(*pid) == name && lives(*pid) && is_ours(pid)).collect()
         };
-        let both = ["csalock-keeper", "csalock-guard"];
+        let both = ["csalock-keeper", "csalock-parent"];
         for round in 0..4 {
             wait_until("there are both", || both.iter().all(|name| named(name).len() == 1));
             let [one, other] = both.map(|name| named(name)[0]);

@@ -23,8 +23,8 @@ const EXIT_FAILED: u8 = 1;
 /// Owners that have not ended, each with a pidfd that becomes readable at its end, if the keeper can observe it now.
 type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
 
-/// The guard of a keeper, and its pidfd.
-type Guard = (Pid, Option<OwnedFd>);
+/// The parent of a keeper without a supervisor, and its pidfd.
+type Parent = (Pid, Option<OwnedFd>);
 
 /// The end of the lease as the watching thread knows it, and its steps against the owners.
 #[derive(Default)]
@@ -37,10 +37,10 @@ struct LeaseWatch {
 impl KeeperConfig<'_> {
     /// Renews the leases until no lock is held any more or the owners have ended. Notifies `tell` of each new end. Hears
     /// of changes by `bell` or a socket of its own. A keeper that is late may have missed a change. The call returns only
-    /// when the `guard` has ended.
+    /// when the `parent` of a keeper without a supervisor has ended.
     pub(super) fn run(
         &self,
-        guard: Option<Pid>,
+        parent: Option<Pid>,
         supervisor: Option<Pid>,
         tell: Option<&OwnedFd>,
         bell: Option<&WakeSocket>,
@@ -60,7 +60,7 @@ impl KeeperConfig<'_> {
         owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
         let own = bell.is_none().then(|| WakeSocket::new(WakeAddress::Supervisor(&self.proof))).flatten();
         let listeners: Vec<BorrowedFd<'_>> = [Some(&changed), tell].into_iter().flatten().map(AsFd::as_fd).collect();
-        let guard = guard.map(|guard| (guard, pidfd_of(guard)));
+        let parent = parent.map(|parent| (parent, pidfd_of(parent)));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renew = || {
@@ -74,7 +74,7 @@ impl KeeperConfig<'_> {
                     notify(poke.as_fd());
                 }
                 let bell = bell.or(own.as_ref());
-                if !self.watch((&guard, supervisor), owners, &timer, bell, poke.as_fd(), changed.as_fd()) {
+                if !self.watch((&parent, supervisor), owners, &timer, bell, poke.as_fd(), changed.as_fd()) {
                     ended.store(true, SeqCst);
                     notify(poke.as_fd());
                     return;
@@ -91,11 +91,11 @@ impl KeeperConfig<'_> {
         })
     }
 
-    /// Watches the owners until they have ended, and ends them before their lease ends. Returns false if the guard has
-    /// ended before.
+    /// Watches the owners until they have ended, and ends them before their lease ends. Returns false if the parent
+    /// has ended before.
     fn watch(
         &self,
-        (guard, supervisor): (&Option<Guard>, Option<Pid>),
+        (parent, supervisor): (&Option<Parent>, Option<Pid>),
         mut owners: Owners<'_>,
         timer: &BoottimeTimer,
         bell: Option<&WakeSocket>,
@@ -108,7 +108,7 @@ impl KeeperConfig<'_> {
             if owners.is_empty() {
                 return true;
             }
-            if guard.as_ref().is_some_and(|(guard, _)| !is_guarded(Some(*guard))) {
+            if parent.as_ref().is_some_and(|(parent, _)| !is_guarded(Some(*parent))) {
                 return false;
             }
             // The keeper polls the owners that it cannot watch.
@@ -117,8 +117,8 @@ impl KeeperConfig<'_> {
             let next_step = self.enforce_lease(&mut lease_watch, &owners, supervisor);
             timer.set([look_again, next_step].into_iter().flatten().min());
             let pidfds = owners.iter().filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()));
-            let guard_fd = guard.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
-            let others = bell.map(AsFd::as_fd).into_iter().chain(guard_fd.map(AsFd::as_fd));
+            let parent_fd = parent.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
+            let others = bell.map(AsFd::as_fd).into_iter().chain(parent_fd.map(AsFd::as_fd));
             let _ = wait_readable(pidfds.chain([news, timer.as_fd()]).chain(others), None);
             drain(news);
             if bell.is_some_and(WakeSocket::was_woken) {
@@ -207,7 +207,7 @@ impl KeeperConfig<'_> {
     }
 }
 
-/// Returns true if the supervisor or the guard still is the parent of this process.
+/// Returns true if this process still is the parent of the keeper.
 fn is_guarded(parent: Option<Pid>) -> bool {
     parent == Some(getppid())
 }

@@ -119,8 +119,7 @@ impl Root {
             known_token: Mutex::default(),
             anchored: OnceLock::new(),
         };
-        let is_there = !has_locks || root.enter_locks(create)?;
-        Ok(is_there.then_some(root))
+        Ok((!has_locks || root.enter_locks(create)?).then_some(root))
     }
 
     /// Goes to the directory with the records in a directory with the sticky bit. Returns false if it does not exist.

@@ -1,5 +1,5 @@
-//! The guard of a keeper without a supervisor: its parent, which does nothing but wait for it. If the keeper is killed, the
-//! guard starts another one. If the guard is killed, the keeper becomes the guard of another keeper.
+//! The parent of a keeper without a supervisor, which does nothing but wait for it. If the keeper is killed, the parent
+//! starts another one. If the parent is killed, the keeper becomes the parent of another keeper.
 
 use std::ffi::CStr;
 
@@ -11,20 +11,20 @@ use nix::unistd::Pid;
 use super::{KeeperConfig, pause};
 use crate::run::detach::{self, Detach};
 
-/// The name of a guard, as ps(1) shows it.
-const NAME: &CStr = c"csalock-guard";
+/// The name of the process, as ps(1) shows it.
+const NAME: &CStr = c"csalock-parent";
 
 impl KeeperConfig<'_> {
     /// Starts a keeper, and another one as often as it is killed; `is_late` means that a keeper was there before. Returns
     /// when a keeper has ended by itself.
-    pub(super) fn guard(&self, mut is_late: bool) {
+    pub(super) fn run_in_child(&self, mut is_late: bool) {
         let _ = set_name(NAME);
         let this = Pid::this();
         loop {
             let keep = || {
                 self.run(Some(this), None, None, None, is_late);
-                // The guard was killed, and the threads of this keeper have ended.
-                self.guard(true);
+                // The parent was killed, and the threads of this keeper have ended.
+                self.run_in_child(true);
             };
             match detach::spawn(Detach::Child, &[], keep) {
                 Ok(Some(keeper)) if !has_finished(keeper) => {
