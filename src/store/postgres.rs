@@ -7,7 +7,7 @@
 //! history   a line of history in each row
 //! ```
 //!
-//! **Commit.** One call of the function `commit`, in a transaction of its own. It locks the buckets of names that it
+//! **Commit.** One call of the function `change`, in a transaction of its own. It locks the buckets of names that it
 //! creates or removes, then their records, both in one order; so commits do not deadlock. Under READ COMMITTED each
 //! statement of a function sees all that was committed before it, and a locked row as it is after the wait. After the
 //! locks, no other transaction can change these records, and the function compares their numbers and the leases.
@@ -21,6 +21,13 @@
 //! comes late finds another number and conflicts. An absent record has no number, so a creation also requires that
 //! its bucket has the number that the last read found there: if the record was created and removed since, the bucket
 //! has a higher number.
+//!
+//! **Standbys.** A commit waits for the synchronous standby, if there is one, and other transactions see it only then. If
+//! that wait is cut short, they see the commit although the standby lacks it. So after a commit without a sure answer, a
+//! process reads nothing before another commit has its answer: that one is later in the write-ahead log.
+//!
+//! **Other roles** may create functions and operators in schemas of the search_path, which would take the place of those
+//! of PostgreSQL. Each request sets it first ([`session`]), and each function of the schema sets it too.
 //!
 //! **Leases.** The transaction that ends a grant compares that its lease is over. Only a promotion of another server
 //! makes a lease longer, so the answer cannot become wrong before the commit ([`leases`]).
@@ -70,12 +77,12 @@ use crate::name::escape;
 /// Maximum number of changes in one transaction.
 const MOST_AT_ONCE: usize = 32;
 
-const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.server() \
+const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.origin() \
                     FROM $.removed b LEFT JOIN $.records r ON r.name = $1 WHERE b.bucket = get_byte(sha256($1), 0)";
 const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM \
                     (SELECT *, sum(octet_length(body)) OVER (ORDER BY name) - octet_length(body) AS before FROM \
                     (SELECT * FROM $.records WHERE name > $1 ORDER BY name LIMIT 256) page) page \
-                    WHERE before < 1048576 AND (SELECT $.server()) IS NOT NULL ORDER BY name";
+                    WHERE before < 1048576 AND (SELECT $.origin()) IS NOT NULL ORDER BY name";
 
 /// Store in a schema of a PostgreSQL database.
 pub struct Postgres {
@@ -133,6 +140,7 @@ fn number(row: &Row, column: usize) -> Option<i64> {
 
 impl Store for Postgres {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+        self.settle_doubt()?;
         let Some(mut rows) = self.query(READ, &[name.to_vec()])? else {
             self.absences.note(name, Some(0));
             return Ok(None);
@@ -145,6 +153,7 @@ impl Store for Postgres {
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.settle_doubt()?;
         let mut after = Vec::new();
         loop {
             let rows = self.query(PAGE, &[after.clone()])?.unwrap_or_default();
@@ -173,8 +182,7 @@ impl Store for Postgres {
         let ended = leases::ids(&set.ended);
         let mut granted = self.leases.pending(self.client.host.boottime());
         granted.retain(|lease| has_bytes && !ended.contains(&lease.id));
-        let Some(parameters) = self.parameters(set, &granted)? else { return Ok(CommitResult::Conflict) };
-        let done = self.transact(set, &parameters)?;
+        let done = self.transact(set, &granted)?;
         if done != CommitResult::Conflict {
             self.leases.settle(&granted, &ended);
             set.changes_stand();

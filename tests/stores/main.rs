@@ -14,6 +14,7 @@ mod kept;
 #[path = "../postgres/mod.rs"]
 mod postgres;
 mod postgres_alone;
+mod postgres_attacks;
 #[path = "../programs/mod.rs"]
 mod programs;
 mod promises;

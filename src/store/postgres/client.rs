@@ -10,6 +10,7 @@
 //! answer. If the other process has the turn, or was killed before it gave it back, this one makes a new connection.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +31,9 @@ use crate::store::inherited::{Connected, Connections};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
+
+/// Commit that changes nothing, and whose answer therefore only says that all earlier commits stand.
+const FLUSH: &str = "UPDATE $.removed SET number = number WHERE bucket = 0";
 
 /// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(1);
@@ -86,38 +90,76 @@ pub(super) struct Client {
     pub(super) settings: Settings,
     line: Arc<Mutex<Line>>,
     pub(super) calls: Mutex<Calls>,
+    /// True after a commit whose answer is missing, until a later one has an answer.
+    pub(super) in_doubt: AtomicBool,
+}
+
+/// Request of the extended protocol, or a script of statements.
+enum Request<'a> {
+    Statement(&'a str, &'a [Vec<u8>]),
+    Script(&'a str),
+}
+
+impl Request<'_> {
+    /// Returns true for a request that may change a record.
+    fn is_commit(&self) -> bool {
+        matches!(self, Request::Statement(sql, _) if sql.contains(".change("))
+    }
 }
 
 impl Postgres {
     /// Runs a statement on the store's schema, which `$.` stands for. Returns its rows, and true if it was sent more
     /// than once.
     pub(super) fn call(&self, sql: &str, parameters: &[Vec<u8>]) -> std::result::Result<(Vec<Row>, bool), Failed> {
-        self.send(&statement(&self.named(sql), parameters))
+        self.send(&Request::Statement(&self.named(sql), parameters))
     }
 
-    /// Returns the rows of a query; `None` without a schema.
+    /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
+    pub(super) fn run(&self, sql: &str) -> std::result::Result<Vec<Row>, Failed> {
+        let sql = sql.replace("\"csalock\"", &format!("\"{}\"", self.schema));
+        self.send(&Request::Script(&sql)).map(|(rows, _)| rows)
+    }
+
+    /// Returns the rows of a query; `None` without a schema. Fails if the schema has another format.
     pub(super) fn query(&self, sql: &str, parameters: &[Vec<u8>]) -> Result<Option<Vec<Row>>> {
         match self.call(sql, parameters) {
             Ok((rows, _)) => Ok(Some(rows)),
-            Err(failed) if failed.trouble.is_missing() => Ok(None),
+            Err(failed) if failed.trouble.is_missing() => {
+                self.run(include_str!("check.sql")).map_err(|failed| failed.error)?;
+                Ok(None)
+            }
             Err(failed) => Err(failed.error),
         }
     }
 
     /// Creates the schema of the store. Another process may be faster, so the result counts only if it stays missing.
     pub(super) fn create(&self) -> Result<()> {
-        let schema = include_str!("schema.sql").replace("\"csalock\"", &format!("\"{}\"", self.schema));
-        match self.send(&script(&schema)) {
+        let done = self.run(include_str!("check.sql")).and_then(|_| self.run(include_str!("schema.sql")));
+        match done {
             Err(failed) if failed.trouble.is_taken() => Ok(()),
             done => done.map(drop).map_err(|failed| failed.error),
         }
+    }
+
+    /// Waits until all commits of this process stand on the synchronous standby too, if one of them has no answer. The
+    /// server shows a commit before that if its wait for the standby was cut short. A later commit that was answered
+    /// proves that the earlier one has arrived there.
+    pub(super) fn settle_doubt(&self) -> Result<()> {
+        if !self.client.in_doubt.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        match self.call(FLUSH, &[]) {
+            Err(failed) if !failed.trouble.is_missing() => return Err(failed.error),
+            _ => self.client.in_doubt.store(false, Ordering::SeqCst),
+        }
+        Ok(())
     }
 
     fn named(&self, sql: &str) -> String {
         sql.replace("$.", &format!("\"{}\".", self.schema))
     }
 
-    fn send(&self, request: &[u8]) -> std::result::Result<(Vec<Row>, bool), Failed> {
+    fn send(&self, request: &Request<'_>) -> std::result::Result<(Vec<Row>, bool), Failed> {
         let client = &self.client;
         let mut calls = guarded(&client.calls);
         let deadline = calls.deadline(client.host.boottime());
@@ -136,6 +178,7 @@ impl Postgres {
                 }
                 Err(trouble) => trouble,
             };
+            client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
             let is_hopeless = !calls.answered && trouble.is_hopeless();
             if is_hopeless || client.host.boottime() + pause(attempt) >= deadline {
                 break trouble;
@@ -157,7 +200,7 @@ impl Client {
         let inherited = CONNECTIONS.find(&server).filter(|line| guarded(line).maker != maker);
         let is_new = inherited.is_none();
         let line = inherited.unwrap_or_else(|| Arc::new(Mutex::new(Line { session: None, turn: None, maker })));
-        let client = Client { host, connector, settings, line, calls: Mutex::default() };
+        let client = Client { host, connector, settings, line, calls: Mutex::default(), in_doubt: AtomicBool::new(false) };
         if is_new {
             client.connector.call_deadline.set(client.host.boottime() + TO_CONNECT);
             let session = Session::open(&client.connector, &client.settings).ok();
@@ -171,7 +214,6 @@ impl Client {
                 CONNECTIONS.add(server, &client.line);
             }
         }
-        guarded(&client.calls).answered = guarded(&client.line).session.is_some();
         client
     }
 
@@ -179,14 +221,21 @@ impl Client {
         guarded(&self.line).session.as_ref().is_some_and(|session| session.is_encrypted)
     }
 
-    fn try_once(&self, request: &[u8], sent: &mut u32) -> Done<Vec<Row>> {
+    /// Sends a request once. The server gives up when this client does: a server process that waits for a lock, as VACUUM
+    /// FULL takes it, would otherwise stay when its client has left.
+    fn try_once(&self, request: &Request<'_>, sent: &mut u32) -> Done<Vec<Row>> {
         let mut line = guarded(&self.line);
         let mut session = match line.take() {
             Some(session) => session,
             None => Session::open(&self.connector, &self.settings)?,
         };
         *sent += 1;
-        let done = session.exchange(request);
+        let left = self.connector.call_deadline.left();
+        let request = match request {
+            Request::Statement(sql, parameters) => statement(sql, parameters, left),
+            Request::Script(sql) => script(sql, left),
+        };
+        let done = session.exchange(&request);
         match done.as_ref().err().is_none_or(Trouble::ends_call) {
             true => line.keep(session),
             false => line.turn = None,

@@ -13,8 +13,8 @@ const EXAMINE: &str = "SELECT current_setting('server_version'), current_setting
 impl Postgres {
     pub(super) fn findings(&self) -> Vec<Finding> {
         let begun = self.client.host.boottime();
-        let row = match self.call(EXAMINE, &[]) {
-            Ok((mut rows, _)) => rows.pop().unwrap_or_default(),
+        let row = match self.run(EXAMINE) {
+            Ok(mut rows) => rows.pop().unwrap_or_default(),
             Err(failed) => return vec![Finding::failed("server", &failed.error)],
         };
         let took = self.client.host.boottime().saturating_sub(begun);

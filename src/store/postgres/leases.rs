@@ -15,10 +15,10 @@ use crate::host::server_time;
 use crate::lock::{Lease, LeaseClock};
 use crate::store::{Leases, guarded};
 
-const LOOK: &str = "SELECT id, (CASE WHEN server = (SELECT $.server()) THEN ceil(1000 * extract(epoch FROM ends - clock_timestamp())) \
+const LOOK: &str = "SELECT id, (CASE WHEN server = (SELECT $.origin()) THEN ceil(1000 * extract(epoch FROM ends - clock_timestamp())) \
                     END)::bigint, (1000 * extract(epoch FROM span))::bigint FROM $.leases WHERE id = ANY ($1::bigint[])";
-const RESTART: &str = "UPDATE $.leases SET ends = clock_timestamp() + span, server = (SELECT $.server()) \
-                       WHERE id = ANY ($1::bigint[]) AND server <> (SELECT $.server())";
+const RESTART: &str = "UPDATE $.leases SET ends = clock_timestamp() + span, server = (SELECT $.origin()) \
+                       WHERE id = ANY ($1::bigint[]) AND server <> (SELECT $.origin())";
 const TIME: &str = "SELECT floor(1000 * extract(epoch FROM clock_timestamp()))::bigint";
 
 /// Time for which the result of a look ahead counts.

@@ -6,6 +6,7 @@ use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use super::auth;
 use super::errors::Trouble;
@@ -17,6 +18,9 @@ use crate::store::etcd::errors::CallError;
 
 /// Maximum length of a message and of all rows of an answer, in bytes.
 const LONGEST: usize = 1 << 26;
+
+/// Function of the server that warns if a wait for a synchronous standby was cut short. The commit stands on this server.
+const WAIT_FOR_STANDBY: &str = "SyncRepWaitForLSN";
 
 pub(super) type Done<T> = Result<T, Trouble>;
 
@@ -92,20 +96,25 @@ impl Session {
         }
     }
 
-    /// Sends a request, and returns the rows of its answer.
+    /// Sends a request, and returns the rows of the answer to its last statement.
     pub(super) fn exchange(&mut self, request: &[u8]) -> Done<Vec<Row>> {
         self.write(request)?;
         let (mut rows, mut failed, mut size) = (Vec::new(), None, 0);
+        let mut is_certain = true;
         loop {
             let (kind, body) = self.message()?;
             size += body.len();
             match kind {
                 _ if size > LONGEST => return Err(Trouble::Line(CallError::TooLong)),
+                // The rows of the next statement begin.
+                b'2' | b'T' => rows.clear(),
                 b'D' => rows.push(row(&body)?),
+                b'N' => is_certain &= field(&body, b'R') != WAIT_FOR_STANDBY,
                 b'E' => match said(&body)? {
                     (trouble, true) => return Err(trouble),
                     (trouble, false) => failed = Some(trouble),
                 },
+                b'Z' if !is_certain => return Err(Trouble::NotReplicated),
                 b'Z' => return failed.map_or(Ok(rows), Err),
                 _ => {}
             }
@@ -155,8 +164,31 @@ fn text_into(bytes: &mut Vec<u8>, text: &str) -> Done<()> {
     Ok(())
 }
 
+/// Returns the settings of a transaction whose client waits for this time. Each request begins with them: another role may
+/// create functions and operators in the schemas of the usual search_path, and the warning that a wait for a standby was
+/// cut short must arrive. These names themselves are qualified, and the arguments fit one function exactly.
+fn settings(left: Duration) -> String {
+    let left = left.as_millis().max(1);
+    let lock = (left * 9 / 10).max(1);
+    let settings = [
+        ("search_path", "pg_catalog, pg_temp".to_string()),
+        ("client_min_messages", "warning".to_string()),
+        ("lock_timeout", lock.to_string()),
+        ("statement_timeout", left.to_string()),
+    ];
+    let calls = settings.map(|(name, value)| format!("pg_catalog.set_config('{name}', '{value}', true)"));
+    format!("SELECT {}", calls.join(", "))
+}
+
 /// Returns the request for a statement with these parameters in binary format.
-pub(super) fn statement(sql: &str, parameters: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn statement(sql: &str, parameters: &[Vec<u8>], left: Duration) -> Vec<u8> {
+    let mut request = one(&settings(left), &[]);
+    request.extend(one(sql, parameters));
+    request.extend(framed(Some(b'S'), b""));
+    request
+}
+
+fn one(sql: &str, parameters: &[Vec<u8>]) -> Vec<u8> {
     let parse = [b"\0", sql.as_bytes(), b"\0\0\0"].concat();
     // Unnamed portal and statement; all parameters, then all columns, in binary format.
     let mut bind = b"\0\0\0\x01\0\x01".to_vec();
@@ -166,13 +198,13 @@ pub(super) fn statement(sql: &str, parameters: &[Vec<u8>]) -> Vec<u8> {
         bind.extend(parameter);
     }
     bind.extend(b"\0\x01\0\x01");
-    let parts = [(b'P', &parse[..]), (b'B', &bind), (b'E', b"\0\0\0\0\0"), (b'S', b"")];
+    let parts = [(b'P', &parse[..]), (b'B', &bind), (b'E', b"\0\0\0\0\0")];
     parts.iter().flat_map(|(kind, body)| framed(Some(*kind), body)).collect()
 }
 
 /// Returns the request for these statements, which form one transaction.
-pub(super) fn script(sql: &str) -> Vec<u8> {
-    framed(Some(b'Q'), &[sql.as_bytes(), b"\0"].concat())
+pub(super) fn script(sql: &str, left: Duration) -> Vec<u8> {
+    framed(Some(b'Q'), format!("{}; {sql}\0", settings(left)).as_bytes())
 }
 
 /// Returns a parameter of type bytea[] or bigint[].
@@ -190,13 +222,16 @@ pub(super) fn array<T: AsRef<[u8]>>(elements: impl IntoIterator<Item = Option<T>
     head.flat_map(u32::to_be_bytes).chain(body).collect()
 }
 
+/// Returns a field of an error or a warning.
+fn field(body: &[u8], kind: u8) -> String {
+    let mut fields = body.split(|byte| *byte == 0).filter(|field| field.first() == Some(&kind));
+    let text = fields.next().map_or(String::new(), |field| String::from_utf8_lossy(&field[1..]).into_owned());
+    text.chars().take(300).collect()
+}
+
 /// Returns severity, code and text of an error, and true if the server has closed the connection.
 fn said(body: &[u8]) -> Done<(Trouble, bool)> {
-    let field = |kind: u8| {
-        let mut fields = body.split(|byte| *byte == 0).filter(|field| field.first() == Some(&kind));
-        let text = fields.next().map_or(String::new(), |field| String::from_utf8_lossy(&field[1..]).into_owned());
-        text.chars().take(300).collect::<String>()
-    };
+    let field = |kind| field(body, kind);
     let is_fatal = !matches!(&field(b'V')[..], "ERROR");
     let (code, message) = (field(b'C'), field(b'M'));
     // pgbouncer has one code for everything.

@@ -42,11 +42,11 @@ impl Postgres {
         let connector = Connector { call_deadline, ..client.connector.clone() };
         let mut session = Session::open(&connector, &client.settings).ok()?;
         // A pooler does not know which of its servers will answer, and makes up a process.
-        let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[])).ok()?;
+        let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[], TO_BEGIN)).ok()?;
         if rows.first().and_then(|row| number(row, 0)) != Some(i64::from(session.pid)) {
             return None;
         }
-        session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)))).ok()?;
+        session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)), TO_BEGIN)).ok()?;
         session.is_idle().then(|| Box::new(Listening(session)) as Box<dyn Subscription>)
     }
 }
