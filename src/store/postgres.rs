@@ -41,12 +41,15 @@
 //! **Trust.** A role that may write these tables can acquire any lock.
 
 mod auth;
+mod certificate;
 mod client;
 mod commit;
 mod errors;
 mod health;
 mod history;
 mod leases;
+mod options;
+mod passwords;
 mod session;
 mod settings;
 mod tls;
@@ -62,6 +65,7 @@ use self::client::Client;
 use self::leases::KnownLeases;
 use self::session::Row;
 use self::settings::Settings;
+pub use self::options::variables;
 pub use self::url::Database;
 use super::etcd::births::Absences;
 use super::etcd::connection::CallDeadline;
@@ -101,10 +105,10 @@ impl Postgres {
     pub fn open(database: &Database, access: &Access, host: Arc<dyn Host>) -> Result<Postgres> {
         let settings = Settings::new(database, access, host.uid())?;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely: true };
-        if !settings.host.starts_with('/') {
-            connector.look_up_names(&[settings.server()]);
-        }
+        let lonely = settings.targets.len() == 1;
+        let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely };
+        let remote = settings.targets.iter().filter(|target| !target.is_socket());
+        connector.look_up_names(&remote.map(settings::Target::place).collect::<Vec<_>>());
         Ok(Postgres {
             client: Client::new(host, connector, settings),
             schema: database.schema(),
@@ -177,6 +181,10 @@ impl Store for Postgres {
         if set.changes.is_empty() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
         }
+        if set.changes.is_empty() && set.ended.is_empty() && set.history.is_empty() {
+            self.notify(set);
+            return Ok(CommitResult::Done(Version::default()));
+        }
         // Only new bytes can refer to a pending lease.
         let has_bytes = set.changes.iter().any(|change| change.body.is_some());
         let ended = leases::ids(&set.ended);
@@ -186,6 +194,7 @@ impl Store for Postgres {
         if done != CommitResult::Conflict {
             self.leases.settle(&granted, &ended);
             set.changes_stand();
+            self.notify(set);
             self.prune_history(set);
         }
         Ok(done)
@@ -206,6 +215,10 @@ impl Store for Postgres {
 
     fn abilities(&self) -> Abilities {
         Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false, returns_conflicts: true }
+    }
+
+    fn before_wait(&self) {
+        self.leave_if_crowded();
     }
 
     fn scope(&self) -> Scope {

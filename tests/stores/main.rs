@@ -15,6 +15,7 @@ mod kept;
 mod postgres;
 mod postgres_alone;
 mod postgres_attacks;
+mod postgres_logins;
 #[path = "../programs/mod.rs"]
 mod programs;
 mod promises;

@@ -1,7 +1,6 @@
 //! Properties of the PostgreSQL store alone: logins, refusals, lost replies, leases, wake-ups and failovers.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +10,7 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::LeaseClock;
 use csalock::store::{
-    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, Topic, Verdict, Version, Write as Change,
+    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, Topic, Verdict, Version, Write as Change,
     WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -24,10 +23,10 @@ use crate::rig::{Effects, Rig, stored};
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// Maximum duration of a bounded call, even on a busy machine.
-const BOUNDED: Duration = Duration::from_secs(16);
+pub(crate) const BOUNDED: Duration = Duration::from_secs(16);
 
-fn open_as(url: &str, variables: &[(&'static str, &str)]) -> csalock::error::Result<Postgres> {
-    let postgres: BTreeMap<_, _> = variables.iter().map(|(name, value)| (*name, value.to_string())).collect();
+pub(crate) fn open_as(url: &str, variables: &[(&'static str, &str)]) -> csalock::error::Result<Postgres> {
+    let postgres: BTreeMap<_, Secret> = variables.iter().map(|(name, value)| (*name, (*value).into())).collect();
     match Location::parse(url.as_ref(), Path::new("/"))? {
         Location::Postgres(place) => {
             Postgres::open(&place, &Access { postgres, ..Access::default() }, Arc::new(Unix::new()))
@@ -41,12 +40,12 @@ pub(crate) fn open(url: &str) -> Postgres {
 }
 
 /// The error of an attempt to write.
-fn refusal(url: &str, variables: &[(&'static str, &str)]) -> Error {
+pub(crate) fn refusal(url: &str, variables: &[(&'static str, &str)]) -> Error {
     open_as(url, variables).and_then(|store| store.swap(b"x", None, Some(b"body"))).unwrap_err()
 }
 
 #[track_caller]
-fn assert_refused(error: &Error, kind: ErrorKind, words: &[&str]) {
+pub(crate) fn assert_refused(error: &Error, kind: ErrorKind, words: &[&str]) {
     let said = error.to_string();
     assert_eq!(error.kind(), kind, "{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
@@ -76,7 +75,7 @@ fn a_late_copy_of_a_creation_creates_nothing_after_a_removal() {
     rig.remove(b"x", &first);
     let copy = format!(
         "SELECT number IS NULL FROM {schema}.change('{{x}}', '{{NULL}}', '{{{guard}}}', '{{first}}', '{{}}', '{{}}', \
-         '{{}}', '{{}}', '{{}}', '{{}}')"
+         '{{}}', '{{}}', '{{}}')"
     );
     assert_eq!(postgres::shared().unwrap().sql(&copy), "t");
     assert_eq!(rig.body(b"x"), None);
@@ -233,81 +232,6 @@ fn a_default_isolation_of_the_database_does_no_harm() {
         });
         assert_eq!(open(&url).read(b"count").unwrap().unwrap().body, b"200");
     }
-}
-
-#[test]
-fn logins_by_password_certificate_authorities_and_sockets() {
-    let hba = "local all all scram-sha-256\nhostssl all tls all scram-sha-256\nhost all scram all scram-sha-256\n\
-               host all old all md5\nhost all clear all password\n";
-    let settings = ["listen_addresses=127.0.0.1,127.0.0.2"];
-    let Some(server) = Server::start_with(&settings, hba) else { return };
-    server.sql(
-        "CREATE ROLE scram LOGIN SUPERUSER PASSWORD 'sesame'; CREATE ROLE clear LOGIN SUPERUSER PASSWORD 'sesame'",
-    );
-    server.sql(
-        "CREATE ROLE tls LOGIN SUPERUSER PASSWORD 'sesame'; SET password_encryption = md5; \
-                CREATE ROLE old LOGIN SUPERUSER PASSWORD 'sesame'",
-    );
-    let url = |user: &str, options: &str| server.url("s").replace("test@", &format!("{user}@")) + options;
-    let place = tempfile::tempdir().unwrap();
-    let pgpass = place.path().join("pgpass");
-    std::fs::write(&pgpass, format!("# passwords\nother:*:*:*:wrong\n127.0.0.1:{}:*:scram:ses\\ame\n", server.port()))
-        .unwrap();
-    std::fs::set_permissions(&pgpass, PermissionsExt::from_mode(0o600)).unwrap();
-    let password: &[(&str, &str)] = &[("PGPASSWORD", "sesame")];
-    let file = [("PGPASSFILE", pgpass.to_str().unwrap())];
-    for (user, variables) in
-        [("scram", password), ("old", password), ("clear", password), ("tls", password), ("scram", &file)]
-    {
-        assert!(open_as(&url(user, ""), variables).unwrap().swap(b"x", None, None).is_ok(), "{user}");
-        let wrong = refusal(&url(user, ""), &[("PGPASSWORD", "open")]);
-        assert_refused(&wrong, ErrorKind::Denied, &["password authentication failed", "pg_hba.conf"]);
-        assert_refused(&refusal(&url(user, ""), &[]), ErrorKind::Denied, &["asks for a password", "~/.pgpass"]);
-    }
-    std::fs::set_permissions(&pgpass, PermissionsExt::from_mode(0o644)).unwrap();
-    assert_refused(&refusal(&url("scram", ""), &file), ErrorKind::Denied, &["none is known"]);
-    // A socket of this host, by the URL and by the environment; and a service.
-    let (directory, port) = (server.path("").display().to_string(), server.port().to_string());
-    let encoded = directory.replace('/', "%2F");
-    assert!(
-        open_as(&format!("postgres://scram@{encoded}:{port}/postgres?schema=s"), password).unwrap().read(b"x").is_ok()
-    );
-    let variables = [("PGHOST", &directory[..]), ("PGPORT", &port), ("PGUSER", "scram"), ("PGPASSWORD", "sesame")];
-    assert!(open_as("postgres:///postgres?schema=s", &variables).unwrap().read(b"x").is_ok());
-    let services = place.path().join("services");
-    let service = format!(
-        "[other]\nhost=elsewhere\n[mine]\nhost=127.0.0.1\nport={port}\nuser=scram\ndbname=postgres\npassword=sesame\n"
-    );
-    std::fs::write(&services, service).unwrap();
-    let services = [("PGSERVICEFILE", services.to_str().unwrap())];
-    assert!(open_as("postgres:///?schema=s&service=mine", &services).unwrap().read(b"x").is_ok());
-    assert_refused(&refusal("postgres:///?service=none", &services), ErrorKind::InvalidInput, &["no service \"none\""]);
-    // TLS.
-    let (ca, unknown) =
-        (server.path("ca.pem").display().to_string(), server.path("unknown_authority.pem").display().to_string());
-    let other_name = |options: &str| url("tls", options).replace("@127.0.0.1", "@127.0.0.2");
-    for mode in ["require", "verify-ca", "verify-full"] {
-        let options = format!("&sslmode={mode}");
-        let with =
-            |root: &'static str, file: &str| vec![("PGPASSWORD", "sesame".to_string()), (root, file.to_string())];
-        let read = |url: &str, variables: &[(&'static str, String)]| {
-            let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, &value[..])).collect();
-            open_as(url, &variables).and_then(|store| store.read(b"x"))
-        };
-        assert_eq!(read(&url("tls", &options), &with("PGSSLROOTCERT", &ca)), Ok(None), "{mode}");
-        let foreign = read(&url("tls", &options), &with("PGSSLROOTCERT", &unknown)).unwrap_err();
-        assert_refused(&foreign, ErrorKind::Unavailable, &["UnknownIssuer", "PGSSLROOTCERT"]);
-        let named_otherwise = read(&other_name(&options), &with("PGSSLROOTCERT", &ca));
-        assert_eq!(named_otherwise.is_ok(), mode != "verify-full", "{mode}");
-        assert_eq!(read(&url("tls", &options), &with("PGHOST", "")).is_ok(), mode == "require", "{mode}");
-    }
-    // A pooler has one code for everything.
-    if let Some(bouncer) = postgres::shared_bouncer() {
-        let foreign = bouncer.url("s").replace("test@", "stranger@");
-        assert_refused(&refusal(&foreign, &[]), ErrorKind::Denied, &["pg_hba.conf"]);
-    }
-    let plain = refusal(&url("tls", "&sslmode=disable"), password);
-    assert_refused(&plain, ErrorKind::Denied, &["no encryption"]);
 }
 
 #[test]

@@ -190,6 +190,20 @@ fn no_call_leaves_a_server_process_behind_when_a_table_is_locked() {
 }
 
 #[test]
+fn a_wake_up_that_fails_does_not_fail_the_commit() {
+    let Some(server) = Server::start(&[]) else { return };
+    server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+    // As when its queue is full, because a session that listens does not read.
+    server.sql("REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC");
+    let store = open(&server.url("csalock").replace("test@", "app@"));
+    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let wake = || vec![(b"waiter".to_vec(), Some(&lease))];
+    let set = WriteSet { wake: wake(), ..WriteSet::of(b"x", None, Some(b"body")) };
+    stored(store.commit(&set).unwrap());
+    assert!(store.read(b"x").unwrap().is_some());
+}
+
+#[test]
 fn a_roles_own_limits_of_time_do_no_harm() {
     let Some(server) = Server::start(&[]) else { return };
     let url = server.url("csalock");

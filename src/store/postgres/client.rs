@@ -24,7 +24,7 @@ use super::settings::Settings;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::answers::answered;
-use crate::store::calls::{Calls, pause};
+use crate::store::calls::{Calls, is_interrupted, pause};
 use crate::store::etcd::dial::Connector;
 use crate::store::guarded;
 use crate::store::inherited::{Connected, Connections};
@@ -34,6 +34,13 @@ const SHARE: Duration = Duration::from_secs(4);
 
 /// Commit that changes nothing, and whose answer therefore only says that all earlier commits stand.
 const FLUSH: &str = "UPDATE $.removed SET number = number WHERE bucket = 0";
+
+/// True if more than half of the server's connections are in use.
+const CROWDED: &str = "SELECT 2 * sum(numbackends) > current_setting('max_connections')::int - \
+                       current_setting('superuser_reserved_connections')::int FROM pg_stat_database";
+
+/// Time for which an answer to that counts.
+const CROWD_LASTS: Duration = Duration::from_secs(5);
 
 /// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(1);
@@ -92,6 +99,8 @@ pub(super) struct Client {
     pub(super) calls: Mutex<Calls>,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
+    /// True if the server has few connections left, and the time until which that counts.
+    crowd: Mutex<Option<(Duration, bool)>>,
 }
 
 /// Request of the extended protocol, or a script of statements.
@@ -155,6 +164,25 @@ impl Postgres {
         Ok(())
     }
 
+    /// Closes the connection before a wait if the server has few left. The holders need them to release their locks.
+    pub(super) fn leave_if_crowded(&self) {
+        let now = self.client.host.boottime();
+        let known = *guarded(&self.client.crowd);
+        let is_crowded = match known {
+            Some((until, is_crowded)) if now < until => is_crowded,
+            _ if guarded(&self.client.line).session.is_none() => return,
+            _ => {
+                let rows = self.call(CROWDED, &[]).map(|(rows, _)| rows).unwrap_or_default();
+                let is_crowded = rows.first().and_then(|row| row.first()) == Some(&Some(vec![1]));
+                *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
+                is_crowded
+            }
+        };
+        if is_crowded && let Some(mut session) = guarded(&self.client.line).take() {
+            session.end();
+        }
+    }
+
     fn named(&self, sql: &str) -> String {
         sql.replace("$.", &format!("\"{}\".", self.schema))
     }
@@ -163,7 +191,7 @@ impl Postgres {
         let client = &self.client;
         let mut calls = guarded(&client.calls);
         let deadline = calls.deadline(client.host.boottime());
-        let (mut sent, mut attempt) = (0, 0);
+        let (mut sent, mut attempt, mut refusal) = (0, 0, None);
         let trouble = loop {
             client.connector.call_deadline.set(deadline.min(client.host.boottime() + SHARE));
             let trouble = match client.try_once(request, &mut sent) {
@@ -179,9 +207,11 @@ impl Postgres {
                 Err(trouble) => trouble,
             };
             client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
-            let is_hopeless = !calls.answered && trouble.is_hopeless();
-            if is_hopeless || client.host.boottime() + pause(attempt) >= deadline {
-                break trouble;
+            let is_over = (!calls.answered && trouble.is_hopeless()) || is_interrupted(&*client.host);
+            // A server that is full says so at some attempts only.
+            refusal = if let Trouble::Said(..) = trouble { Some(trouble.clone()) } else { refusal };
+            if is_over || client.host.boottime() + pause(attempt) >= deadline {
+                break refusal.unwrap_or(trouble);
             }
             client.host.sleep(pause(attempt));
             attempt += 1;
@@ -194,13 +224,13 @@ impl Postgres {
 impl Client {
     /// Returns a client with the connection of the parent, or a new one. A trouble shows at the first request.
     pub(super) fn new(host: Arc<dyn Host>, connector: Connector, settings: Settings) -> Client {
-        let server = format!("{}@{}/{}", settings.user, settings.server(), settings.database);
+        let server = format!("{}@{}/{}", settings.user, settings.servers(), settings.database);
         let maker = this_process();
         // Threads of one process do not wait for each other.
         let inherited = CONNECTIONS.find(&server).filter(|line| guarded(line).maker != maker);
         let is_new = inherited.is_none();
         let line = inherited.unwrap_or_else(|| Arc::new(Mutex::new(Line { session: None, turn: None, maker })));
-        let client = Client { host, connector, settings, line, calls: Mutex::default(), in_doubt: AtomicBool::new(false) };
+        let client = Client { host, connector, settings, line, calls: Mutex::default(), in_doubt: AtomicBool::new(false), crowd: Mutex::default() };
         if is_new {
             client.connector.call_deadline.set(client.host.boottime() + TO_CONNECT);
             let session = Session::open(&client.connector, &client.settings).ok();
@@ -232,8 +262,8 @@ impl Client {
         *sent += 1;
         let left = self.connector.call_deadline.left();
         let request = match request {
-            Request::Statement(sql, parameters) => statement(sql, parameters, left),
-            Request::Script(sql) => script(sql, left),
+            Request::Statement(sql, parameters) => statement(sql, parameters, left)?,
+            Request::Script(sql) => script(sql, left)?,
         };
         let done = session.exchange(&request);
         match done.as_ref().err().is_none_or(Trouble::ends_call) {

@@ -8,7 +8,7 @@ use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
-const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 impl Postgres {
     /// Returns a number of the name's bucket at which the name had no record: that of the last read of this process, or
@@ -52,7 +52,6 @@ impl Postgres {
             numbers(granted.iter().map(|lease| lease.id).collect()),
             numbers(granted.iter().map(|lease| lease.span).collect()),
             numbers(leases::ids(&set.ended)),
-            array(set.wake.iter().map(|(channel, _)| Some(self.channel(channel))), true),
             array(set.history.iter().map(Some), true),
         ]))
     }

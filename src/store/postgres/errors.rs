@@ -26,6 +26,17 @@ impl Trouble {
         if let Trouble::Said(code, _) = self { code } else { "" }
     }
 
+    /// Returns true if the server is a standby or otherwise read-only.
+    pub(super) fn is_standby(&self) -> bool {
+        self.code() == "25006"
+    }
+
+    /// Returns true for a trouble that another attempt, with TLS instead of without or the other way round, may avoid: TLS
+    /// fails, or pg_hba.conf refuses the connection before a login.
+    pub(super) fn depends_on_tls(&self) -> bool {
+        matches!(self, Trouble::Line(CallError::Tls(_))) || self.code() == "28000"
+    }
+
     /// Returns true if the schema, or an object in it, does not exist.
     pub(super) fn is_missing(&self) -> bool {
         matches!(self.code(), "3F000" | "42P01" | "42883")

@@ -53,7 +53,8 @@ impl Postgres {
 
     fn of_transport(&self) -> Finding {
         let settings = &self.client.settings;
-        let is_local = ["/", "127.", "::1", "localhost"].iter().any(|local| settings.host.starts_with(local));
+        let is_local = |host: &str| ["/", "127.", "::1", "localhost"].iter().any(|local| host.starts_with(local));
+        let is_local = settings.targets.iter().all(|target| is_local(target.address.as_ref().unwrap_or(&target.host)));
         let is_encrypted = self.client.is_encrypted();
         match (is_local, is_encrypted, settings.mode) {
             (true, ..) => Finding::good("transport", "within this host"),

@@ -24,7 +24,7 @@ CREATE TABLE "csalock".history(id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KE
 CREATE FUNCTION "csalock".origin() RETURNS text LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
  SELECT system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) FROM pg_control_system() $$;
 CREATE FUNCTION "csalock".change(names bytea[], expects bigint[], guards bigint[], bodies bytea[], expired bigint[],
- granted bigint[], spans bigint[], ended bigint[], wakes bytea[], lines bytea[])
+ granted bigint[], spans bigint[], ended bigint[], lines bytea[])
 RETURNS TABLE(number bigint, seen bigint, body bytea) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -70,7 +70,6 @@ BEGIN
   INSERT INTO "csalock".leases SELECT l.id, l.span * interval '1 ms', clock_timestamp() + l.span * interval '1 ms',
     "csalock".origin() FROM unnest(granted, spans) l(id, span) ON CONFLICT DO NOTHING;
   INSERT INTO "csalock".history(line) SELECT line FROM unnest(lines) line;
-  PERFORM pg_notify(convert_from(wake, 'UTF8'), '') FROM unnest(wakes) wake;
   body := NULL;
   RETURN NEXT;
 END $$;
