@@ -35,13 +35,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use answers::answers;
+pub use calls::SignalsEndCalls;
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
 pub use path_checks::path_findings;
-pub use calls::SignalsEndCalls;
 pub use postgres::{Database, Postgres, variables as postgres_variables};
 pub use scratch::Scratch;
 pub use secret::Secret;

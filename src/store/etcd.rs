@@ -73,8 +73,8 @@ use self::births::Absences;
 use self::client::Client;
 use self::leases::KnownLeases;
 use super::{
-    Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Version,
-    Versioned, Visit, WriteSet,
+    Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic,
+    Version, Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;

@@ -63,9 +63,9 @@ use std::time::Duration;
 
 use self::client::Client;
 use self::leases::KnownLeases;
+pub use self::options::variables;
 use self::session::Row;
 use self::settings::Settings;
-pub use self::options::variables;
 pub use self::url::Database;
 use super::etcd::births::Absences;
 use super::etcd::connection::CallDeadline;

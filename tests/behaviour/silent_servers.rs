@@ -19,7 +19,10 @@ const SOON: Duration = Duration::from_secs(5);
 fn silent() -> (TcpListener, [String; 2]) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    (listener, ["postgres://u@127.0.0.1:PORT/d", "etcd://127.0.0.1:PORT/p"].map(|url| url.replace("PORT", &port.to_string())))
+    (
+        listener,
+        ["postgres://u@127.0.0.1:PORT/d", "etcd://127.0.0.1:PORT/p"].map(|url| url.replace("PORT", &port.to_string())),
+    )
 }
 
 #[track_caller]
@@ -53,7 +56,8 @@ fn a_waiter_hears_signals_while_a_server_is_silent() {
 
 /// The processes that run this program.
 fn running(program: &str) -> usize {
-    let lines = std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
+    let lines =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
     lines.filter(|line| String::from_utf8_lossy(line).contains(program)).count()
 }
 
@@ -78,7 +82,8 @@ fn a_login_script_may_print_much() {
     let program = sandbox.program("files/noisy", text).display().to_string();
     let store = format!("ssh://there{}", sandbox.path("store").display());
     let begun = Instant::now();
-    let done = sandbox.csalock(["run", "-n", "x", "echo", "ran"]).env("CSALOCK_STORE", &store).env("CSALOCK_SSH", program);
+    let done =
+        sandbox.csalock(["run", "-n", "x", "echo", "ran"]).env("CSALOCK_STORE", &store).env("CSALOCK_SSH", program);
     assert_eq!(done.capture().line(), "ran");
     assert!(is_within(begun, SOON), "{:?}", begun.elapsed());
 }

@@ -10,8 +10,8 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::LeaseClock;
 use csalock::store::{
-    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, Topic, Verdict, Version, Write as Change,
-    WriteOptions, WriteSet,
+    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, Topic, Verdict, Version,
+    Write as Change, WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -80,7 +80,8 @@ fn a_late_copy_of_a_creation_creates_nothing_after_a_removal() {
     assert_eq!(postgres::shared().unwrap().sql(&copy), "t");
     assert_eq!(rig.body(b"x"), None);
     // The removal of another name of the same bucket counts too, but no removal of other buckets.
-    let buckets = postgres::shared().unwrap().sql(&format!("SELECT count(*) FROM {schema}.removed WHERE number > {before}"));
+    let buckets =
+        postgres::shared().unwrap().sql(&format!("SELECT count(*) FROM {schema}.removed WHERE number > {before}"));
     assert_eq!(buckets, "1");
 }
 

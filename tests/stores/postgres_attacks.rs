@@ -124,7 +124,8 @@ impl Waiting {
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
             wait_until("it waits for the standby", || self.primary.sql(waits) != "0");
             cut(&self.primary);
-            let shown = format!("SELECT count(*) FROM csalock.records WHERE name = '{}'", String::from_utf8_lossy(name));
+            let shown =
+                format!("SELECT count(*) FROM csalock.records WHERE name = '{}'", String::from_utf8_lossy(name));
             wait_until("the server shows the commit", || self.primary.sql(&shown) == "1");
             commit.join().unwrap()
         });

@@ -44,7 +44,11 @@ fn logins_by_password_certificate_authorities_and_sockets() {
         assert_refused(&refusal(&url(user, ""), &[]), ErrorKind::Denied, &["asks for a password", "~/.pgpass"]);
     }
     std::fs::set_permissions(&pgpass, PermissionsExt::from_mode(0o644)).unwrap();
-    assert_refused(&refusal(&url("scram", ""), &file), ErrorKind::Denied, &["pgpass is not read", "mode 0644", "chmod 600"]);
+    assert_refused(
+        &refusal(&url("scram", ""), &file),
+        ErrorKind::Denied,
+        &["pgpass is not read", "mode 0644", "chmod 600"],
+    );
     // A socket of this host, by the URL and by the environment; and a service.
     let (directory, port) = (server.path("").display().to_string(), server.port().to_string());
     let encoded = directory.replace('/', "%2F");
@@ -89,7 +93,6 @@ fn logins_by_password_certificate_authorities_and_sockets() {
     assert_refused(&plain, ErrorKind::Denied, &["no encryption"]);
 }
 
-
 const PASSWORD: (&str, &str) = ("PGPASSWORD", "sesame");
 
 /// A server with TLS, and a role with the password "sesame" for which these lines are in pg_hba.conf.
@@ -115,7 +118,11 @@ fn a_password_is_prepared_as_libpq_does_it() {
     for password in ["Ａpfel", "a\u{a0}b", "x\u{ad}y", "\u{1f511}"] {
         server.sql(&format!("ALTER ROLE app PASSWORD '{password}'"));
         assert_connects(&url(&server, ""), &[("PGPASSWORD", password)]);
-        assert_refused(&refusal(&url(&server, ""), &[PASSWORD]), ErrorKind::Denied, &["password authentication failed"]);
+        assert_refused(
+            &refusal(&url(&server, ""), &[PASSWORD]),
+            ErrorKind::Denied,
+            &["password authentication failed"],
+        );
     }
 }
 
@@ -139,7 +146,11 @@ fn a_login_is_bound_to_its_tls_connection_and_is_of_a_kind_that_the_user_accepts
     // An encrypted connection is needed for it.
     let socket = server.path("").display().to_string().replace('/', "%2F");
     let local = format!("postgres://test@{socket}:{}/postgres?schema=s", server.port());
-    assert_refused(&refusal(&local, &with("PGCHANNELBINDING", "require")), ErrorKind::Denied, &["without channel binding"]);
+    assert_refused(
+        &refusal(&local, &with("PGCHANNELBINDING", "require")),
+        ErrorKind::Denied,
+        &["without channel binding"],
+    );
     for (user, method) in [("app", "scram-sha-256"), ("old", "md5"), ("clear", "password"), ("anyone", "none")] {
         assert_connects(&of(user), &with("PGREQUIREAUTH", method));
         let others = if method == "none" { "!none" } else { "gss" };
@@ -199,12 +210,17 @@ fn a_client_certificate_is_shown_and_a_server_of_another_user_is_refused() {
     let Some(server) = server("hostssl all app all cert map=any\n") else { return };
     let file = |name: &str| server.path(name).display().to_string();
     std::fs::write(server.path("data/pg_ident.conf"), "any /^.*$ app\n").unwrap();
-    openssl(&server, "openssl req -new -key client.key -subj /CN=app -out c.csr
-                      openssl x509 -req -in c.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -out app.pem");
+    openssl(
+        &server,
+        "openssl req -new -key client.key -subj /CN=app -out c.csr
+                      openssl x509 -req -in c.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile client.ext \
+                        -out app.pem",
+    );
     server.sql(&format!("ALTER SYSTEM SET ssl_ca_file = '{}'", file("ca.pem")));
     server.kill();
     server.restart();
-    let own = [("PGSSLCERT", &file("app.pem")[..]), ("PGSSLKEY", &file("client.key"))].map(|(name, value)| (name, value.to_string()));
+    let own = [("PGSSLCERT", &file("app.pem")[..]), ("PGSSLKEY", &file("client.key"))]
+        .map(|(name, value)| (name, value.to_string()));
     let own: Vec<(&'static str, &str)> = own.iter().map(|(name, value)| (*name, &value[..])).collect();
     assert_connects(&url(&server, "&sslmode=require"), &own);
     let without = [own[0], own[1], ("PGSSLCERTMODE", "disable")];
@@ -219,7 +235,9 @@ fn a_client_certificate_is_shown_and_a_server_of_another_user_is_refused() {
 
 #[test]
 fn an_old_certificate_and_a_server_that_wants_no_tls_are_no_obstacle_to_a_user_who_only_prefers_it() {
-    let Some(server) = server("hostnossl all app all scram-sha-256\nhostssl all tls all scram-sha-256\n") else { return };
+    let Some(server) = server("hostnossl all app all scram-sha-256\nhostssl all tls all scram-sha-256\n") else {
+        return;
+    };
     server.sql("CREATE ROLE tls LOGIN SUPERUSER PASSWORD 'sesame'");
     for (user, mode) in [("app", "prefer"), ("app", "allow"), ("tls", "prefer"), ("tls", "allow")] {
         let url = server.url("s").replace("test@", &format!("{user}@")) + "&sslmode=" + mode;
@@ -227,8 +245,11 @@ fn an_old_certificate_and_a_server_that_wants_no_tls_are_no_obstacle_to_a_user_w
     }
     assert_refused(&refusal(&url(&server, "&sslmode=require"), &[PASSWORD]), ErrorKind::Denied, &["pg_hba.conf"]);
     // A certificate of version 1 signs as any other.
-    openssl(&server, "openssl req -new -key server.key -subj /CN=localhost -out old.csr
-                      openssl x509 -req -in old.csr -signkey server.key -days 2 -out server.pem");
+    openssl(
+        &server,
+        "openssl req -new -key server.key -subj /CN=localhost -out old.csr
+                      openssl x509 -req -in old.csr -signkey server.key -days 2 -out server.pem",
+    );
     server.kill();
     server.restart();
     for mode in ["prefer", "require"] {
@@ -246,7 +267,9 @@ fn the_first_host_that_is_a_primary_server_is_used() {
     let url = |hosts: &str| format!("postgres://test@{hosts}/postgres?schema=s");
     stored(open(&primary.url("s")).swap(b"x", None, Some(b"body")).unwrap());
     let closed = crate::etcd::free_port().to_string();
-    for hosts in [format!("127.0.0.1:{closed},127.0.0.1:{other},127.0.0.1:{own}"), format!("127.0.0.1:{own},[::1]:{closed}")] {
+    for hosts in
+        [format!("127.0.0.1:{closed},127.0.0.1:{other},127.0.0.1:{own}"), format!("127.0.0.1:{own},[::1]:{closed}")]
+    {
         assert_eq!(open(&url(&hosts)).read(b"x").unwrap().unwrap().body, b"body", "{hosts}");
     }
     let variables = [("PGHOST", "csalock.invalid"), ("PGHOSTADDR", "127.0.0.1"), ("PGPORT", &own), ("PGUSER", "test")];

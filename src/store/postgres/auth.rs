@@ -68,7 +68,9 @@ fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody,
             (SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(hash), true)
         }
         _ if binding == Binding::Require => {
-            return Err(denied("the login cannot be bound to the connection, which channel_binding=require demands".into()));
+            return Err(denied(
+                "the login cannot be bound to the connection, which channel_binding=require demands".into(),
+            ));
         }
         // The server learns that it was not offered, in case another one in between removed the offer.
         Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested(), false),

@@ -35,7 +35,8 @@ fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (length, rest) = match *first {
         short @ 0..0x80 => (usize::from(short), rest),
         long => {
-            let (bytes, rest) = rest.split_at_checked(usize::from(long & 0x7f)).filter(|(bytes, _)| bytes.len() <= 3)?;
+            let (bytes, rest) =
+                rest.split_at_checked(usize::from(long & 0x7f)).filter(|(bytes, _)| bytes.len() <= 3)?;
             (bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte)), rest)
         }
     };
@@ -81,7 +82,8 @@ mod tests {
 
     #[test]
     fn other_bytes_are_no_certificate() {
-        for bytes in [&b""[..], b"\x30", b"\x30\x80", b"\x30\x03\x30\x01\x00", b"\x30\x84\xff\xff\xff\xff", &[0x30; 40]] {
+        for bytes in [&b""[..], b"\x30", b"\x30\x80", b"\x30\x03\x30\x01\x00", b"\x30\x84\xff\xff\xff\xff", &[0x30; 40]]
+        {
             assert!(Parts::of(bytes).is_none() && end_point(bytes).is_none(), "{bytes:x?}");
         }
     }

@@ -230,7 +230,15 @@ impl Client {
         let inherited = CONNECTIONS.find(&server).filter(|line| guarded(line).maker != maker);
         let is_new = inherited.is_none();
         let line = inherited.unwrap_or_else(|| Arc::new(Mutex::new(Line { session: None, turn: None, maker })));
-        let client = Client { host, connector, settings, line, calls: Mutex::default(), in_doubt: AtomicBool::new(false), crowd: Mutex::default() };
+        let client = Client {
+            host,
+            connector,
+            settings,
+            line,
+            calls: Mutex::default(),
+            in_doubt: AtomicBool::new(false),
+            crowd: Mutex::default(),
+        };
         if is_new {
             client.connector.call_deadline.set(client.host.boottime() + TO_CONNECT);
             let session = Session::open(&client.connector, &client.settings).ok();

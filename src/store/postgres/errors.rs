@@ -97,7 +97,10 @@ impl Trouble {
             "25006" | "55000" => {
                 (ErrorKind::Unavailable, "it is a standby or read-only; name the primary server in the store's URL")
             }
-            "CSA01" => (ErrorKind::Corrupt, "use the csalock that made it; or end all holders and DROP SCHEMA; or name another schema: ?schema=NAME"),
+            "CSA01" => (
+                ErrorKind::Corrupt,
+                "use the csalock that made it; or end all holders and DROP SCHEMA; or name another schema: ?schema=NAME",
+            ),
             "CSA02" => (
                 ErrorKind::Unavailable,
                 "a crash of the server could lose a lock; ALTER ROLE or ALTER DATABASE ... SET synchronous_commit = on",

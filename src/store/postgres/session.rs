@@ -80,8 +80,8 @@ impl Session {
         };
         let mut first = None;
         for encrypted in order {
-            let opened = dial(connector, settings, target, *encrypted)
-                .and_then(|wire| Session::over(wire, settings, target));
+            let opened =
+                dial(connector, settings, target, *encrypted).and_then(|wire| Session::over(wire, settings, target));
             match opened {
                 Err(trouble) if trouble.depends_on_tls() => drop(first.get_or_insert(trouble)),
                 Err(trouble) => return Err(first.unwrap_or(trouble)),

@@ -198,7 +198,8 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
     let list = |key: &str| from.find(key).map_or_else(Vec::new, |list| list.split(',').map(String::from).collect());
     let (_, of_url) = from.database.parts().unwrap_or_default();
     let is_in_url = of_url.iter().any(|(host, _)| !host.is_empty());
-    let mut hosts: Vec<String> = if is_in_url { of_url.iter().map(|(host, _)| host.clone()).collect() } else { list("host") };
+    let mut hosts: Vec<String> =
+        if is_in_url { of_url.iter().map(|(host, _)| host.clone()).collect() } else { list("host") };
     let addresses = list("hostaddr");
     if hosts.is_empty() {
         hosts.clone_from(&addresses);
@@ -271,7 +272,11 @@ impl Methods {
         let names: Vec<String> = words.iter().map(|word| word.trim_start_matches('!').to_string()).collect();
         let is_one_kind = words.iter().all(|word| word.starts_with('!') == are_refused);
         if !is_one_kind || !names.iter().all(|name| KNOWN.contains(&&name[..])) {
-            return Err(wrong("require_auth", list, &format!("a list of {}, all with or all without \"!\"", KNOWN.join(", "))));
+            return Err(wrong(
+                "require_auth",
+                list,
+                &format!("a list of {}, all with or all without \"!\"", KNOWN.join(", ")),
+            ));
         }
         Ok(Methods { names, are_refused })
     }

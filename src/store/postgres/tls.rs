@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rustls::client::{VerifierBuilderError, WebPkiServerVerifier};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{VerifierBuilderError, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::version::{TLS12, TLS13};
 use rustls::{
@@ -59,7 +59,8 @@ fn chain(settings: &Settings, provider: &Arc<CryptoProvider>) -> Result<Option<A
     if let Some(path) = &settings.tls.revoked {
         builder = builder.with_crls(tls::revoked("PGSSLCRL", path)?);
     }
-    let wrong = |error: VerifierBuilderError| Error::new(ErrorKind::Unavailable, format!("PGSSLCRL: {error}"), "correct it");
+    let wrong =
+        |error: VerifierBuilderError| Error::new(ErrorKind::Unavailable, format!("PGSSLCRL: {error}"), "correct it");
     builder.build().map(Some).map_err(wrong)
 }
 
@@ -77,7 +78,9 @@ impl AnyHost {
         use SignatureScheme::{RSA_PKCS1_SHA1, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512};
         let is_old = !matches!(error, TlsError::InvalidCertificate(CertificateError::BadSignature));
         let is_weak = [RSA_PKCS1_SHA1, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512].contains(&by.scheme);
-        let Some(parts) = Parts::of(end).filter(|_| is_old && !is_weak && self.chain.is_none()) else { return Err(error) };
+        let Some(parts) = Parts::of(end).filter(|_| is_old && !is_weak && self.chain.is_none()) else {
+            return Err(error);
+        };
         let known = self.algorithms.mapping.iter().filter(|(scheme, _)| *scheme == by.scheme);
         let fits = known.flat_map(|(_, all)| *all).find(|one| one.public_key_alg_id().as_ref() == parts.key_algorithm);
         match fits.map(|one| one.verify_signature(parts.key, said, by.signature())) {

@@ -65,7 +65,16 @@ impl Link {
         if let Some(stderr) = &stderr {
             fcntl(stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(std::io::Error::from)?;
         }
-        Ok(Link { ssh, stderr, printed: Vec::new(), socket, since: now, lines: Lines::default(), session: None, notified: Vec::new() })
+        Ok(Link {
+            ssh,
+            stderr,
+            printed: Vec::new(),
+            socket,
+            since: now,
+            lines: Lines::default(),
+            session: None,
+            notified: Vec::new(),
+        })
     }
 
     /// Waits for the greeting.

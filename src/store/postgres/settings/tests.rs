@@ -42,21 +42,27 @@ fn the_table_has_all_settings_of_libpq_and_no_other() {
 
 #[test]
 fn each_setting_is_refused_or_ignored_as_the_table_says() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("services").display().to_string();
     for Setting(key, variable, treatment) in &SETTINGS {
-        let by_url = |value: &str| format!("postgres://h/d?{key}={value}");
+        let by_service = |value: &str| {
+            std::fs::write(&file, format!("[s]\n{key}={value}\n")).unwrap();
+            settings("postgres://h/d?service=s", &[("PGSERVICEFILE", &file)])
+        };
         match treatment {
             Treatment::Implemented => {}
             Treatment::Only(allowed, why) => {
-                assert!(refused(&by_url("require"), &[]).contains(why) || *key == "sslpassword");
+                let error = by_service("require").err().unwrap_or_else(|| panic!("{key} is accepted"));
+                assert!(error.kind() == ErrorKind::InvalidInput && error.message().contains(why), "{error}");
                 if !variable.is_empty() {
                     let said = refused("postgres://h/d", &[(variable, "require")]);
                     assert!(said.contains(key) && said.contains(why) && said.contains(variable), "{said}");
                     assert!(settings("postgres://h/d", &[(variable, "")]).is_ok());
                 }
-                allowed.iter().for_each(|value| assert!(settings(&by_url(value), &[]).is_ok(), "{key}={value}"));
+                allowed.iter().for_each(|value| assert!(by_service(value).is_ok(), "{key}={value}"));
             }
             Treatment::Ignored => {
-                assert!(key.is_empty() || settings(&by_url("require"), &[]).is_ok(), "{key}");
+                assert!(key.is_empty() || by_service("require").is_ok(), "{key}");
                 assert!(variable.is_empty() || settings("postgres://h/d", &[(variable, "require")]).is_ok());
             }
         }
@@ -125,15 +131,17 @@ fn versions_files_and_methods_are_as_wanted() {
     let own = [("PGSSLCERT", "/c"), ("PGSSLKEY", "/k")];
     assert_eq!(tls(&own).own, Some(("/c".into(), "/k".into())));
     assert_eq!(tls(&[own[0], own[1], ("PGSSLCERTMODE", "disable")]).own, None);
-    let permits = |list: &str, method: &str| {
-        settings("postgres://h", &[("PGREQUIREAUTH", list)]).unwrap().methods.permit(method)
-    };
+    let permits =
+        |list: &str, method: &str| settings("postgres://h", &[("PGREQUIREAUTH", list)]).unwrap().methods.permit(method);
     assert!(permits("", "none") && permits("md5,none", "none") && permits("!md5,!password", "none"));
     assert!(!permits("scram-sha-256", "none") && !permits("!none", "none"));
     for wrong in ["md5,!none", "magic"] {
         assert!(refused("postgres://h", &[("PGREQUIREAUTH", wrong)]).contains("require_auth"));
     }
     let binding = |word| settings("postgres://h", &[("PGCHANNELBINDING", word)]).unwrap().binding;
-    assert_eq!([binding("require"), binding(""), binding("disable")], [Binding::Require, Binding::Prefer, Binding::Disable]);
+    assert_eq!(
+        [binding("require"), binding(""), binding("disable")],
+        [Binding::Require, Binding::Prefer, Binding::Disable]
+    );
     assert_eq!(settings("postgres://h", &[("PGREQUIREPEER", "p")]).unwrap().peer.as_deref(), Some("p"));
 }
