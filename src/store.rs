@@ -20,6 +20,7 @@ mod identity;
 mod inherited;
 mod memory;
 mod mount;
+mod observed;
 mod path_checks;
 pub(crate) mod postgres;
 mod scratch;

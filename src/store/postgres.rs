@@ -3,7 +3,6 @@
 //! ```text
 //! records   name, version number and body of each record
 //! removed   256 buckets of names: the highest number of a removed record in each
-//! leases    id, span and end of each lease, and the server whose clock counts
 //! history   a line of history in each row
 //! ```
 //!
@@ -29,8 +28,8 @@
 //! **Other roles** may create functions and operators in schemas of the search_path, which would take the place of those
 //! of PostgreSQL. Each request sets it first ([`session`]), and each function of the schema sets it too.
 //!
-//! **Leases.** The transaction that ends a grant compares that its lease is over. Only a promotion of another server
-//! makes a lease longer, so the answer cannot become wrong before the commit ([`leases`]).
+//! **Leases** are in the records only: each host counts them on its own clock ([`leases`]). A renewal changes the record, so
+//! a commit that evicts a holder conflicts with it.
 //!
 //! **Sessions.** There is no state in a session, so each request may reach another server process of a pooler. Only
 //! wake-ups need a session ([`wake`]), and correctness does not depend on them.
@@ -81,7 +80,8 @@ use crate::name::escape;
 /// Maximum number of changes in one transaction.
 const MOST_AT_ONCE: usize = 32;
 
-const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.origin() \
+const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.origin(), \
+                    floor(1000 * extract(epoch FROM clock_timestamp()))::bigint \
                     FROM $.removed b LEFT JOIN $.records r ON r.name = $1 WHERE b.bucket = get_byte(sha256($1), 0)";
 const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM \
                     (SELECT *, sum(octet_length(body)) OVER (ORDER BY name) - octet_length(body) AS before FROM \
@@ -150,6 +150,7 @@ impl Store for Postgres {
             return Ok(None);
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
+        self.leases.note_time(&*self.client.host, number(row, 4));
         let bucket = number(row, 2).map(i64::unsigned_abs);
         let found = self.stored(row, name);
         self.absences.note(name, bucket.filter(|_| found == Ok(None)));
@@ -178,21 +179,17 @@ impl Store for Postgres {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        if set.changes.is_empty() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
-            return Ok(CommitResult::Done(Version::default()));
-        }
-        if set.changes.is_empty() && set.ended.is_empty() && set.history.is_empty() {
+        if set.changes.is_empty() && set.history.is_empty() {
             self.notify(set);
             return Ok(CommitResult::Done(Version::default()));
         }
-        // Only new bytes can refer to a pending lease.
-        let has_bytes = set.changes.iter().any(|change| change.body.is_some());
-        let ended = leases::ids(&set.ended);
-        let mut granted = self.leases.pending(self.client.host.boottime());
-        granted.retain(|lease| has_bytes && !ended.contains(&lease.id));
-        let done = self.transact(set, &granted)?;
+        for lease in &set.expired {
+            if !self.leases().is_expired(lease)? {
+                return Ok(CommitResult::Conflict);
+            }
+        }
+        let done = self.transact(set)?;
         if done != CommitResult::Conflict {
-            self.leases.settle(&granted, &ended);
             set.changes_stand();
             self.notify(set);
             self.prune_history(set);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
-use csalock::lock::LeaseClock;
+use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{
     Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, Topic, Verdict, Version,
     Write as Change, WriteOptions, WriteSet,
@@ -73,10 +73,8 @@ fn a_late_copy_of_a_creation_creates_nothing_after_a_removal() {
     let before = postgres::shared().unwrap().sql(&format!("SELECT max(number) FROM {schema}.removed"));
     let guard = postgres::shared().unwrap().sql(&format!("SELECT max(number) FROM {schema}.removed"));
     rig.remove(b"x", &first);
-    let copy = format!(
-        "SELECT number IS NULL FROM {schema}.change('{{x}}', '{{NULL}}', '{{{guard}}}', '{{first}}', '{{}}', '{{}}', \
-         '{{}}', '{{}}', '{{}}')"
-    );
+    let copy =
+        format!("SELECT number IS NULL FROM {schema}.change('{{x}}', '{{NULL}}', '{{{guard}}}', '{{first}}', '{{}}')");
     assert_eq!(postgres::shared().unwrap().sql(&copy), "t");
     assert_eq!(rig.body(b"x"), None);
     // The removal of another name of the same bucket counts too, but no removal of other buckets.
@@ -104,38 +102,29 @@ fn commits_of_several_names_are_made_all_or_none() {
 }
 
 #[test]
-fn a_lease_lasts_its_duration_on_the_servers_clock() {
+fn a_lease_is_counted_on_the_clock_of_each_host_and_needs_no_row() {
     let Some(rig) = Rig::postgres() else { return };
+    let before = rig.footprint();
     let other = rig.again();
     let begun = Instant::now();
     let lease = rig.store.leases().grant(SECOND).unwrap();
-    // Not stored yet: so far only this process knows of it.
-    assert!(!rig.store.leases().is_expired(&lease).unwrap() && other.leases().is_expired(&lease).unwrap());
     let version = rig.put(b"x", None, b"body");
-    assert!(!other.leases().is_expired(&lease).unwrap() || begun.elapsed() > SECOND);
     assert!(other.leases().ttl(&lease).unwrap() <= SECOND);
-    wait_until("it is over", || other.leases().is_expired(&lease).unwrap());
+    // As on a host that has not seen the lease before: the whole time counts from now.
+    let LeaseClock::FileSystem(mut start) = lease.clock else { panic!("{lease:?}") };
+    start.boot ^= 1;
+    let foreign = Lease { clock: LeaseClock::FileSystem(start), ..lease.clone() };
+    wait_until("it is over here", || other.leases().is_expired(&lease).unwrap());
     assert!(begun.elapsed() > SECOND);
+    let begun = Instant::now();
     let evicts =
-        WriteSet { expired: vec![&lease], ended: vec![&lease], ..WriteSet::of(b"x", Some(&version), Some(b"2")) };
-    stored(other.commit(&evicts).unwrap());
-    let LeaseClock::Etcd(_) = lease.clock else { panic!("{lease:?}") };
-}
-
-#[test]
-fn leases_are_looked_at_together_and_go_with_their_commits() {
-    let Some(rig) = Rig::postgres() else { return };
-    let first = rig.put(b"x", None, b"body");
-    rig.remove(b"x", &first);
-    let before = rig.footprint();
-    let leases: Vec<_> = (0..50).map(|_| rig.store.leases().grant(60 * SECOND).unwrap()).collect();
-    let version = rig.put(b"x", None, b"body");
-    let (other, all) = (rig.again(), leases.iter().collect::<Vec<_>>());
-    other.leases().look_ahead(&all).unwrap();
-    assert!(all.iter().all(|lease| !other.leases().is_expired(lease).unwrap()));
-    stored(other.commit(&WriteSet { ended: all, ..WriteSet::of(b"x", Some(&version), None) }).unwrap());
-    assert!(rig.again().leases().is_expired(&leases[7]).unwrap());
-    assert_eq!(rig.footprint(), before);
+        |over| WriteSet { expired: vec![over], ended: vec![over], ..WriteSet::of(b"x", Some(&version), Some(b"2")) };
+    assert_eq!(other.commit(&evicts(&foreign)).unwrap(), CommitResult::Conflict);
+    wait_until("it is over there too", || other.leases().is_expired(&foreign).unwrap());
+    assert!(begun.elapsed() > SECOND);
+    let version = stored(other.commit(&evicts(&foreign)).unwrap());
+    rig.remove(b"x", &version);
+    assert_eq!(rig.footprint().1, before.1);
 }
 
 #[test]
@@ -307,27 +296,18 @@ fn a_connection_cut_anywhere_loses_and_doubles_nothing() {
 }
 
 #[test]
-fn a_synchronous_standby_loses_nothing_and_starts_leases_anew() {
+fn a_synchronous_standby_loses_nothing() {
     let Some(primary) = Server::start(&["synchronous_standby_names=s1"]) else { return };
     let standby = primary.standby("s1");
     let store = open(&primary.url("csalock"));
-    let lease = store.leases().grant(2 * SECOND).unwrap();
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     assert!(has(&store.diagnose(), Verdict::Good, "wait for a synchronous standby: s1"));
     let follower = open(&standby.url("csalock"));
     assert_refused(&follower.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["recovery", "standby", "primary"]);
     assert!(has(&follower.diagnose(), Verdict::Bad, "a standby"));
-    wait_until("the lease is over", || store.leases().is_expired(&lease).unwrap());
     primary.kill();
     standby.sql("SELECT pg_promote()");
     assert_eq!(follower.read(b"x").unwrap().map(|found| found.version), Some(version));
-    // Its clock may be behind, so the lease begins again.
-    let left = follower.leases().ttl(&lease).unwrap();
-    assert!(left > Duration::ZERO && left <= 2 * SECOND, "{left:?}");
-    let evicts = || follower.commit(&WriteSet { expired: vec![&lease], ..WriteSet::of(b"x", Some(&version), None) });
-    assert_eq!(evicts().unwrap(), CommitResult::Conflict);
-    wait_until("the lease is over again", || follower.leases().is_expired(&lease).unwrap());
-    assert!(matches!(evicts().unwrap(), CommitResult::Done(_)));
 }
 
 #[test]

@@ -97,6 +97,8 @@ pub(super) struct Client {
     pub(super) settings: Settings,
     line: Arc<Mutex<Line>>,
     pub(super) calls: Mutex<Calls>,
+    /// True if a server has let this process in at the start. That is no answer to a request, but repetitions may help.
+    has_logged_in: bool,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
     /// True if the server has few connections left, and the time until which that counts.
@@ -207,7 +209,8 @@ impl Postgres {
                 Err(trouble) => trouble,
             };
             client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
-            let is_over = (!calls.answered && trouble.is_hopeless()) || is_interrupted(&*client.host);
+            let has_met = calls.answered || client.has_logged_in;
+            let is_over = (!has_met && trouble.is_hopeless()) || is_interrupted(&*client.host);
             // A server that is full says so at some attempts only.
             refusal = if let Trouble::Said(..) = trouble { Some(trouble.clone()) } else { refusal };
             if is_over || client.host.boottime() + pause(attempt) >= deadline {
@@ -230,12 +233,13 @@ impl Client {
         let inherited = CONNECTIONS.find(&server).filter(|line| guarded(line).maker != maker);
         let is_new = inherited.is_none();
         let line = inherited.unwrap_or_else(|| Arc::new(Mutex::new(Line { session: None, turn: None, maker })));
-        let client = Client {
+        let mut client = Client {
             host,
             connector,
             settings,
             line,
             calls: Mutex::default(),
+            has_logged_in: false,
             in_doubt: AtomicBool::new(false),
             crowd: Mutex::default(),
         };
@@ -252,6 +256,7 @@ impl Client {
                 CONNECTIONS.add(server, &client.line);
             }
         }
+        client.has_logged_in = guarded(&client.line).session.is_some();
         client
     }
 

@@ -2,13 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::leases::{self, Pending};
 use super::session::array;
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
-const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
 
 impl Postgres {
     /// Returns a number of the name's bucket at which the name had no record: that of the last read of this process, or
@@ -22,7 +21,7 @@ impl Postgres {
     }
 
     /// Returns the parameters of a commit; `None` if its records cannot have the expected versions.
-    fn parameters(&self, set: &WriteSet<'_>, granted: &[Pending]) -> Result<Option<Vec<Vec<u8>>>> {
+    fn parameters(&self, set: &WriteSet<'_>) -> Result<Option<Vec<Vec<u8>>>> {
         // One order for all commits, so that they do not block each other.
         let mut changes: Vec<&Write<'_>> = set.changes.iter().collect();
         changes.sort_by_key(|change| change.name);
@@ -42,23 +41,18 @@ impl Postgres {
             expects.push(expect.map(i64::to_be_bytes));
             guards.push(Some(guard.to_be_bytes()));
         }
-        let numbers = |numbers: Vec<u64>| array(numbers.iter().map(|number| Some(number.to_be_bytes())), false);
         Ok(Some(vec![
             array(changes.iter().map(|change| Some(change.name)), true),
             array(expects, false),
             array(guards, false),
             array(changes.iter().map(|change| change.body), true),
-            numbers(leases::ids(&set.expired)),
-            numbers(granted.iter().map(|lease| lease.id).collect()),
-            numbers(granted.iter().map(|lease| lease.span).collect()),
-            numbers(leases::ids(&set.ended)),
             array(set.history.iter().map(Some), true),
         ]))
     }
 
     /// Runs the transaction of a commit, and creates the schema if a record needs it.
-    pub(super) fn transact(&self, set: &WriteSet<'_>, granted: &[Pending]) -> Result<CommitResult> {
-        let Some(parameters) = self.parameters(set, granted)? else { return Ok(CommitResult::Conflict) };
+    pub(super) fn transact(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict) };
         let mut done = self.call(COMMIT, &parameters);
         if done.as_ref().is_err_and(|failed| failed.trouble.is_missing()) {
             let creates = |change: &Write<'_>| change.expect.is_none() && change.body.is_some();
@@ -69,7 +63,7 @@ impl Postgres {
             }
             self.create()?;
             // A new schema has numbers that no read has found yet.
-            let Some(parameters) = self.parameters(set, granted)? else { return Ok(CommitResult::Conflict) };
+            let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict) };
             done = self.call(COMMIT, &parameters);
         }
         let (mut rows, was_resent) = match done {

@@ -16,15 +16,12 @@ CREATE TABLE "csalock".removed(bucket int PRIMARY KEY, number bigint NOT NULL) W
 -- Numbers start above the clock in microseconds, so tokens rise even if the schema was dropped and is created again.
 INSERT INTO "csalock".removed SELECT bucket, floor(extract(epoch FROM now()) * 1000000)::bigint
   FROM generate_series(0, 255) bucket;
-CREATE TABLE "csalock".leases(id bigint PRIMARY KEY, span interval NOT NULL, ends timestamptz NOT NULL,
- server text NOT NULL);
 CREATE TABLE "csalock".history(id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, line bytea NOT NULL,
  at timestamptz NOT NULL DEFAULT clock_timestamp(), xact bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint);
 -- The server's identity and timeline; an error on a standby.
 CREATE FUNCTION "csalock".origin() RETURNS text LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
  SELECT system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) FROM pg_control_system() $$;
-CREATE FUNCTION "csalock".change(names bytea[], expects bigint[], guards bigint[], bodies bytea[], expired bigint[],
- granted bigint[], spans bigint[], ended bigint[], lines bytea[])
+CREATE FUNCTION "csalock".change(names bytea[], expects bigint[], guards bigint[], bodies bytea[], lines bytea[])
 RETURNS TABLE(number bigint, seen bigint, body bytea) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -50,11 +47,6 @@ BEGIN
     END IF;
     last := greatest(last, seen, high);
   END LOOP;
-  IF EXISTS (SELECT FROM "csalock".leases l WHERE l.id = ANY (expired)
-    AND (l.ends > clock_timestamp() OR l.server <> "csalock".origin())) THEN
-    RETURN NEXT;
-    RETURN;
-  END IF;
   number := last + 1;
   FOR i IN 1 .. cardinality(names) LOOP
     IF bodies[i] IS NULL THEN
@@ -66,9 +58,6 @@ BEGIN
       UPDATE "csalock".records r SET number = last + 1, body = bodies[i] WHERE r.name = names[i];
     END IF;
   END LOOP;
-  DELETE FROM "csalock".leases l WHERE l.id = ANY (ended);
-  INSERT INTO "csalock".leases SELECT l.id, l.span * interval '1 ms', clock_timestamp() + l.span * interval '1 ms',
-    "csalock".origin() FROM unnest(granted, spans) l(id, span) ON CONFLICT DO NOTHING;
   INSERT INTO "csalock".history(line) SELECT line FROM unnest(lines) line;
   body := NULL;
   RETURN NEXT;

@@ -61,6 +61,8 @@ pub(super) struct Client {
     pub(super) program: OsString,
     pub(super) slot: Arc<Mutex<Slot>>,
     pub(super) calls: Mutex<Calls>,
+    /// True if a server has greeted this process at the start. That is no answer to a request, but repetitions may help.
+    is_greeted: bool,
 }
 
 impl Client {
@@ -70,17 +72,14 @@ impl Client {
         let is_new = inherited.is_none();
         let slot = inherited.unwrap_or_default();
         if is_new && let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
-            let greeted = link.greet(host.as_ref(), host.boottime() + TO_CONNECT);
-            let is_greeted = greeted.is_ok();
-            guarded(&slot).link =
-                greeted.err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
-            if is_greeted {
+            // One that is not connected by then is ended. It would outlive this process, and a request makes a new one.
+            if link.greet(host.as_ref(), host.boottime() + TO_CONNECT).is_ok() {
+                guarded(&slot).link = Some(link);
                 CONNECTIONS.add(remote.url(), &slot);
             }
         }
-        let mut calls = Calls::default();
-        calls.answered = guarded(&slot).link.as_ref().is_some_and(|link| link.session.is_some());
-        Client { host, remote: remote.clone(), program, slot, calls: calls.into() }
+        let is_greeted = guarded(&slot).link.as_ref().is_some_and(|link| link.session.is_some());
+        Client { host, remote: remote.clone(), program, slot, calls: Mutex::default(), is_greeted }
     }
 
     /// Sends a request, and returns its reply with the id of the request.
@@ -99,7 +98,8 @@ impl Client {
                     };
                 }
                 Err(trouble) => {
-                    let gives_up = !trouble.may_pass() || (!calls.answered && !matches!(trouble, Trouble::Strange));
+                    let has_met = calls.answered || self.is_greeted;
+                    let gives_up = !trouble.may_pass() || (!has_met && !matches!(trouble, Trouble::Strange));
                     if gives_up || self.host.boottime() + pause(attempt) >= deadline {
                         break trouble;
                     }
