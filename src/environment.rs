@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
 use crate::host::{home_of, homes};
 use crate::name::escape;
-use crate::store::{Access, Layout, Location};
+use crate::store::{Access, Layout, Location, Secret, postgres_variables};
 
 /// Default duration of leases that a keeper renews.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -45,10 +45,6 @@ const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_SLOT",
     "CSALOCK_OUTER",
 ];
-
-/// Variables of libpq that csalock knows, and the home directory with its files.
-const OF_POSTGRES: &str = "PGHOST PGPORT PGDATABASE PGUSER PGPASSWORD PGPASSFILE PGSERVICE PGSERVICEFILE PGSSLMODE \
-                           PGSSLROOTCERT PGCHANNELBINDING PGREQUIREAUTH HOME";
 
 /// The variables, the current directory and the user at the start of the process.
 #[derive(Debug, Clone)]
@@ -130,9 +126,9 @@ impl Environment {
             cert: path("CSALOCK_ETCD_CERT"),
             key: path("CSALOCK_ETCD_KEY"),
             user: text("CSALOCK_ETCD_USER"),
-            password: text("CSALOCK_ETCD_PASSWORD"),
+            password: text("CSALOCK_ETCD_PASSWORD").map(Secret::from),
             password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
-            postgres: OF_POSTGRES.split(' ').filter_map(|name| Some((name, text(name)?))).collect(),
+            postgres: postgres_variables().filter_map(|name| Some((name, text(name)?.into()))).collect(),
             ssh: set("CSALOCK_SSH").filter(|program| !program.is_empty()),
             runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
         }

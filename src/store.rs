@@ -19,9 +19,11 @@ mod history_file;
 mod identity;
 mod memory;
 mod mount;
+mod observed;
 mod path_checks;
 pub(crate) mod postgres;
 mod scratch;
+mod secret;
 mod sqlite;
 pub(crate) mod ssh;
 mod url;
@@ -33,6 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use answers::answers;
+pub use calls::SignalsEndCalls;
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
@@ -40,8 +43,9 @@ pub use identity::in_order;
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
 pub use path_checks::path_findings;
-pub use postgres::{Database, Postgres};
+pub use postgres::{Database, Postgres, variables as postgres_variables};
 pub use scratch::Scratch;
+pub use secret::Secret;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use ssh::{Remote, Ssh, serve};
@@ -145,6 +149,9 @@ pub trait Store: Send + Sync {
     /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means
     /// the store's default. Only a store whose calls never wait for other processes may ignore it.
     fn set_deadline(&self, _until: Option<Duration>) {}
+
+    /// Lets go of what other processes may need while this one waits for a lock.
+    fn before_wait(&self) {}
 
     /// Returns the leases of the store.
     fn leases(&self) -> &dyn Leases;

@@ -18,7 +18,7 @@ use crate::lock::{
     self, Acquire, AcquireStep, EndedGrant, Facts, Grant, Lifetime, Record, Refusal, Request as _, Transition,
 };
 use crate::signals::Interrupt;
-use crate::store::{Scope, Subscription, Version};
+use crate::store::{Scope, SignalsEndCalls, Subscription, Version};
 
 pub(super) use wait::Onlooker;
 pub use wait::Waiting;
@@ -76,7 +76,9 @@ impl Engine {
         };
         self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
         self.leave_witness(scope, name, &request.handle.proof());
+        let calls = SignalsEndCalls::begin(interrupt.is_some());
         let taken = attempt.run_through_outages(&mut clock, on_wait);
+        drop(calls);
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
             Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),

@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::host::Invocation;
 use crate::lock::{EndedGrant, Grant, Refusal};
 use crate::signals::Interrupt;
+use crate::store::SignalsEndCalls;
 
 /// Maximum number of rounds that end with the release of everything because one name was held.
 const MOST_ROUNDS: usize = 3;
@@ -58,7 +59,9 @@ pub fn acquire_all(
 ) -> Result<AcquireAllResult> {
     let mut several = MultiAcquire::new(locks, request, policy, interrupt, on_wait);
     several.bound(Some(several.until));
+    let calls = SignalsEndCalls::begin(interrupt.is_some());
     let mut taken = several.run();
+    drop(calls);
     if taken.is_err() && locks[0].engine.is_interrupted(interrupt) {
         taken = Ok(AcquireAllResult::Interrupted);
     }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeReason};
 use crate::lock::Record;
 use crate::signals::Interrupt;
+use crate::store::SignalsEndCalls;
 
 /// Maximum pause between two calls to a store that does not answer.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -26,7 +27,11 @@ impl Engine {
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
         loop {
-            match work() {
+            let calls = SignalsEndCalls::begin(interrupt.is_some());
+            let done = work();
+            drop(calls);
+            match done {
+                Err(_) if self.is_interrupted(interrupt) => return Ok(None),
                 Err(error) if error.is_unreached() => {
                     let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
                     let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;

@@ -1,8 +1,10 @@
 //! Time limits of calls to a server, and the pauses between their attempts: the same in every store with a server.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::host::Host;
 
 /// Maximum time of a call, and its default.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -19,6 +21,39 @@ const LEAST: Duration = Duration::from_millis(100);
 /// First pause between attempts, doubled after each later one up to the longest.
 const PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// Maximum time after a signal until a call notices it.
+pub(super) const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+
+/// True while signals end calls.
+static SIGNALS_END_CALLS: AtomicBool = AtomicBool::new(false);
+
+/// While it exists, a pending signal ends each call to a server, or does not: a wait ends then, a release does not.
+#[must_use]
+pub struct SignalsEndCalls(bool);
+
+impl SignalsEndCalls {
+    /// Begins with this behaviour; the end brings back the one before.
+    pub fn begin(yes: bool) -> SignalsEndCalls {
+        SignalsEndCalls(SIGNALS_END_CALLS.swap(yes, Ordering::SeqCst))
+    }
+}
+
+impl Drop for SignalsEndCalls {
+    fn drop(&mut self) {
+        SIGNALS_END_CALLS.store(self.0, Ordering::SeqCst);
+    }
+}
+
+/// Returns true if a signal is pending that ends calls now.
+pub(super) fn is_interrupted(host: &dyn Host) -> bool {
+    SIGNALS_END_CALLS.load(Ordering::SeqCst) && host.is_interrupted()
+}
+
+/// Returns the time after which a wait for a server must look for signals.
+pub(super) fn until_signal_check(left: Duration) -> Duration {
+    if SIGNALS_END_CALLS.load(Ordering::SeqCst) { left.min(SIGNAL_CHECK) } else { left }
+}
 
 /// Results of the earlier calls of this process, and the deadline of the next ones.
 #[derive(Debug, Default)]

@@ -88,6 +88,7 @@ pub use self::root::MARK;
 use self::root::Root;
 use self::work::WORK;
 use super::history_file::{HistoryFile, watch};
+use super::observed::Seen;
 use super::{
     CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit,
     WriteSet, guarded,
@@ -118,7 +119,7 @@ pub struct Directory {
     /// listing.
     seen: Mutex<Option<(Entry, Option<Listing>)>>,
     /// The known leases of a store that several hosts share.
-    leases: lease::Seen,
+    leases: Seen,
 }
 
 impl Directory {
@@ -139,7 +140,7 @@ impl Directory {
             committed_in: Mutex::default(),
             future_scope: OnceLock::new(),
             seen: Mutex::default(),
-            leases: lease::Seen::default(),
+            leases: Seen::default(),
         };
         store.existing()?;
         Ok(store)

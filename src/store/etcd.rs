@@ -73,8 +73,8 @@ use self::births::Absences;
 use self::client::Client;
 use self::leases::KnownLeases;
 use super::{
-    Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Version,
-    Versioned, Visit, WriteSet,
+    Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic,
+    Version, Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -102,11 +102,11 @@ pub struct Access {
     /// `CSALOCK_ETCD_USER`: name of the etcd user.
     pub user: Option<String>,
     /// `CSALOCK_ETCD_PASSWORD`: password of the etcd user.
-    pub password: Option<String>,
+    pub password: Option<Secret>,
     /// `CSALOCK_ETCD_PASSWORD_FILE`: file whose first line is the password.
     pub password_file: Option<PathBuf>,
     /// Variables of libpq that are set, and `HOME`, for PostgreSQL.
-    pub postgres: BTreeMap<&'static str, String>,
+    pub postgres: BTreeMap<&'static str, Secret>,
     /// `CSALOCK_SSH`: program that replaces ssh(1).
     pub ssh: Option<OsString>,
     /// Directory for login tokens, owned by this user and removed at a reboot.

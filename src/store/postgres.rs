@@ -3,11 +3,10 @@
 //! ```text
 //! records   name, version number and body of each record
 //! removed   256 buckets of names: the highest number of a removed record in each
-//! leases    id, span and end of each lease, and the server whose clock counts
 //! history   a line of history in each row
 //! ```
 //!
-//! **Commit.** One call of the function `commit`, in a transaction of its own. It locks the buckets of names that it
+//! **Commit.** One call of the function `change`, in a transaction of its own. It locks the buckets of names that it
 //! creates or removes, then their records, both in one order; so commits do not deadlock. Under READ COMMITTED each
 //! statement of a function sees all that was committed before it, and a locked row as it is after the wait. After the
 //! locks, no other transaction can change these records, and the function compares their numbers and the leases.
@@ -22,8 +21,15 @@
 //! its bucket has the number that the last read found there: if the record was created and removed since, the bucket
 //! has a higher number.
 //!
-//! **Leases.** The transaction that ends a grant compares that its lease is over. Only a promotion of another server
-//! makes a lease longer, so the answer cannot become wrong before the commit ([`leases`]).
+//! **Standbys.** A commit waits for the synchronous standby, if there is one, and other transactions see it only then. If
+//! that wait is cut short, they see the commit although the standby lacks it. So after a commit without a sure answer, a
+//! process reads nothing before another commit has its answer: that one is later in the write-ahead log.
+//!
+//! **Other roles** may create functions and operators in schemas of the search_path, which would take the place of those
+//! of PostgreSQL. Each request sets it first ([`session`]), and each function of the schema sets it too.
+//!
+//! **Leases** are in the records only: each host counts them on its own clock ([`leases`]). A renewal changes the record, so
+//! a commit that evicts a holder conflicts with it.
 //!
 //! **Sessions.** There is no state in a session, so each request may reach another server process of a pooler. Only
 //! wake-ups need a session ([`wake`]), and correctness does not depend on them.
@@ -34,12 +40,15 @@
 //! **Trust.** A role that may write these tables can acquire any lock.
 
 mod auth;
+mod certificate;
 mod client;
 mod commit;
 mod errors;
 mod health;
 mod history;
 mod leases;
+mod options;
+mod passwords;
 mod session;
 mod settings;
 mod tls;
@@ -53,6 +62,7 @@ use std::time::Duration;
 
 use self::client::Client;
 use self::leases::KnownLeases;
+pub use self::options::variables;
 use self::session::Row;
 use self::settings::Settings;
 pub use self::url::Database;
@@ -70,12 +80,13 @@ use crate::name::escape;
 /// Maximum number of changes in one transaction.
 const MOST_AT_ONCE: usize = 32;
 
-const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.server() \
+const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.origin(), \
+                    floor(1000 * extract(epoch FROM clock_timestamp()))::bigint \
                     FROM $.removed b LEFT JOIN $.records r ON r.name = $1 WHERE b.bucket = get_byte(sha256($1), 0)";
 const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM \
                     (SELECT *, sum(octet_length(body)) OVER (ORDER BY name) - octet_length(body) AS before FROM \
                     (SELECT * FROM $.records WHERE name > $1 ORDER BY name LIMIT 256) page) page \
-                    WHERE before < 1048576 AND (SELECT $.server()) IS NOT NULL ORDER BY name";
+                    WHERE before < 1048576 AND (SELECT $.origin()) IS NOT NULL ORDER BY name";
 
 /// Store in a schema of a PostgreSQL database.
 pub struct Postgres {
@@ -94,10 +105,10 @@ impl Postgres {
     pub fn open(database: &Database, access: &Access, host: Arc<dyn Host>) -> Result<Postgres> {
         let settings = Settings::new(database, access, host.uid())?;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely: true };
-        if !settings.host.starts_with('/') {
-            connector.look_up_names(&[settings.server()]);
-        }
+        let lonely = settings.targets.len() == 1;
+        let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely };
+        let remote = settings.targets.iter().filter(|target| !target.is_socket());
+        connector.look_up_names(&remote.map(settings::Target::place).collect::<Vec<_>>());
         Ok(Postgres {
             client: Client::new(host, connector, settings),
             schema: database.schema(),
@@ -133,11 +144,13 @@ fn number(row: &Row, column: usize) -> Option<i64> {
 
 impl Store for Postgres {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+        self.settle_doubt()?;
         let Some(mut rows) = self.query(READ, &[name.to_vec()])? else {
             self.absences.note(name, Some(0));
             return Ok(None);
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
+        self.leases.note_time(&*self.client.host, number(row, 4));
         let bucket = number(row, 2).map(i64::unsigned_abs);
         let found = self.stored(row, name);
         self.absences.note(name, bucket.filter(|_| found == Ok(None)));
@@ -145,6 +158,7 @@ impl Store for Postgres {
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.settle_doubt()?;
         let mut after = Vec::new();
         loop {
             let rows = self.query(PAGE, &[after.clone()])?.unwrap_or_default();
@@ -165,19 +179,19 @@ impl Store for Postgres {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        if set.changes.is_empty() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
+        if set.changes.is_empty() && set.history.is_empty() {
+            self.notify(set);
             return Ok(CommitResult::Done(Version::default()));
         }
-        // Only new bytes can refer to a pending lease.
-        let has_bytes = set.changes.iter().any(|change| change.body.is_some());
-        let ended = leases::ids(&set.ended);
-        let mut granted = self.leases.pending(self.client.host.boottime());
-        granted.retain(|lease| has_bytes && !ended.contains(&lease.id));
-        let Some(parameters) = self.parameters(set, &granted)? else { return Ok(CommitResult::Conflict) };
-        let done = self.transact(set, &parameters)?;
+        for lease in &set.expired {
+            if !self.leases().is_expired(lease)? {
+                return Ok(CommitResult::Conflict);
+            }
+        }
+        let done = self.transact(set)?;
         if done != CommitResult::Conflict {
-            self.leases.settle(&granted, &ended);
             set.changes_stand();
+            self.notify(set);
             self.prune_history(set);
         }
         Ok(done)
@@ -198,6 +212,10 @@ impl Store for Postgres {
 
     fn abilities(&self) -> Abilities {
         Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false, returns_conflicts: true }
+    }
+
+    fn before_wait(&self) {
+        self.leave_if_crowded();
     }
 
     fn scope(&self) -> Scope {

@@ -91,10 +91,9 @@ impl Location {
     pub fn parse(url: &OsStr, current: impl AsRef<Path>) -> Result<Location> {
         let bytes = url.as_bytes();
         let wrong = |what: &str| {
-            let url = escape(bytes);
             Error::new(
                 ErrorKind::InvalidInput,
-                format!("store {url}: {what}"),
+                format!("store {}: {what}", public_part(bytes)),
                 "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or etcds://HOST/PREFIX",
             )
         };
@@ -201,6 +200,17 @@ impl Cluster {
     }
 }
 
+/// Returns a URL for messages, which cron and logs keep: without its user and options, which may contain a password.
+fn public_part(url: &[u8]) -> String {
+    let Some(at) = url.windows(3).position(|three| three == b"://").map(|at| at + 3) else { return escape(url) };
+    let end = url.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(url.len()).max(at);
+    // A password may contain a slash, too.
+    let from = url[at..end].iter().rposition(|byte| *byte == b'@').map_or(at, |user| at + user + 1);
+    let user = if from > at { "...@" } else { "" };
+    let options = if end < url.len() { "?..." } else { "" };
+    format!("{}{user}{}{options}", escape(&url[..at]), escape(&url[from..end]))
+}
+
 /// Returns the index of the path in a URL.
 fn path_at(url: &[u8]) -> usize {
     let from = servers_at(url).unwrap_or_default();
@@ -281,8 +291,9 @@ mod tests {
             "postgres://u:p@h/d",
             "postgres://h:0/d",
             "postgres://h:x/d",
-            "postgres://a,b/d",
             "postgres://h/d?color=red",
+            "postgres://h/d?port=5",
+            "postgres://h/d?passfile=/x",
             "postgres://h/d?schema=A",
             "postgres://h/d?schema=1",
             "postgres://h/d?schema=",
@@ -290,6 +301,23 @@ mod tests {
             "postgres://%0/d",
         ] {
             assert_eq!(parse(url).map_err(|error| error.kind()), Err(ErrorKind::InvalidInput), "{url:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_url_shows_neither_password_nor_options() {
+        for (url, shown) in [
+            ("postgres://app:sEcReT@h/app", "store postgres://...@h/app: a password"),
+            ("postgres://app:sEc/ReT@h/app", "store postgres://...@h/app: "),
+            ("postgres://h/app?password=sEcReT", "store postgres://h/app?...: a password"),
+            ("postgresql://h/app?colour=sEcReT", "store postgresql://h/app?...: its options"),
+            ("etcd://root:sEcReT@h/p", "store etcd://...@h/p: a password"),
+            ("etcd://h/p#sEcReT", "store etcd://h/p?...: it has no options"),
+            ("ssh://root:sEcReT@h/p", "store ssh://...@h/p: a password"),
+            ("redis://u:sEcReT@h?x", "store redis://...@h?...: no store"),
+        ] {
+            let error = parse(url).unwrap_err().to_string();
+            assert!(error.contains(shown) && !error.contains("sEc"), "{error}");
         }
     }
 

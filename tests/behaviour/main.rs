@@ -153,6 +153,7 @@ mod screens;
 mod several;
 mod shells;
 mod signals;
+mod silent_servers;
 mod silent_store;
 mod ssh_outages;
 mod start;

@@ -2,13 +2,14 @@
 
 use std::io::Write;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::etcd::fair::is_within;
 use crate::postgres::{Bouncer, Server};
-use crate::sandbox::{Sandbox, is_root, proc, wait_until};
+use crate::sandbox::{FILE_TIMES, Sandbox, is_root, proc, wait_until};
 
 /// Short, but long enough for a machine that has other things to do.
 const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
@@ -96,12 +97,35 @@ fn a_waiter_on_another_host_is_woken_by_the_server() {
     // It polls so rarely that it would not end in time.
     let words = ["run", "-w", "inf", "--backoff", "10m..10m", "x", "true"];
     let mut waiter = sandbox.csalock_by(&elsewhere, &words).env(LEASE.0, "1h").spawn();
-    let listens = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'";
+    let listens = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%; LISTEN %' AND pid <> pg_backend_pid()";
     wait_until("it listens", || server.sql(listens) == "1");
     wait_until("it waits", || sandbox.waiters("x").len() == 1);
     holder.release();
     wait_until("it has its turn", || waiter.has_ended());
     assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_step_of_the_servers_clock_neither_ends_a_lease_nor_keeps_the_lock_of_a_dead_host() {
+    if !is_root("another pid namespace") {
+        return;
+    }
+    let Some(server) = Server::start(&[]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    let alone = ALONE.map(str::to_string);
+    let mut holder = sandbox.csalock_by(&alone, &["run", "x", "sleep", "1000"]).env(LEASE.0, LEASE.1).spawn();
+    wait_until("it holds", || sandbox.holders("x").len() == 1);
+    let call = |words: &[&str], step: &str| {
+        sandbox.csalock_by(&alone, words).env(FILE_TIMES, step).env(LEASE.0, LEASE.1).capture()
+    };
+    for step in ["+1h", "-1h", "+0"] {
+        assert_eq!(call(&["run", "-q", "-n", "x", "true"], step).code, Some(75), "{step}");
+    }
+    holder.kill();
+    let begun = Instant::now();
+    let done = call(&["run", "-q", "-w", "60s", "x", "echo", "ran"], "-1h");
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{done:?}");
+    assert!(is_within(begun, Duration::from_secs(20)), "{:?}", begun.elapsed());
 }
 
 /// A client of the server that has locked a table which each commit needs, until its stdin ends.

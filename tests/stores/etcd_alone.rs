@@ -701,7 +701,7 @@ fn logging_in() {
     let runtime = tempfile::tempdir().unwrap();
     let access = |user: &str, password: &str| Access {
         user: Some(user.to_string()),
-        password: Some(password.to_string()),
+        password: Some(password.into()),
         runtime: Some(runtime.path().to_path_buf()),
         ..Access::default()
     };

@@ -14,6 +14,8 @@ mod kept;
 #[path = "../postgres/mod.rs"]
 mod postgres;
 mod postgres_alone;
+mod postgres_attacks;
+mod postgres_logins;
 #[path = "../programs/mod.rs"]
 mod programs;
 mod promises;

@@ -225,7 +225,7 @@ fn postgres_footprint(schema: &str) -> (u64, u64) {
     match tables {
         0 => (0, 0),
         _ => (
-            tables + ["records", "removed", "leases", "history"].into_iter().map(rows).sum::<u64>(),
+            tables + ["records", "removed", "history"].into_iter().map(rows).sum::<u64>(),
             number("SELECT coalesce(sum(octet_length(body)), 0) FROM $.records"),
         ),
     }

@@ -8,7 +8,7 @@ use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal};
-use crate::store::WriteSet;
+use crate::store::{SignalsEndCalls, WriteSet};
 
 impl Acquisition<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
@@ -136,6 +136,7 @@ impl Acquisition<'_> {
 
     /// Gives up because of the interrupt. Entries that cannot be removed immediately end on their own.
     pub(super) fn interrupted(&mut self) -> AcquireResult {
+        let _calls = SignalsEndCalls::begin(false);
         self.give_up_at = self.engine.host.boottime();
         self.engine.store.set_deadline(Some(self.give_up_at));
         let _ = self.abandon();

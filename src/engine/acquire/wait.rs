@@ -126,6 +126,7 @@ impl<'a> Acquisition<'a> {
             return Ok(AfterWait::TimeOver);
         };
         let end = engine.host.boottime() + pause;
+        engine.store.before_wait();
         let mut show = || {
             let left = clock.left(engine.host.boottime());
             on_wait(&Waiting { record, ahead, left, outage: None })

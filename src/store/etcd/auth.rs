@@ -21,10 +21,10 @@ use sha2::{Digest, Sha256};
 use super::{Access, api};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
-use crate::store::{Cluster, guarded};
+use crate::store::{Cluster, Secret, guarded};
 
 pub(super) struct Auth {
-    who: Option<(String, String)>,
+    who: Option<(String, Secret)>,
     uid: u32,
     runtime: Option<PathBuf>,
     /// Name of the file with the token.
@@ -44,7 +44,7 @@ impl Auth {
         let who = match (&access.user, &access.password, &access.password_file) {
             (None, _, _) => None,
             (Some(user), Some(password), _) => Some((user.clone(), password.clone())),
-            (Some(user), None, Some(path)) => Some((user.clone(), first_line(path)?)),
+            (Some(user), None, Some(path)) => Some((user.clone(), first_line(path)?.into())),
             (Some(_), None, None) => {
                 let what = "CSALOCK_ETCD_USER is set without a password";
                 return Err(Error::new(
@@ -56,7 +56,7 @@ impl Auth {
         };
         let mut hash = Sha256::new();
         for part in
-            [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], &word[..]]))
+            [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], word.expose()]))
         {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
@@ -69,7 +69,7 @@ impl Auth {
     /// Returns user and password if a login is needed.
     pub(super) fn wanted(&self) -> Option<(&str, &str)> {
         let (user, password) = self.who.as_ref().filter(|_| !guarded(&self.state).needless)?;
-        Some((user, password))
+        Some((user, password.expose()))
     }
 
     /// Returns the current token, if there is one.

@@ -14,6 +14,7 @@ use rustls::{ClientConnection, StreamOwned};
 use super::errors::CallError;
 use super::http::{Answer, Incoming, Request};
 use crate::host::Host;
+use crate::store::calls::{is_interrupted, until_signal_check};
 
 /// Deadline of the present call.
 pub(in crate::store) struct CallDeadline {
@@ -34,6 +35,21 @@ impl CallDeadline {
     pub(in crate::store) fn left(&self) -> Duration {
         Duration::from_nanos(self.deadline.load(Ordering::Relaxed)).saturating_sub(self.host.boottime())
     }
+
+    /// Waits until a descriptor is ready. Fails at the deadline, after this time, and after a signal that ends calls.
+    pub(in crate::store) fn wait(&self, what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result<()> {
+        let until = self.host.boottime().saturating_add(at_most.min(self.left()));
+        loop {
+            let left = until.saturating_sub(self.host.boottime());
+            match poll(what, flags, until_signal_check(left)) {
+                Ok(true) => return Ok(()),
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ if is_interrupted(&*self.host) => return Err(CallError::Interrupted.into()),
+                _ if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// Socket whose reads and writes end with the deadline of the present call.
@@ -50,13 +66,9 @@ impl Socket {
         Ok(Socket { stream, call_deadline })
     }
 
-    /// Waits until the socket is ready, or until a signal came and the caller must retry.
+    /// Waits until the socket is ready.
     fn wait_for(&self, what: PollFlags) -> io::Result<()> {
-        match poll(self.stream.as_fd(), what, self.call_deadline.left()) {
-            Ok(false) => Err(io::ErrorKind::TimedOut.into()),
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
-            _ => Ok(()),
-        }
+        self.call_deadline.wait(self.stream.as_fd(), what, Duration::MAX)
     }
 }
 

@@ -6,15 +6,23 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::sockopt::SocketError;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, UnixAddr, connect, getsockopt, socket,
+};
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 
 use super::connection::{CallDeadline, Connection, Socket, Wire};
 use super::errors::CallError;
 use crate::host::{Host, addresses_of};
+use crate::store::calls::is_interrupted;
 use crate::store::guarded;
 
 /// Times for which the result of a lookup is cached, after a success and after a failure.
@@ -26,6 +34,9 @@ const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 
 /// Maximum wait for the first answer of the name service. The C library gives each name server five seconds.
 const TO_LOOK_UP: Duration = Duration::from_secs(6);
+
+/// Pause between attempts to connect to a socket of this host whose queue is full.
+const WHILE_FULL: Duration = Duration::from_millis(20);
 
 /// The time until which a result counts, and the result.
 type Looked = (Duration, Result<Vec<SocketAddr>, CallError>);
@@ -62,12 +73,53 @@ impl Connector {
         let share = most / u32::try_from(addresses.len()).unwrap_or(1).max(1);
         let mut last = CallError::Unresolved;
         for address in addresses {
-            match TcpStream::connect_timeout(&address, share.max(Duration::from_millis(1))) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = CallError::from(error),
+            match self.connect_to_address(address, share.max(Duration::from_millis(1))).map_err(CallError::from) {
+                Err(CallError::Interrupted) => return Err(CallError::Interrupted.into()),
+                Err(error) => last = error,
+                connected => return Ok(connected?),
             }
         }
         Err(last.into())
+    }
+
+    fn connect_to_address(&self, address: SocketAddr, at_most: Duration) -> io::Result<TcpStream> {
+        let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let socket = new_socket(family)?;
+        let begun = match address {
+            SocketAddr::V4(address) => connect(socket.as_raw_fd(), &SockaddrIn::from(address)),
+            SocketAddr::V6(address) => connect(socket.as_raw_fd(), &SockaddrIn6::from(address)),
+        };
+        match begun {
+            Err(Errno::EINPROGRESS | Errno::EINTR) => {
+                self.call_deadline.wait(socket.as_fd(), PollFlags::POLLOUT, at_most)?;
+                match getsockopt(&socket, SocketError)? {
+                    0 => Ok(TcpStream::from(socket)),
+                    error => Err(io::Error::from_raw_os_error(error)),
+                }
+            }
+            connected => Ok(connected.map(|()| TcpStream::from(socket))?),
+        }
+    }
+
+    /// Connects to a socket of this host. While too many others wait there, connect(2) of a socket that may block would
+    /// block without a limit, and deaf to signals.
+    pub(in crate::store) fn connect_to_socket(&self, path: &str) -> io::Result<OwnedFd> {
+        let address = UnixAddr::new(path)?;
+        loop {
+            let socket = new_socket(AddressFamily::Unix)?;
+            match connect(socket.as_raw_fd(), &address) {
+                Ok(()) => return Ok(socket),
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(error) => return Err(CallError::Refused(format!("{path}: {}", error.desc())).into()),
+            }
+            if is_interrupted(&*self.host) {
+                return Err(CallError::Interrupted.into());
+            }
+            if self.call_deadline.left().is_zero() {
+                return Err(CallError::Silent.into());
+            }
+            self.host.sleep(WHILE_FULL.min(self.call_deadline.left()));
+        }
     }
 
     /// Looks up all these names now, so that a slow name service does not use up the time of a call.
@@ -108,6 +160,10 @@ impl Connector {
         };
         Ok(found?)
     }
+}
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
 }
 
 fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, CallError> {

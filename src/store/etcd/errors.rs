@@ -20,6 +20,8 @@ pub(in crate::store) enum CallError {
     Refused(String),
     /// The server did not answer in time.
     Silent,
+    /// A signal ended the call.
+    Interrupted,
     /// The server closed the connection instead of answering.
     Closed,
     /// The TLS handshake failed, for this reason.
@@ -87,7 +89,7 @@ impl CallError {
                 (_, said) if passes(said) => RetryPolicy::Again,
                 _ => RetryPolicy::None,
             },
-            CallError::TooLong => RetryPolicy::None,
+            CallError::TooLong | CallError::Interrupted => RetryPolicy::None,
             _ => RetryPolicy::Elsewhere,
         }
     }
@@ -166,7 +168,7 @@ fn cure(trouble: &CallError) -> &'static str {
             "its JSON gateway cannot reach etcd itself: with --client-cert-auth its own certificate must be good for \
              clients as well (extendedKeyUsage clientAuth)"
         }
-        CallError::Silent | CallError::Closed | CallError::Said(..) => PATIENCE,
+        CallError::Silent | CallError::Closed | CallError::Interrupted | CallError::Said(..) => PATIENCE,
     }
 }
 
@@ -234,6 +236,7 @@ impl fmt::Display for CallError {
             CallError::Refused(why) | CallError::Strange(why) => write!(out, "{}", escape(why.as_bytes())),
             CallError::TooLong => write!(out, "its answer does not end"),
             CallError::Silent => write!(out, "no answer in time"),
+            CallError::Interrupted => write!(out, "a signal ended the call"),
             CallError::Closed => write!(out, "the connection was closed without an answer"),
             CallError::Tls(why) => write!(out, "no TLS with it: {}", escape(why.as_bytes())),
             CallError::WantsTls => write!(out, "it speaks TLS"),

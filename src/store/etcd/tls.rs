@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::client::WantsClientCert;
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use rustls_pki_types::pem::{self, PemObject};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
 use super::Access;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,15 +26,34 @@ pub(super) fn config(access: &Access) -> Result<ClientConfig> {
         (Some(cert), key) => {
             // One file may contain both the certificate and the key.
             let key = key.as_ref().unwrap_or(cert);
-            let own = certificates("CSALOCK_ETCD_CERT", cert)?;
-            let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("CSALOCK_ETCD_KEY", key, &error))?;
-            let config = builder.with_client_auth_cert(own, secret);
-            config.map_err(|error| useless("CSALOCK_ETCD_CERT", cert, &format!("it does not go with its key: {error}")))
+            with_own(builder, ("CSALOCK_ETCD_CERT", cert), ("CSALOCK_ETCD_KEY", key))
         }
         (None, Some(_)) => {
             let what = "CSALOCK_ETCD_KEY is set, and CSALOCK_ETCD_CERT is not";
             Err(Error::new(ErrorKind::InvalidInput, what, "set both, or none"))
         }
+    }
+}
+
+/// Returns the configuration with a certificate and a key of this client: their variables and files.
+pub(in crate::store) fn with_own(
+    builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    (certificate, path): (&str, &Path),
+    (key, of_key): (&str, &Path),
+) -> Result<ClientConfig> {
+    let own = certificates(certificate, path)?;
+    let secret = PrivateKeyDer::from_pem_file(of_key).map_err(|error| wrong(key, of_key, &error))?;
+    let config = builder.with_client_auth_cert(own, secret);
+    config.map_err(|error| useless(certificate, path, &format!("it does not go with its key: {error}")))
+}
+
+/// Returns the lists of revoked certificates in the file that this variable names.
+pub(in crate::store) fn revoked(variable: &str, path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>> {
+    let read = || CertificateRevocationListDer::pem_file_iter(path)?.collect::<std::result::Result<Vec<_>, _>>();
+    match read() {
+        Ok(found) if found.is_empty() => Err(wrong(variable, path, &pem::Error::NoItemsFound)),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong(variable, path, &error)),
     }
 }
 

@@ -1,86 +1,103 @@
-//! Login: SCRAM-SHA-256, MD5, and a password in clear.
+//! Login: SCRAM-SHA-256, bound to the TLS connection if the server can do that; MD5; and a password in clear.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use md5::{Digest, Md5};
-use ring::{digest, hmac, pbkdf2};
+use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
+use postgres_protocol::message::backend::{AuthenticationSaslBody, Message};
+use postgres_protocol::message::frontend;
 
 use super::errors::Trouble;
-use super::session::{Done, Fields, Session, framed};
-use super::settings::Settings;
+use super::session::{Done, Session, strange};
+use super::settings::{Binding, Settings, Target};
+use fallible_iterator::FallibleIterator;
 
 /// Maximum number of rounds of a password's hash, which a server may ask for.
 const MOST_ROUNDS: u32 = 1_000_000;
 
 /// Logs in, as the server asks for it.
-pub(super) fn log_in(session: &mut Session, settings: &Settings) -> Done<()> {
+pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target) -> Done<()> {
+    let permit = |method: &str| match settings.methods.permit(method) {
+        true => Ok(()),
+        false => Err(denied(format!("it asks for the login \"{method}\", which require_auth excludes"))),
+    };
+    let password = || match &target.password {
+        Ok(password) => Ok(password.expose().as_bytes()),
+        Err(why) => Err(denied(format!("it asks for a password: {why}"))),
+    };
+    let (mut has_proved, mut is_bound) = (false, false);
     loop {
-        let (kind, body) = session.receive()?;
-        let mut fields = Fields(&body);
-        let method = if kind == b'R' { u32::from_be_bytes(fields.array()?) } else { continue };
-        let password = || match &settings.password {
-            Some(password) => Ok(&password[..]),
-            None => Err(Trouble::Said("28P01".into(), "it asks for a password, and none is known".into())),
-        };
-        match method {
-            0 => return Ok(()),
-            3 => session.write(&framed(Some(b'p'), &[password()?.as_bytes(), b"\0"].concat()))?,
-            5 => {
-                let inner = hex(&[password()?.as_bytes(), settings.user.as_bytes()]);
-                let outer = hex(&[inner.as_bytes(), fields.bytes(4)?]);
-                session.write(&framed(Some(b'p'), format!("md5{outer}\0").as_bytes()))?;
+        match session.receive()? {
+            Message::AuthenticationOk => break,
+            Message::AuthenticationCleartextPassword => {
+                permit("password")?;
+                session.send(|buffer| frontend::password_message(password()?, buffer).map_err(strange))?;
             }
-            10 => scram(session, password()?)?,
-            11 | 12 => {}
-            _ => return Err(Trouble::strange("it asks for a login that csalock does not have: GSSAPI or SSPI")),
+            Message::AuthenticationMd5Password(body) => {
+                permit("md5")?;
+                let hash = md5_hash(settings.user.as_bytes(), password()?, body.salt());
+                session.send(|buffer| frontend::password_message(hash.as_bytes(), buffer).map_err(strange))?;
+            }
+            Message::AuthenticationSasl(body) => {
+                permit("scram-sha-256")?;
+                is_bound = scram(session, settings.binding, &body, password()?)?;
+            }
+            Message::NoticeResponse(_) => continue,
+            _ => return Err(Trouble::strange("it asks for a login that csalock does not have (GSSAPI, SSPI, OAuth)")),
         }
+        has_proved = true;
     }
-}
-
-fn hex(parts: &[&[u8]]) -> String {
-    Md5::digest(parts.concat()).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Proves the password, and checks that the server knows it too (RFC 5802, RFC 7677).
-fn scram(session: &mut Session, password: &str) -> Done<()> {
-    let mut random = [0; 18];
-    getrandom::fill(&mut random).map_err(|_| Trouble::strange("this system has no random numbers"))?;
-    let first = format!("n=,r={}", STANDARD.encode(random));
-    let mut begin = b"SCRAM-SHA-256\0".to_vec();
-    begin.extend((first.len() as u32 + 3).to_be_bytes());
-    begin.extend(format!("n,,{first}").bytes());
-    session.write(&framed(Some(b'p'), &begin))?;
-    let challenge = sasl(session, 11)?;
-    let part = |name: &str| challenge.split(',').find_map(|part| part.strip_prefix(name));
-    let strange = || Trouble::strange("an invalid step of SCRAM");
-    let nonce = part("r=").filter(|nonce| nonce.starts_with(&first[5..])).ok_or_else(strange)?;
-    let salt = part("s=").and_then(|salt| STANDARD.decode(salt).ok()).ok_or_else(strange)?;
-    let rounds = part("i=").and_then(|rounds| rounds.parse().ok()).filter(|rounds| *rounds <= MOST_ROUNDS);
-    let rounds = rounds.and_then(std::num::NonZeroU32::new).ok_or_else(strange)?;
-    let mut salted = [0; digest::SHA256_OUTPUT_LEN];
-    pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, rounds, &salt, password.as_bytes(), &mut salted);
-    let client = sign(&salted, b"Client Key");
-    let last = format!("c=biws,r={nonce}");
-    let all = format!("{first},{challenge},{last}");
-    let signature = sign(digest::digest(&digest::SHA256, client.as_ref()).as_ref(), all.as_bytes());
-    let proof: Vec<u8> = client.as_ref().iter().zip(signature.as_ref()).map(|(key, sign)| key ^ sign).collect();
-    session.write(&framed(Some(b'p'), format!("{last},p={}", STANDARD.encode(proof)).as_bytes()))?;
-    let answer = sasl(session, 12)?;
-    let verifier = answer.strip_prefix("v=").and_then(|verifier| STANDARD.decode(verifier).ok()).ok_or_else(strange)?;
-    let key = hmac::Key::new(hmac::HMAC_SHA256, sign(&salted, b"Server Key").as_ref());
-    hmac::verify(&key, all.as_bytes(), &verifier).map_err(|_| Trouble::strange("it does not know the password"))
-}
-
-fn sign(key: &[u8], message: &[u8]) -> hmac::Tag {
-    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), message)
-}
-
-/// Returns the text of this step of SASL.
-fn sasl(session: &mut Session, step: u32) -> Done<String> {
-    let (kind, body) = session.receive()?;
-    let mut fields = Fields(&body);
-    if kind != b'R' || u32::from_be_bytes(fields.array()?) != step {
-        return Err(Trouble::strange("an invalid step of SCRAM"));
+    if !has_proved {
+        permit("none")?;
     }
-    String::from_utf8(fields.0.to_vec()).map_err(|_| Trouble::strange("an invalid step of SCRAM"))
+    if settings.binding == Binding::Require && !is_bound {
+        return Err(denied("it let us in without channel binding, which channel_binding=require demands".into()));
+    }
+    Ok(())
+}
+
+fn denied(why: String) -> Trouble {
+    Trouble::Said("28P01".into(), why)
+}
+
+/// Proves the password, and checks that the server knows it too (RFC 5802, RFC 7677). Returns true if the login is bound to
+/// the TLS connection.
+fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody, password: &[u8]) -> Done<bool> {
+    let offers: Vec<&str> = body.mechanisms().collect().map_err(strange)?;
+    let end_point = if binding == Binding::Disable { None } else { session.end_point() };
+    let (mechanism, channel, is_bound) = match end_point {
+        Some(hash) if offers.contains(&SCRAM_SHA_256_PLUS) => {
+            (SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(hash), true)
+        }
+        _ if binding == Binding::Require => {
+            return Err(denied(
+                "the login cannot be bound to the connection, which channel_binding=require demands".into(),
+            ));
+        }
+        // The server learns that it was not offered, in case another one in between removed the offer.
+        Some(_) => (SCRAM_SHA_256, ChannelBinding::unrequested(), false),
+        None => (SCRAM_SHA_256, ChannelBinding::unsupported(), false),
+    };
+    if !offers.contains(&mechanism) {
+        return Err(Trouble::strange("it offers no login that csalock has"));
+    }
+    let mut scram = ScramSha256::new(password, channel);
+    session.send(|buffer| frontend::sasl_initial_response(mechanism, scram.message(), buffer).map_err(strange))?;
+    let Message::AuthenticationSaslContinue(challenge) = session.receive()? else { return Err(out_of_step()) };
+    if rounds(challenge.data()).is_none_or(|rounds| rounds > MOST_ROUNDS) {
+        return Err(out_of_step());
+    }
+    scram.update(challenge.data()).map_err(|_| out_of_step())?;
+    session.send(|buffer| frontend::sasl_response(scram.message(), buffer).map_err(strange))?;
+    let Message::AuthenticationSaslFinal(answer) = session.receive()? else { return Err(out_of_step()) };
+    scram.finish(answer.data()).map_err(|_| Trouble::strange("it does not know the password"))?;
+    Ok(is_bound)
+}
+
+/// Returns the number of rounds in a challenge.
+fn rounds(challenge: &[u8]) -> Option<u32> {
+    let challenge = std::str::from_utf8(challenge).ok()?;
+    challenge.split(',').find_map(|part| part.strip_prefix("i="))?.parse().ok()
+}
+
+fn out_of_step() -> Trouble {
+    Trouble::strange("an invalid step of SCRAM")
 }

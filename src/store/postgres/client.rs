@@ -5,6 +5,7 @@
 //! client repeats the request. A request may thus reach the server more than once, and every request of this store
 //! tolerates that.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,12 +16,22 @@ use super::settings::Settings;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::answers::answered;
-use crate::store::calls::{Calls, pause};
+use crate::store::calls::{Calls, is_interrupted, pause};
 use crate::store::etcd::dial::Connector;
 use crate::store::guarded;
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
+
+/// Commit that changes nothing, and whose answer therefore only says that all earlier commits stand.
+const FLUSH: &str = "UPDATE $.removed SET number = number WHERE bucket = 0";
+
+/// True if more than half of the server's connections are in use.
+const CROWDED: &str = "SELECT 2 * sum(numbackends) > current_setting('max_connections')::int - \
+                       current_setting('superuser_reserved_connections')::int FROM pg_stat_database";
+
+/// Time for which an answer to that counts.
+const CROWD_LASTS: Duration = Duration::from_secs(5);
 
 /// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(1);
@@ -38,30 +49,91 @@ pub(super) struct Client {
     /// The connection, while it is usable.
     session: Mutex<Option<Session>>,
     pub(super) calls: Mutex<Calls>,
+    /// True if a server has let this process in at the start. That is no answer to a request, but repetitions may help.
+    has_logged_in: bool,
+    /// True after a commit whose answer is missing, until a later one has an answer.
+    pub(super) in_doubt: AtomicBool,
+    /// True if the server has few connections left, and the time until which that counts.
+    crowd: Mutex<Option<(Duration, bool)>>,
+}
+
+/// Request of the extended protocol, or a script of statements.
+enum Request<'a> {
+    Statement(&'a str, &'a [Vec<u8>]),
+    Script(&'a str),
+}
+
+impl Request<'_> {
+    /// Returns true for a request that may change a record.
+    fn is_commit(&self) -> bool {
+        matches!(self, Request::Statement(sql, _) if sql.contains(".change("))
+    }
 }
 
 impl Postgres {
     /// Runs a statement on the store's schema, which `$.` stands for. Returns its rows, and true if it was sent more
     /// than once.
     pub(super) fn call(&self, sql: &str, parameters: &[Vec<u8>]) -> std::result::Result<(Vec<Row>, bool), Failed> {
-        self.send(&statement(&self.named(sql), parameters))
+        self.send(&Request::Statement(&self.named(sql), parameters))
     }
 
-    /// Returns the rows of a query; `None` without a schema.
+    /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
+    pub(super) fn run(&self, sql: &str) -> std::result::Result<Vec<Row>, Failed> {
+        let sql = sql.replace("\"csalock\"", &format!("\"{}\"", self.schema));
+        self.send(&Request::Script(&sql)).map(|(rows, _)| rows)
+    }
+
+    /// Returns the rows of a query; `None` without a schema. Fails if the schema has another format.
     pub(super) fn query(&self, sql: &str, parameters: &[Vec<u8>]) -> Result<Option<Vec<Row>>> {
         match self.call(sql, parameters) {
             Ok((rows, _)) => Ok(Some(rows)),
-            Err(failed) if failed.trouble.is_missing() => Ok(None),
+            Err(failed) if failed.trouble.is_missing() => {
+                self.run(include_str!("check.sql")).map_err(|failed| failed.error)?;
+                Ok(None)
+            }
             Err(failed) => Err(failed.error),
         }
     }
 
     /// Creates the schema of the store. Another process may be faster, so the result counts only if it stays missing.
     pub(super) fn create(&self) -> Result<()> {
-        let schema = include_str!("schema.sql").replace("\"csalock\"", &format!("\"{}\"", self.schema));
-        match self.send(&script(&schema)) {
+        let done = self.run(include_str!("check.sql")).and_then(|_| self.run(include_str!("schema.sql")));
+        match done {
             Err(failed) if failed.trouble.is_taken() => Ok(()),
             done => done.map(drop).map_err(|failed| failed.error),
+        }
+    }
+
+    /// Waits until all commits of this process stand on the synchronous standby too, if one of them has no answer. The
+    /// server shows a commit before that if its wait for the standby was cut short. A later commit that was answered
+    /// proves that the earlier one has arrived there.
+    pub(super) fn settle_doubt(&self) -> Result<()> {
+        if !self.client.in_doubt.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        match self.call(FLUSH, &[]) {
+            Err(failed) if !failed.trouble.is_missing() => return Err(failed.error),
+            _ => self.client.in_doubt.store(false, Ordering::SeqCst),
+        }
+        Ok(())
+    }
+
+    /// Closes the connection before a wait if the server has few left. The holders need them to release their locks.
+    pub(super) fn leave_if_crowded(&self) {
+        let now = self.client.host.boottime();
+        let known = *guarded(&self.client.crowd);
+        let is_crowded = match known {
+            Some((until, is_crowded)) if now < until => is_crowded,
+            _ if guarded(&self.client.session).is_none() => return,
+            _ => {
+                let rows = self.call(CROWDED, &[]).map(|(rows, _)| rows).unwrap_or_default();
+                let is_crowded = rows.first().and_then(|row| row.first()) == Some(&Some(vec![1]));
+                *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
+                is_crowded
+            }
+        };
+        if is_crowded && let Some(mut session) = guarded(&self.client.session).take() {
+            session.end();
         }
     }
 
@@ -69,11 +141,11 @@ impl Postgres {
         sql.replace("$.", &format!("\"{}\".", self.schema))
     }
 
-    fn send(&self, request: &[u8]) -> std::result::Result<(Vec<Row>, bool), Failed> {
+    fn send(&self, request: &Request<'_>) -> std::result::Result<(Vec<Row>, bool), Failed> {
         let client = &self.client;
         let mut calls = guarded(&client.calls);
         let deadline = calls.deadline(client.host.boottime());
-        let (mut sent, mut attempt) = (0, 0);
+        let (mut sent, mut attempt, mut refusal) = (0, 0, None);
         let trouble = loop {
             client.connector.call_deadline.set(deadline.min(client.host.boottime() + SHARE));
             let trouble = match client.try_once(request, &mut sent) {
@@ -88,9 +160,13 @@ impl Postgres {
                 }
                 Err(trouble) => trouble,
             };
-            let is_hopeless = !calls.answered && trouble.is_hopeless();
-            if is_hopeless || client.host.boottime() + pause(attempt) >= deadline {
-                break trouble;
+            client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
+            let has_met = calls.answered || client.has_logged_in;
+            let is_over = (!has_met && trouble.is_hopeless()) || is_interrupted(&*client.host);
+            // A server that is full says so at some attempts only.
+            refusal = if let Trouble::Said(..) = trouble { Some(trouble.clone()) } else { refusal };
+            if is_over || client.host.boottime() + pause(attempt) >= deadline {
+                break refusal.unwrap_or(trouble);
             }
             client.host.sleep(pause(attempt));
             attempt += 1;
@@ -105,23 +181,38 @@ impl Client {
     pub(super) fn new(host: Arc<dyn Host>, connector: Connector, settings: Settings) -> Client {
         connector.call_deadline.set(host.boottime() + TO_CONNECT);
         let session = Session::open(&connector, &settings).ok();
-        let mut calls = Calls::default();
-        calls.answered = session.is_some();
-        Client { host, connector, settings, session: Mutex::new(session), calls: Mutex::new(calls) }
+        let has_logged_in = session.is_some();
+        Client {
+            host,
+            connector,
+            settings,
+            session: Mutex::new(session),
+            calls: Mutex::default(),
+            has_logged_in,
+            in_doubt: AtomicBool::new(false),
+            crowd: Mutex::default(),
+        }
     }
 
     pub(super) fn is_encrypted(&self) -> bool {
         guarded(&self.session).as_ref().is_some_and(|session| session.is_encrypted)
     }
 
-    fn try_once(&self, request: &[u8], sent: &mut u32) -> Done<Vec<Row>> {
+    /// Sends a request once. The server gives up when this client does: a server process that waits for a lock, as VACUUM
+    /// FULL takes it, would otherwise stay when its client has left.
+    fn try_once(&self, request: &Request<'_>, sent: &mut u32) -> Done<Vec<Row>> {
         let mut kept = guarded(&self.session);
         let mut session = match kept.take().filter(Session::is_idle) {
             Some(session) => session,
             None => Session::open(&self.connector, &self.settings)?,
         };
         *sent += 1;
-        let done = session.exchange(request);
+        let left = self.connector.call_deadline.left();
+        let request = match request {
+            Request::Statement(sql, parameters) => statement(sql, parameters, left)?,
+            Request::Script(sql) => script(sql, left)?,
+        };
+        let done = session.exchange(&request);
         if done.as_ref().err().is_none_or(Trouble::ends_call) {
             *kept = Some(session);
         }

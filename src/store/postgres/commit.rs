@@ -1,12 +1,13 @@
 //! Commit: one call of the function `commit` of the schema.
 
-use super::leases::{self, Pending};
+use std::sync::atomic::Ordering;
+
 use super::session::array;
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
-const COMMIT: &str = "SELECT * FROM $.commit($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
 
 impl Postgres {
     /// Returns a number of the name's bucket at which the name had no record: that of the last read of this process, or
@@ -20,7 +21,7 @@ impl Postgres {
     }
 
     /// Returns the parameters of a commit; `None` if its records cannot have the expected versions.
-    pub(super) fn parameters(&self, set: &WriteSet<'_>, granted: &[Pending]) -> Result<Option<Vec<Vec<u8>>>> {
+    fn parameters(&self, set: &WriteSet<'_>) -> Result<Option<Vec<Vec<u8>>>> {
         // One order for all commits, so that they do not block each other.
         let mut changes: Vec<&Write<'_>> = set.changes.iter().collect();
         changes.sort_by_key(|change| change.name);
@@ -40,24 +41,19 @@ impl Postgres {
             expects.push(expect.map(i64::to_be_bytes));
             guards.push(Some(guard.to_be_bytes()));
         }
-        let numbers = |numbers: Vec<u64>| array(numbers.iter().map(|number| Some(number.to_be_bytes())), false);
         Ok(Some(vec![
             array(changes.iter().map(|change| Some(change.name)), true),
             array(expects, false),
             array(guards, false),
             array(changes.iter().map(|change| change.body), true),
-            numbers(leases::ids(&set.expired)),
-            numbers(granted.iter().map(|lease| lease.id).collect()),
-            numbers(granted.iter().map(|lease| lease.span).collect()),
-            numbers(leases::ids(&set.ended)),
-            array(set.wake.iter().map(|(channel, _)| Some(self.channel(channel))), true),
             array(set.history.iter().map(Some), true),
         ]))
     }
 
     /// Runs the transaction of a commit, and creates the schema if a record needs it.
-    pub(super) fn transact(&self, set: &WriteSet<'_>, parameters: &[Vec<u8>]) -> Result<CommitResult> {
-        let mut done = self.call(COMMIT, parameters);
+    pub(super) fn transact(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict) };
+        let mut done = self.call(COMMIT, &parameters);
         if done.as_ref().is_err_and(|failed| failed.trouble.is_missing()) {
             let creates = |change: &Write<'_>| change.expect.is_none() && change.body.is_some();
             match set.changes.is_empty() {
@@ -66,7 +62,9 @@ impl Postgres {
                 _ => {}
             }
             self.create()?;
-            done = self.call(COMMIT, parameters);
+            // A new schema has numbers that no read has found yet.
+            let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict) };
+            done = self.call(COMMIT, &parameters);
         }
         let (mut rows, was_resent) = match done {
             Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict),
@@ -77,7 +75,8 @@ impl Postgres {
             return Ok(CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }));
         }
         // The first copy of a repeated transaction may have been committed.
-        if let (Some(place), [change], false) = (set.conflicting, &set.changes[..], was_resent) {
+        let is_sure = !was_resent && !self.client.in_doubt.load(Ordering::SeqCst);
+        if let (Some(place), [change], true) = (set.conflicting, &set.changes[..], is_sure) {
             row.remove(0);
             place.replace(self.stored(row, change.name).ok());
         }

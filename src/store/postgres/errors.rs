@@ -13,6 +13,8 @@ pub(super) enum Trouble {
     Line(CallError),
     /// SQLSTATE and message of the server.
     Said(String, String),
+    /// The server has committed, and no longer waits for its synchronous standby.
+    NotReplicated,
 }
 
 impl Trouble {
@@ -22,6 +24,17 @@ impl Trouble {
 
     fn code(&self) -> &str {
         if let Trouble::Said(code, _) = self { code } else { "" }
+    }
+
+    /// Returns true if the server is a standby or otherwise read-only.
+    pub(super) fn is_standby(&self) -> bool {
+        self.code() == "25006"
+    }
+
+    /// Returns true for a trouble that another attempt, with TLS instead of without or the other way round, may avoid: TLS
+    /// fails, or pg_hba.conf refuses the connection before a login.
+    pub(super) fn depends_on_tls(&self) -> bool {
+        matches!(self, Trouble::Line(CallError::Tls(_))) || self.code() == "28000"
     }
 
     /// Returns true if the schema, or an object in it, does not exist.
@@ -54,6 +67,7 @@ impl Trouble {
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Trouble::Line(line) => line.may_pass(),
+            Trouble::NotReplicated => true,
             Trouble::Said(code, _) => {
                 let passes = ["40001", "40P01", "53300", "55P03", "57014", "57P01", "57P02", "57P03"];
                 code.starts_with("08") || passes.contains(&&code[..])
@@ -68,6 +82,10 @@ impl Trouble {
                 let what = format!("PostgreSQL cannot be reached: {place}: {line}");
                 return Error::new(ErrorKind::Unavailable, what, unreachable_hint(line));
             }
+            Trouble::NotReplicated => {
+                let what = format!("PostgreSQL at {place}: the wait for the synchronous standby was cut short");
+                return Error::new(ErrorKind::Unavailable, what, "check the standby, then try again");
+            }
             Trouble::Said(code, message) => (&code[..], escape(message.as_bytes())),
         };
         let (kind, hint) = match code {
@@ -79,7 +97,10 @@ impl Trouble {
             "25006" | "55000" => {
                 (ErrorKind::Unavailable, "it is a standby or read-only; name the primary server in the store's URL")
             }
-            "CSA01" => (ErrorKind::Corrupt, "use the csalock that made it, or name another schema: ?schema=NAME"),
+            "CSA01" => (
+                ErrorKind::Corrupt,
+                "use the csalock that made it; or end all holders and DROP SCHEMA; or name another schema: ?schema=NAME",
+            ),
             "CSA02" => (
                 ErrorKind::Unavailable,
                 "a crash of the server could lose a lock; ALTER ROLE or ALTER DATABASE ... SET synchronous_commit = on",

@@ -13,13 +13,15 @@ const EXAMINE: &str = "SELECT current_setting('server_version'), current_setting
 impl Postgres {
     pub(super) fn findings(&self) -> Vec<Finding> {
         let begun = self.client.host.boottime();
-        let row = match self.call(EXAMINE, &[]) {
-            Ok((mut rows, _)) => rows.pop().unwrap_or_default(),
+        let row = match self.run(EXAMINE) {
+            Ok(mut rows) => rows.pop().unwrap_or_default(),
             Err(failed) => return vec![Finding::failed("server", &failed.error)],
         };
         let took = self.client.host.boottime().saturating_sub(begun);
         let text = |at: usize| row.get(at).and_then(Option::as_deref).map(escape).unwrap_or_default();
         let mut findings = vec![Finding::good("server", format!("PostgreSQL {}", text(0)))];
+        let what = "PostgreSQL as a store is experimental: known defects can admit two holders";
+        findings.push(Finding::doubtful("store", what, "use another store for locks that matter"));
         if text(6) == "true" {
             let cure = "name the primary server in the store's URL";
             findings.push(Finding::bad("role", "a standby, which refuses locks", cure));
@@ -51,7 +53,8 @@ impl Postgres {
 
     fn of_transport(&self) -> Finding {
         let settings = &self.client.settings;
-        let is_local = ["/", "127.", "::1", "localhost"].iter().any(|local| settings.host.starts_with(local));
+        let is_local = |host: &str| ["/", "127.", "::1", "localhost"].iter().any(|local| host.starts_with(local));
+        let is_local = settings.targets.iter().all(|target| is_local(target.address.as_ref().unwrap_or(&target.host)));
         let is_encrypted = self.client.is_encrypted();
         match (is_local, is_encrypted, settings.mode) {
             (true, ..) => Finding::good("transport", "within this host"),

@@ -10,7 +10,7 @@ use crate::store::{HistoryCursor, WriteSet};
 
 const NEW: &str = "SELECT id, line, xact, pg_snapshot_xmin(pg_current_snapshot())::text::bigint FROM $.history \
                    WHERE xact >= $1::bigint AND id > $2::bigint ORDER BY id LIMIT 1000";
-const XMIN: &str = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, $.server()";
+const XMIN: &str = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, $.origin()";
 const PRUNE: &str = "DELETE FROM $.history WHERE at < clock_timestamp() - $1::bigint * interval '1 s' OR id <= (SELECT \
                      max(id) FROM (SELECT id, sum(octet_length(line)) OVER (ORDER BY id DESC) AS size FROM $.history) s \
                      WHERE size > $2::bigint)";

@@ -1,34 +1,28 @@
--- Objects of a store: one transaction, in which the name of the schema replaces "csalock".
+-- Objects of a store: one transaction, in which the name of the schema replaces "csalock". Other roles may create
+-- functions and operators in the schemas of search_path, so the caller sets it to pg_catalog before this, and each
+-- function sets it again. A view keeps the functions and operators that it was created with.
 DO $$
-DECLARE known int;
 BEGIN
   IF EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('"csalock"')) THEN
-    -- This look comes second: another process may have created all of them meanwhile.
-    IF to_regclass('"csalock".format') IS NULL THEN
-      RAISE EXCEPTION 'has tables of another program' USING ERRCODE = 'CSA01';
-    END IF;
-    SELECT number INTO known FROM "csalock".format;
-    RAISE EXCEPTION 'has format %, this csalock knows 1', known
-      USING ERRCODE = CASE known WHEN 1 THEN 'duplicate_schema' ELSE 'CSA01' END;
+    RAISE EXCEPTION 'exists' USING ERRCODE = 'duplicate_schema';
   ELSIF to_regnamespace('"csalock"') IS NULL THEN
     CREATE SCHEMA "csalock";
   END IF;
 END $$;
 CREATE TABLE "csalock".format(number int NOT NULL);
-INSERT INTO "csalock".format VALUES (1);
+INSERT INTO "csalock".format VALUES (2);
 CREATE TABLE "csalock".records(name bytea PRIMARY KEY, number bigint NOT NULL, body bytea NOT NULL);
 CREATE TABLE "csalock".removed(bucket int PRIMARY KEY, number bigint NOT NULL) WITH (fillfactor = 25);
-INSERT INTO "csalock".removed SELECT bucket, 0 FROM generate_series(0, 255) bucket;
-CREATE TABLE "csalock".leases(id bigint PRIMARY KEY, span interval NOT NULL, ends timestamptz NOT NULL,
- server text NOT NULL);
+-- Numbers start above the clock in microseconds, so tokens rise even if the schema was dropped and is created again.
+INSERT INTO "csalock".removed SELECT bucket, floor(extract(epoch FROM now()) * 1000000)::bigint
+  FROM generate_series(0, 255) bucket;
 CREATE TABLE "csalock".history(id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, line bytea NOT NULL,
  at timestamptz NOT NULL DEFAULT clock_timestamp(), xact bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint);
 -- The server's identity and timeline; an error on a standby.
-CREATE FUNCTION "csalock".server() RETURNS text LANGUAGE sql AS $$
+CREATE FUNCTION "csalock".origin() RETURNS text LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
  SELECT system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) FROM pg_control_system() $$;
-CREATE FUNCTION "csalock".commit(names bytea[], expects bigint[], guards bigint[], bodies bytea[], expired bigint[],
- granted bigint[], spans bigint[], ended bigint[], wakes bytea[], lines bytea[])
-RETURNS TABLE(number bigint, seen bigint, body bytea) LANGUAGE plpgsql AS $$
+CREATE FUNCTION "csalock".change(names bytea[], expects bigint[], guards bigint[], bodies bytea[], lines bytea[])
+RETURNS TABLE(number bigint, seen bigint, body bytea) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   high bigint;
@@ -38,9 +32,6 @@ BEGIN
   IF current_setting('synchronous_commit') = 'off' THEN
     RAISE EXCEPTION 'synchronous_commit is off' USING ERRCODE = 'CSA02';
   END IF;
-  -- No caller waits longer for an answer. Without a limit, each call behind a lock of a table, as CREATE INDEX takes it,
-  -- would leave a connection behind.
-  PERFORM set_config('lock_timeout', '10s', true);
   -- Creations and removals of a bucket take place one after the other.
   SELECT array_agg(get_byte(sha256(names[i]), 0) ORDER BY i) INTO buckets FROM generate_subscripts(names, 1) i;
   PERFORM FROM "csalock".removed r WHERE r.bucket IN (SELECT buckets[i] FROM generate_subscripts(names, 1) i
@@ -56,11 +47,6 @@ BEGIN
     END IF;
     last := greatest(last, seen, high);
   END LOOP;
-  IF EXISTS (SELECT FROM "csalock".leases l WHERE l.id = ANY (expired)
-    AND (l.ends > clock_timestamp() OR l.server <> "csalock".server())) THEN
-    RETURN NEXT;
-    RETURN;
-  END IF;
   number := last + 1;
   FOR i IN 1 .. cardinality(names) LOOP
     IF bodies[i] IS NULL THEN
@@ -72,16 +58,13 @@ BEGIN
       UPDATE "csalock".records r SET number = last + 1, body = bodies[i] WHERE r.name = names[i];
     END IF;
   END LOOP;
-  DELETE FROM "csalock".leases l WHERE l.id = ANY (ended);
-  INSERT INTO "csalock".leases SELECT l.id, l.span * interval '1 ms', clock_timestamp() + l.span * interval '1 ms',
-    "csalock".server() FROM unnest(granted, spans) l(id, span) ON CONFLICT DO NOTHING;
   INSERT INTO "csalock".history(line) SELECT line FROM unnest(lines) line;
-  PERFORM pg_notify(convert_from(wake, 'UTF8'), '') FROM unnest(wakes) wake;
   body := NULL;
   RETURN NEXT;
 END $$;
 -- Views for people. A body that is not a record has no rows.
-CREATE FUNCTION "csalock".json(body bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION "csalock".json(body bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE
+  SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN convert_from(body, 'UTF8')::jsonb;
 EXCEPTION WHEN OTHERS THEN

@@ -2,21 +2,37 @@
 //!
 //! Each request is one batch of the extended protocol with unnamed objects, so any server behind a pooler may run it.
 
-use std::io::{BufReader, Read, Write};
+use std::fmt::Display;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use super::auth;
+use bytes::BytesMut;
+use fallible_iterator::FallibleIterator;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use postgres_protocol::IsNull;
+use postgres_protocol::message::backend::{DataRowBody, ErrorFields, Header, Message};
+use postgres_protocol::message::frontend;
+
 use super::errors::Trouble;
-use super::settings::{Settings, SslMode};
-use crate::error::describe;
+use super::settings::{Settings, SslMode, Target};
+use super::{auth, certificate};
+use crate::host::user_name;
+use crate::name::escape;
 use crate::store::etcd::connection::{Socket, Wire, is_readable};
 use crate::store::etcd::dial::Connector;
 use crate::store::etcd::errors::CallError;
 
-/// Maximum length of a message and of all rows of an answer, in bytes.
-const LONGEST: usize = 1 << 26;
+/// Maximum length of a message in bytes.
+const LONGEST: usize = 8 << 20;
+
+/// Maximum memory for all rows of an answer, in bytes.
+const LARGEST: usize = 16 << 20;
+
+/// Function of the server that warns if a wait for a synchronous standby was cut short. The commit stands on this server.
+const WAIT_FOR_STANDBY: &str = "SyncRepWaitForLSN";
 
 pub(super) type Done<T> = Result<T, Trouble>;
 
@@ -25,88 +41,146 @@ pub(super) type Row = Vec<Option<Vec<u8>>>;
 
 /// Connection to one server.
 pub(super) struct Session {
-    wire: BufReader<Wire>,
+    wire: Wire,
+    incoming: BytesMut,
     /// Process of the server, or a random number from a pooler.
     pub(super) pid: i32,
     pub(super) is_encrypted: bool,
 }
 
 impl Session {
-    /// Connects and logs in.
+    /// Connects to the first server that answers, and logs in. Of several servers, a standby does not count.
     pub(super) fn open(connector: &Connector, settings: &Settings) -> Done<Session> {
-        let wire = match settings.host.starts_with('/') {
-            true => {
-                let path = format!("{}/.s.PGSQL.{}", settings.host, settings.port);
-                let stream = UnixStream::connect(&path)
-                    .map_err(|error| Trouble::Line(CallError::Refused(format!("{path}: {}", describe(&error)))))?;
-                let stream = TcpStream::from(OwnedFd::from(stream));
-                Wire::Plain(Socket::new(stream, connector.call_deadline.clone())?)
+        let until = connector.host.boottime() + connector.call_deadline.left();
+        let mut first = None;
+        for (at, target) in settings.targets.iter().enumerate() {
+            let left = until.saturating_sub(connector.host.boottime());
+            let others = u32::try_from(settings.targets.len() - at).unwrap_or(1);
+            connector.call_deadline.set(connector.host.boottime() + left / others);
+            let opened = Session::open_at(connector, settings, target)
+                .and_then(|session| if settings.targets.len() == 1 { Ok(session) } else { session.unless_standby() });
+            connector.call_deadline.set(until);
+            match opened {
+                Err(trouble) if trouble.ends_call() && !trouble.is_standby() => return Err(trouble),
+                Err(trouble) => drop(first.get_or_insert(trouble)),
+                opened => return opened,
             }
-            false => dial(connector, settings)?,
+        }
+        Err(first.unwrap_or_else(|| Trouble::strange("no server is named")))
+    }
+
+    /// Connects to this server, with and without TLS in the order that the mode asks for.
+    fn open_at(connector: &Connector, settings: &Settings, target: &Target) -> Done<Session> {
+        let order: &[bool] = match settings.mode {
+            _ if target.is_socket() => &[false],
+            SslMode::Disable => &[false],
+            SslMode::Allow => &[false, true],
+            SslMode::Prefer => &[true, false],
+            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => &[true],
         };
-        Session::over(wire, settings)
+        let mut first = None;
+        for encrypted in order {
+            let opened =
+                dial(connector, settings, target, *encrypted).and_then(|wire| Session::over(wire, settings, target));
+            match opened {
+                Err(trouble) if trouble.depends_on_tls() => drop(first.get_or_insert(trouble)),
+                Err(trouble) => return Err(first.unwrap_or(trouble)),
+                opened => return opened,
+            }
+        }
+        Err(first.unwrap_or_else(|| Trouble::strange("no way to connect")))
     }
 
     /// Logs in on a connection.
-    pub(super) fn over(wire: Wire, settings: &Settings) -> Done<Session> {
+    pub(super) fn over(wire: Wire, settings: &Settings, target: &Target) -> Done<Session> {
         let is_encrypted = matches!(wire, Wire::Tls(_));
-        let mut session = Session { wire: BufReader::new(wire), pid: 0, is_encrypted };
-        let mut start = 0x0003_0000_i32.to_be_bytes().to_vec();
-        let pairs = [("user", &settings.user[..]), ("database", &settings.database), ("application_name", "csalock")];
-        for text in pairs.iter().flat_map(|(key, value)| [*key, *value]).chain([""]) {
-            text_into(&mut start, text)?;
-        }
-        session.write(&framed(None, &start))?;
-        auth::log_in(&mut session, settings)?;
+        let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted };
+        let pairs = [
+            ("user", &settings.user[..]),
+            ("database", &settings.database),
+            ("application_name", &settings.application),
+            ("options", settings.options.as_deref().unwrap_or_default()),
+        ];
+        let pairs = pairs.into_iter().filter(|(_, value)| !value.is_empty());
+        session.send(|buffer| frontend::startup_message(pairs, buffer).map_err(strange))?;
+        auth::log_in(&mut session, settings, target)?;
         loop {
             match session.receive()? {
-                (b'K', key) => session.pid = i32::from_be_bytes(Fields(&key).array()?),
-                (b'Z', _) => return Ok(session),
+                Message::BackendKeyData(key) => session.pid = key.process_id(),
+                Message::ReadyForQuery(_) => return Ok(session),
                 _ => {}
             }
         }
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Done<()> {
-        Ok(self.wire.get_mut().send(bytes)?)
+    /// Fails if the server is a standby.
+    fn unless_standby(mut self) -> Done<Session> {
+        let rows = self.exchange(&script("SELECT pg_is_in_recovery()", Duration::from_secs(4))?)?;
+        let is_standby = rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()));
+        if is_standby { Err(Trouble::Said("25006".into(), "it is a standby".into())) } else { Ok(self) }
     }
 
-    /// Returns the next message: its type and content.
-    fn message(&mut self) -> Done<(u8, Vec<u8>)> {
-        let mut head = [0; 5];
-        self.wire.read_exact(&mut head)?;
-        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-        let length = length.checked_sub(4).filter(|length| *length <= LONGEST);
-        let length = length.ok_or_else(|| Trouble::strange("it does not speak PostgreSQL's protocol"))?;
-        // A length is only a claim, so it allocates nothing.
-        let mut body = Vec::new();
-        (&mut self.wire).take(length as u64).read_to_end(&mut body)?;
-        if body.len() == length { Ok((head[0], body)) } else { Err(Trouble::Line(CallError::Closed)) }
+    /// Returns the hash that stands for this connection in a login, if it is encrypted.
+    pub(super) fn end_point(&self) -> Option<Vec<u8>> {
+        let Wire::Tls(stream) = &self.wire else { return None };
+        certificate::end_point(stream.conn.peer_certificates()?.first()?)
+    }
+
+    /// Sends the messages that `make` writes.
+    pub(super) fn send(&mut self, make: impl FnOnce(&mut BytesMut) -> Done<()>) -> Done<()> {
+        let mut buffer = BytesMut::new();
+        make(&mut buffer)?;
+        Ok(self.wire.send(&buffer)?)
+    }
+
+    fn message(&mut self) -> Done<Message> {
+        loop {
+            // A length is only a claim, so it is checked before the crate makes room for it.
+            let length = Header::parse(&self.incoming).map_err(strange)?.map_or(0, |header| header.len());
+            if length as usize > LONGEST {
+                return Err(Trouble::strange("it does not speak PostgreSQL's protocol"));
+            }
+            if let Some(message) = Message::parse(&mut self.incoming).map_err(strange)? {
+                return Ok(message);
+            }
+            let mut buffer = [0; 16 << 10];
+            match self.wire.read(&mut buffer)? {
+                0 => return Err(Trouble::Line(CallError::Closed)),
+                length => self.incoming.extend_from_slice(&buffer[..length]),
+            }
+        }
     }
 
     /// Returns the next message of the login. Fails if that is an error.
-    pub(super) fn receive(&mut self) -> Done<(u8, Vec<u8>)> {
+    pub(super) fn receive(&mut self) -> Done<Message> {
         match self.message()? {
-            (b'E', body) => Err(said(&body)?.0),
+            Message::ErrorResponse(body) => Err(said(|| body.fields()).0),
             message => Ok(message),
         }
     }
 
-    /// Sends a request, and returns the rows of its answer.
+    /// Sends a request, and returns the rows of the answer to its last statement.
     pub(super) fn exchange(&mut self, request: &[u8]) -> Done<Vec<Row>> {
-        self.write(request)?;
-        let (mut rows, mut failed, mut size) = (Vec::new(), None, 0);
+        self.wire.send(request)?;
+        let (mut rows, mut failed, mut size, mut is_certain) = (Vec::new(), None, 0, true);
         loop {
-            let (kind, body) = self.message()?;
-            size += body.len();
-            match kind {
-                _ if size > LONGEST => return Err(Trouble::Line(CallError::TooLong)),
-                b'D' => rows.push(row(&body)?),
-                b'E' => match said(&body)? {
+            match self.message()? {
+                // The rows of the next statement begin.
+                Message::BindComplete | Message::RowDescription(_) => rows.clear(),
+                Message::DataRow(body) => {
+                    size += cost(&body);
+                    if size > LARGEST {
+                        return Err(Trouble::Line(CallError::TooLong));
+                    }
+                    rows.push(row(&body)?);
+                }
+                Message::NoticeResponse(body) => is_certain &= field(&mut body.fields(), b'R') != WAIT_FOR_STANDBY,
+                Message::ErrorResponse(body) => match said(|| body.fields()) {
                     (trouble, true) => return Err(trouble),
                     (trouble, false) => failed = Some(trouble),
                 },
-                b'Z' => return failed.map_or(Ok(rows), Err),
+                Message::ReadyForQuery(_) if !is_certain => return Err(Trouble::NotReplicated),
+                Message::ReadyForQuery(_) => return failed.map_or(Ok(rows), Err),
                 _ => {}
             }
         }
@@ -114,65 +188,104 @@ impl Session {
 
     /// Returns true if the connection can be used again. Unexpected data may be a farewell.
     pub(super) fn is_idle(&self) -> bool {
-        self.wire.buffer().is_empty() && !is_readable(self.socket())
+        self.incoming.is_empty() && !is_readable(self.socket())
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.wire.get_ref().socket().as_fd()
+        self.wire.socket().as_fd()
+    }
+
+    /// Ends the connection for all processes that have it.
+    pub(super) fn end(&mut self) {
+        let _ = self.send(|buffer| {
+            frontend::terminate(buffer);
+            Ok(())
+        });
+        let _ = self.wire.socket().shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// Connects over TCP, and starts TLS as far as the mode asks for it.
-fn dial(connector: &Connector, settings: &Settings) -> Done<Wire> {
-    let server = settings.server();
-    let mut socket = Socket::new(connector.connect(&server)?, connector.call_deadline.clone())?;
-    if settings.mode == SslMode::Disable {
+/// Connects, and starts TLS if `encrypted`. With the mode `prefer`, a server without TLS gets a plain connection.
+fn dial(connector: &Connector, settings: &Settings, target: &Target, encrypted: bool) -> Done<Wire> {
+    if target.is_socket() {
+        let path = format!("{}/.s.PGSQL.{}", target.host, target.port);
+        let stream = TcpStream::from(OwnedFd::from(connector.connect_to_socket(&path)?));
+        check_peer(&stream, settings)?;
+        return Ok(Wire::Plain(Socket::new(stream, connector.call_deadline.clone())?));
+    }
+    let mut socket = Socket::new(connector.connect(&target.place())?, connector.call_deadline.clone())?;
+    if !encrypted {
         return Ok(Wire::Plain(socket));
     }
-    socket.write_all(&framed(None, &80_877_103_i32.to_be_bytes()))?;
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    socket.write_all(&request)?;
     let mut answer = [0];
     socket.read_exact(&mut answer)?;
     match answer {
-        [b'S'] => Ok(connector.encrypt(&server, socket)?),
+        [b'S'] => Ok(connector.encrypt(&target.server(), socket)?),
         [b'N'] if settings.mode == SslMode::Prefer => Ok(Wire::Plain(socket)),
         [b'N'] => Err(Trouble::Line(CallError::Tls("the server does not offer it".to_string()))),
         _ => Err(Trouble::strange("it does not speak PostgreSQL's protocol")),
     }
 }
 
-/// Returns a message of this type; the first one has none.
-pub(super) fn framed(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(body.len() + 4).unwrap_or(u32::MAX).to_be_bytes();
-    kind.into_iter().chain(length).chain(body.iter().copied()).collect()
-}
-
-fn text_into(bytes: &mut Vec<u8>, text: &str) -> Done<()> {
-    if text.contains('\0') {
-        return Err(Trouble::strange("a name with NUL"));
+/// Fails if the server at the other end of a socket does not run as the user that the user named.
+fn check_peer(stream: &TcpStream, settings: &Settings) -> Done<()> {
+    let Some(wanted) = &settings.peer else { return Ok(()) };
+    let found = getsockopt(stream, PeerCredentials).ok().and_then(|peer| user_name(peer.uid()));
+    if found.as_ref() == Some(wanted) {
+        return Ok(());
     }
-    bytes.extend_from_slice(text.as_bytes());
-    bytes.push(0);
-    Ok(())
+    let found = escape(found.unwrap_or_else(|| "an unknown user".to_string()).as_bytes());
+    let what = format!("it runs as {found}, and requirepeer demands {}", escape(wanted.as_bytes()));
+    Err(Trouble::Said("28000".to_string(), what))
 }
 
-/// Returns the request for a statement with these parameters in binary format.
-pub(super) fn statement(sql: &str, parameters: &[Vec<u8>]) -> Vec<u8> {
-    let parse = [b"\0", sql.as_bytes(), b"\0\0\0"].concat();
-    // Unnamed portal and statement; all parameters, then all columns, in binary format.
-    let mut bind = b"\0\0\0\x01\0\x01".to_vec();
-    bind.extend((parameters.len() as u16).to_be_bytes());
-    for parameter in parameters {
-        bind.extend((parameter.len() as u32).to_be_bytes());
-        bind.extend(parameter);
+/// Returns the trouble for an invalid message.
+pub(super) fn strange(error: impl Display) -> Trouble {
+    Trouble::strange(&format!("an invalid message: {error}"))
+}
+
+/// Returns the settings of a transaction whose client waits for this time. Each request begins with them: another role may
+/// create functions and operators in the schemas of the usual search_path, and the warning that a wait for a standby was
+/// cut short must arrive. These names themselves are qualified, and the arguments fit one function exactly.
+fn transaction_settings(left: Duration) -> String {
+    let left = left.as_millis().max(1);
+    let lock = (left * 9 / 10).max(1);
+    let settings = [
+        ("search_path", "pg_catalog, pg_temp".to_string()),
+        ("client_min_messages", "warning".to_string()),
+        ("lock_timeout", lock.to_string()),
+        ("statement_timeout", left.to_string()),
+    ];
+    let calls = settings.map(|(name, value)| format!("pg_catalog.set_config('{name}', '{value}', true)"));
+    format!("SELECT {}", calls.join(", "))
+}
+
+/// Returns the request for a statement with these parameters in binary format. The server has this time for it.
+pub(super) fn statement(sql: &str, parameters: &[Vec<u8>], left: Duration) -> Done<BytesMut> {
+    let mut buffer = BytesMut::new();
+    for (sql, parameters) in [(&transaction_settings(left)[..], &[][..]), (sql, parameters)] {
+        frontend::parse("", sql, [], &mut buffer).map_err(strange)?;
+        let copy = |parameter: &Vec<u8>, buffer: &mut BytesMut| {
+            buffer.extend_from_slice(parameter);
+            Ok(IsNull::No)
+        };
+        // All parameters, then all columns, in binary format.
+        let bound = frontend::bind("", "", [1], parameters, copy, [1], &mut buffer);
+        bound.map_err(|_| Trouble::strange("a parameter is too long"))?;
+        frontend::execute("", 0, &mut buffer).map_err(strange)?;
     }
-    bind.extend(b"\0\x01\0\x01");
-    let parts = [(b'P', &parse[..]), (b'B', &bind), (b'E', b"\0\0\0\0\0"), (b'S', b"")];
-    parts.iter().flat_map(|(kind, body)| framed(Some(*kind), body)).collect()
+    frontend::sync(&mut buffer);
+    Ok(buffer)
 }
 
-/// Returns the request for these statements, which form one transaction.
-pub(super) fn script(sql: &str) -> Vec<u8> {
-    framed(Some(b'Q'), &[sql.as_bytes(), b"\0"].concat())
+/// Returns the request for these statements, which form one transaction. The server has this time for them.
+pub(super) fn script(sql: &str, left: Duration) -> Done<BytesMut> {
+    let mut buffer = BytesMut::new();
+    frontend::query(&format!("{}; {sql}", transaction_settings(left)), &mut buffer).map_err(strange)?;
+    Ok(buffer)
 }
 
 /// Returns a parameter of type bytea[] or bigint[].
@@ -190,13 +303,16 @@ pub(super) fn array<T: AsRef<[u8]>>(elements: impl IntoIterator<Item = Option<T>
     head.flat_map(u32::to_be_bytes).chain(body).collect()
 }
 
-/// Returns severity, code and text of an error, and true if the server has closed the connection.
-fn said(body: &[u8]) -> Done<(Trouble, bool)> {
-    let field = |kind: u8| {
-        let mut fields = body.split(|byte| *byte == 0).filter(|field| field.first() == Some(&kind));
-        let text = fields.next().map_or(String::new(), |field| String::from_utf8_lossy(&field[1..]).into_owned());
-        text.chars().take(300).collect::<String>()
-    };
+/// Returns a field of an error or a warning.
+fn field(fields: &mut ErrorFields<'_>, kind: u8) -> String {
+    let found = fields.find(|field| Ok(field.type_() == kind)).ok().flatten();
+    let text = found.map_or(String::new(), |field| String::from_utf8_lossy(field.value_bytes()).into_owned());
+    text.chars().take(300).collect()
+}
+
+/// Returns code and text of an error, and true if the server has closed the connection.
+fn said<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (Trouble, bool) {
+    let field = |kind| field(&mut fields(), kind);
     let is_fatal = !matches!(&field(b'V')[..], "ERROR");
     let (code, message) = (field(b'C'), field(b'M'));
     // pgbouncer has one code for everything.
@@ -205,33 +321,18 @@ fn said(body: &[u8]) -> Done<(Trouble, bool)> {
         "08P01" if message.contains("no such database") => "3D000".to_string(),
         _ => code,
     };
-    Ok((Trouble::Said(code, message), is_fatal))
+    (Trouble::Said(code, message), is_fatal)
 }
 
-/// Reader of the fields of a message.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
-
-impl<'a> Fields<'a> {
-    pub(super) fn bytes(&mut self, count: usize) -> Done<&'a [u8]> {
-        let (first, rest) = self.0.split_at_checked(count).ok_or_else(|| Trouble::strange("a message is too short"))?;
-        self.0 = rest;
-        Ok(first)
-    }
-
-    pub(super) fn array<const N: usize>(&mut self) -> Done<[u8; N]> {
-        self.bytes(N).map(|bytes| bytes.try_into().unwrap_or([0; N]))
-    }
+/// Returns the memory that a row needs, in bytes. A column of seven bytes costs ten times as much.
+fn cost(body: &DataRowBody) -> usize {
+    let columns = body.ranges().size_hint().0;
+    64 + columns * 48 + body.buffer().len()
 }
 
-fn row(body: &[u8]) -> Done<Row> {
-    let mut fields = Fields(body);
-    let count = u16::from_be_bytes(fields.array()?);
-    (0..count)
-        .map(|_| match i32::from_be_bytes(fields.array()?) {
-            -1 => Ok(None),
-            length => fields.bytes(length as usize).map(|bytes| Some(bytes.to_vec())),
-        })
-        .collect()
+fn row(body: &DataRowBody) -> Done<Row> {
+    let copy = |range: Option<std::ops::Range<usize>>| Ok(range.map(|range| body.buffer()[range].to_vec()));
+    body.ranges().map(copy).collect().map_err(strange)
 }
 
 #[cfg(test)]
@@ -245,15 +346,73 @@ mod tests {
         assert_eq!(array([Some(b"a"), None], true), two);
     }
 
+    /// Returns a message of this type.
+    fn message(kind: u8, body: &[u8]) -> Message {
+        let length = (body.len() as u32 + 4).to_be_bytes();
+        let mut bytes = BytesMut::from(&[&[kind], &length[..], body].concat()[..]);
+        Message::parse(&mut bytes).unwrap().unwrap()
+    }
+
     #[test]
     fn a_message_of_any_program_is_an_error_or_a_row() {
-        assert_eq!(row(b"\0\x02\0\0\0\x01a\xff\xff\xff\xff"), Ok(vec![Some(b"a".to_vec()), None]));
-        for wrong in [&b""[..], b"\0", b"\0\x01", b"\0\x01\0\0\0\x02a", b"\0\x01\x80\0\0\0a", b"\xff\xff"] {
-            assert!(row(wrong).is_err(), "{wrong:?}");
+        let row_of = |body: &[u8]| match message(b'D', body) {
+            Message::DataRow(body) => row(&body),
+            _ => panic!(),
+        };
+        assert_eq!(row_of(b"\0\x02\0\0\0\x01a\xff\xff\xff\xff"), Ok(vec![Some(b"a".to_vec()), None]));
+        for wrong in [&b"\0\x01"[..], b"\0\x01\0\0\0\x02a", b"\xff\xff"] {
+            assert!(row_of(wrong).is_err(), "{wrong:?}");
         }
-        let refused = said(b"VERROR\0C42501\0Mno\0\0").unwrap();
+        let said_in = |body: &[u8]| match message(b'E', body) {
+            Message::ErrorResponse(body) => said(|| body.fields()),
+            _ => panic!(),
+        };
+        let refused = said_in(b"VERROR\0C42501\0Mno\0\0");
         assert_eq!(refused, (Trouble::Said("42501".to_string(), "no".to_string()), false));
-        let long = [b"M", &[b'x'; 1000][..], b"\0"].concat();
-        assert_eq!(said(&long).unwrap(), (Trouble::Said(String::new(), "x".repeat(300)), true));
+        let long = [b"M", &[b'x'; 1000][..], b"\0\0"].concat();
+        assert_eq!(said_in(&long), (Trouble::Said(String::new(), "x".repeat(300)), true));
+    }
+
+    #[test]
+    fn the_memory_of_a_row_counts_its_columns() {
+        let Message::DataRow(body) = message(b'D', &[&b"\x10\0"[..], &[0xff; 4 * 4096]].concat()) else { panic!() };
+        assert!(cost(&body) > 4096 * 24);
+        let Message::DataRow(body) = message(b'D', b"\0\0") else { panic!() };
+        assert!(cost(&body) >= 64);
+    }
+
+    #[test]
+    fn an_answer_that_does_not_end_is_refused_before_it_needs_much_memory() {
+        use std::os::unix::net::UnixStream;
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        use crate::host::{Host, Unix};
+        use crate::store::etcd::connection::CallDeadline;
+
+        for columns in [0_u16, 65535] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let host: Arc<dyn Host> = Arc::new(Unix::new());
+            let deadline = Arc::new(CallDeadline::new(host.clone()));
+            deadline.set(host.boottime() + Duration::from_secs(60));
+            let sent = Arc::new(AtomicUsize::new(0));
+            let counter = sent.clone();
+            let server = std::thread::spawn(move || {
+                let body = [&columns.to_be_bytes()[..], &vec![0xff; 4 * usize::from(columns)]].concat();
+                let row = [&b"D"[..], &(body.len() as u32 + 4).to_be_bytes(), &body].concat();
+                let block = row.repeat(1 + 4096 / row.len());
+                while theirs.write_all(&block).is_ok() {
+                    counter.fetch_add(block.len(), Ordering::SeqCst);
+                }
+            });
+            let socket = Socket::new(TcpStream::from(OwnedFd::from(ours)), deadline).unwrap();
+            let wire = Wire::Plain(socket);
+            let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted: false };
+            let refused = session.exchange(&script("", Duration::from_secs(1)).unwrap());
+            assert_eq!(refused, Err(Trouble::Line(CallError::TooLong)));
+            drop(session);
+            server.join().unwrap();
+            assert!(sent.load(Ordering::SeqCst) < 4 << 20, "columns {columns}: {sent:?}");
+        }
     }
 }

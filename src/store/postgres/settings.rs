@@ -1,19 +1,22 @@
 //! Connection settings, found as libpq finds them: the URL, the service file, the environment, defaults.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use super::options;
+use super::passwords::{password_of, service};
 use super::url::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
-use crate::name::{escape, escape_path};
-use crate::store::Access;
+use crate::name::escape;
+use crate::store::{Access, Secret};
 
 /// Protection of the connection by TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SslMode {
     Disable,
+    /// TLS if the server refuses a connection without it.
+    Allow,
     /// TLS if the server speaks it.
     Prefer,
     /// TLS without a check of the certificate.
@@ -24,74 +27,263 @@ pub(super) enum SslMode {
     VerifyFull,
 }
 
+/// Binding of the login to the TLS connection, so that no server in between can pass it on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Binding {
+    Disable,
+    Prefer,
+    Require,
+}
+
+/// One of the servers to try.
+#[derive(Clone)]
+pub(super) struct Target {
+    /// Name or address, or the absolute path of a socket's directory.
+    pub(super) host: String,
+    /// Address to connect to instead of the host's.
+    pub(super) address: Option<String>,
+    pub(super) port: u16,
+    /// The password, or the reason why none is known.
+    pub(super) password: std::result::Result<Secret, String>,
+}
+
+/// Methods of login that the user accepts.
+#[derive(Clone, Default)]
+pub(super) struct Methods {
+    names: Vec<String>,
+    /// True if the names are those of refused methods.
+    are_refused: bool,
+}
+
+/// Files and versions for TLS.
+#[derive(Clone, Default)]
+pub(super) struct Tls {
+    /// Certificates of the authorities; without a file, those of the system.
+    pub(super) root: Option<PathBuf>,
+    pub(super) revoked: Option<PathBuf>,
+    /// Certificate and key of this client.
+    pub(super) own: Option<(PathBuf, PathBuf)>,
+    /// Lowest and highest version, of 2 and 3.
+    pub(super) versions: (u8, u8),
+    pub(super) sends_name: bool,
+}
+
 /// Everything that a connection needs. It has a password, so it cannot be printed.
 #[derive(Clone)]
 pub(super) struct Settings {
-    /// Name or address, or the absolute path of a socket's directory.
-    pub(super) host: String,
-    pub(super) port: u16,
+    pub(super) targets: Vec<Target>,
     pub(super) user: String,
     pub(super) database: String,
+    pub(super) application: String,
+    /// Settings of the session, in the words of a server's command line.
+    pub(super) options: Option<String>,
     pub(super) mode: SslMode,
-    pub(super) root: Option<PathBuf>,
-    pub(super) password: Option<String>,
+    pub(super) tls: Tls,
+    pub(super) binding: Binding,
+    pub(super) methods: Methods,
+    /// User that the server must run as, on a socket of this host.
+    pub(super) peer: Option<String>,
+}
+
+/// Sources of settings, in order.
+struct Sources<'a> {
+    database: &'a Database,
+    service: BTreeMap<String, String>,
+    access: &'a Access,
+    home: PathBuf,
+}
+
+impl Sources<'_> {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.access.postgres.get(name).map(|value| value.expose().to_string())
+    }
+
+    /// Returns a setting that is not empty.
+    fn find(&self, key: &str) -> Option<String> {
+        let variable = options::SETTINGS.iter().find(|setting| setting.0 == key).map_or("", |setting| setting.1);
+        self.find_both(key, variable).filter(|value| !value.is_empty())
+    }
+
+    fn find_both(&self, key: &str, variable: &str) -> Option<String> {
+        let of_service = || self.service.get(key).cloned();
+        self.database.option(key).or_else(of_service).or_else(|| self.variable(variable))
+    }
+
+    /// Returns the file that a setting names, or this one in the home directory if that exists.
+    fn file(&self, key: &str, default: &str) -> Option<PathBuf> {
+        let default = || Some(self.home.join(".postgresql").join(default)).filter(|path| path.exists());
+        self.find(key).map(PathBuf::from).or_else(default)
+    }
+
+    /// Returns one of these values, by its place; the first is the default.
+    fn one_of(&self, key: &str, values: &[&str]) -> Result<usize> {
+        let Some(found) = self.find(key) else { return Ok(0) };
+        let known = values.iter().position(|value| *value == found);
+        known.ok_or_else(|| wrong(key, &found, &values.join(", ")))
+    }
 }
 
 impl Settings {
-    /// Fails if a setting is invalid, or the named service is unknown.
+    /// Fails if a setting is invalid or refused, or the named service is unknown.
     pub(super) fn new(database: &Database, access: &Access, uid: u32) -> Result<Settings> {
-        let variable = |name: &str| access.postgres.get(name).cloned();
+        let variable = |name: &str| access.postgres.get(name).map(|value| value.expose().to_string());
         let home = variable("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
-        let service = match database.option("service").or_else(|| variable("PGSERVICE")) {
-            Some(name) => {
-                let file = variable("PGSERVICEFILE").map_or_else(|| home.join(".pg_service.conf"), PathBuf::from);
-                service(&name, &file)?
-            }
-            None => BTreeMap::new(),
-        };
-        let find = |key: &str, name: &str| {
-            database.option(key).or_else(|| service.get(key).cloned()).or_else(|| variable(name))
-        };
-        let (user, host, port) = database.parts().unwrap_or_default();
-        let user = user.or_else(|| find("user", "PGUSER")).or_else(|| user_name(uid)).unwrap_or_default();
-        let host = Some(host).filter(|host| !host.is_empty()).or_else(|| find("host", "PGHOST"));
-        let host = host.unwrap_or_else(|| "/var/run/postgresql".to_string());
-        let port = port.or_else(|| find("port", "PGPORT")).unwrap_or_else(|| "5432".to_string());
-        let port: u16 = port.parse().map_err(|_| wrong("PGPORT", &port, "a number"))?;
-        let name = decoded(&database.name).filter(|name| !name.is_empty()).or_else(|| find("dbname", "PGDATABASE"));
-        let name = name.unwrap_or_else(|| user.clone());
-        let mode = match &find("sslmode", "PGSSLMODE").unwrap_or_default()[..] {
-            _ if host.starts_with('/') => SslMode::Disable,
-            "disable" => SslMode::Disable,
-            "" | "allow" | "prefer" => SslMode::Prefer,
-            "require" => SslMode::Require,
-            "verify-ca" => SslMode::VerifyCa,
-            "verify-full" => SslMode::VerifyFull,
-            other => return Err(wrong("sslmode", other, "disable, prefer, require, verify-ca or verify-full")),
-        };
-        // A user who asks for these must not get less.
-        for (key, name) in [("channel_binding", "PGCHANNELBINDING"), ("require_auth", "PGREQUIREAUTH")] {
-            let asked = find(key, name).unwrap_or_default();
-            if !["", "disable", "prefer"].contains(&&asked[..]) {
-                let what =
-                    format!("{name}={asked}: csalock cannot insist on a login", asked = escape(asked.as_bytes()));
-                return Err(Error::new(ErrorKind::InvalidInput, what, "unset it, and use sslmode=verify-full"));
-            }
+        let mut from = Sources { database, service: BTreeMap::new(), access, home };
+        if let Some(name) = from.find("service") {
+            let own = from.find("servicefile").map_or_else(|| from.home.join(".pg_service.conf"), PathBuf::from);
+            let system = from.variable("PGSYSCONFDIR").unwrap_or_else(|| "/etc/postgresql-common".to_string());
+            from.service = service(&name, &[own, PathBuf::from(system).join("pg_service.conf")])?;
         }
-        let root = find("sslrootcert", "PGSSLROOTCERT").filter(|root| root != "system").map(PathBuf::from);
-        let root = root.or_else(|| Some(home.join(".postgresql/root.crt")).filter(|root| root.exists()));
-        let password = find("password", "PGPASSWORD").or_else(|| {
-            let file = variable("PGPASSFILE").map_or_else(|| home.join(".pgpass"), PathBuf::from);
-            let place = if host.starts_with('/') { "localhost" } else { &host };
-            password_of(&file, &[place, &port.to_string(), &name, &user])
-        });
-        Ok(Settings { host, port, user, database: name, mode, root, password })
+        options::check(&|key, variable| from.find_both(key, variable))?;
+        let user = database.parts().and_then(|(user, _)| user).or_else(|| from.find("user"));
+        let user = user.or_else(|| user_name(uid)).unwrap_or_default();
+        let name = decoded(&database.name).filter(|name| !name.is_empty()).or_else(|| from.find("dbname"));
+        let name = name.unwrap_or_else(|| user.clone());
+        let targets = targets(&from, &name, &user)?;
+        let (mode, is_root_system) = mode(&from)?;
+        let mut tls = Tls {
+            root: from.file("sslrootcert", "root.crt").filter(|_| !is_root_system),
+            revoked: from.file("sslcrl", "root.crl"),
+            own: None,
+            versions: versions(&from)?,
+            sends_name: from.one_of("sslsni", &["1", "0"])? == 0,
+        };
+        if from.find("sslcertmode").as_deref() != Some("disable") {
+            tls.own = from.file("sslcert", "postgresql.crt").zip(from.file("sslkey", "postgresql.key"));
+        }
+        let binding = [Binding::Prefer, Binding::Disable, Binding::Require];
+        Ok(Settings {
+            targets,
+            user,
+            database: name,
+            application: from.find("application_name").unwrap_or_else(|| "csalock".to_string()),
+            options: from.find("options"),
+            mode,
+            tls,
+            binding: binding[from.one_of("channel_binding", &["prefer", "disable", "require"])?],
+            methods: Methods::parse(&from.find("require_auth").unwrap_or_default())?,
+            peer: from.find("requirepeer"),
+        })
+    }
+
+    /// Returns all servers, for messages and comparisons.
+    pub(super) fn servers(&self) -> String {
+        self.targets.iter().map(Target::server).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl Target {
+    /// Returns true for a socket of this host.
+    pub(super) fn is_socket(&self) -> bool {
+        self.host.starts_with('/') && self.address.is_none()
     }
 
     /// Returns the server as `HOST:PORT`.
     pub(super) fn server(&self) -> String {
-        let Settings { host, port, .. } = self;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        with_port(&self.host, self.port)
+    }
+
+    /// Returns the place to connect to, as `HOST:PORT`.
+    pub(super) fn place(&self) -> String {
+        with_port(self.address.as_ref().unwrap_or(&self.host), self.port)
+    }
+}
+
+fn with_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// Returns the servers to try: as many as there are hosts or addresses.
+fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>> {
+    let list = |key: &str| from.find(key).map_or_else(Vec::new, |list| list.split(',').map(String::from).collect());
+    let (_, of_url) = from.database.parts().unwrap_or_default();
+    let is_in_url = of_url.iter().any(|(host, _)| !host.is_empty());
+    let mut hosts: Vec<String> =
+        if is_in_url { of_url.iter().map(|(host, _)| host.clone()).collect() } else { list("host") };
+    let addresses = list("hostaddr");
+    if hosts.is_empty() {
+        hosts.clone_from(&addresses);
+    }
+    if hosts.is_empty() {
+        hosts.push(String::new());
+    }
+    let ports: Vec<Option<String>> = match of_url.iter().any(|(_, port)| port.is_some()) {
+        true => of_url.into_iter().map(|(_, port)| port).collect(),
+        false => list("port").into_iter().map(Some).collect(),
+    };
+    let fits = |what: &str, count: usize, least: usize| match count {
+        count if count == hosts.len() || count <= least => Ok(()),
+        count => Err(wrong(what, &count.to_string(), &format!("a list of {}, as that of hosts", hosts.len()))),
+    };
+    fits("PGHOSTADDR", addresses.len(), 0)?;
+    fits("PGPORT", ports.len(), 1)?;
+    let passwords = from.find("passfile").map_or_else(|| from.home.join(".pgpass"), PathBuf::from);
+    let target = |(at, host): (usize, &String)| {
+        let host = if host.is_empty() { "/var/run/postgresql".to_string() } else { host.clone() };
+        let port = ports.get(at).or(ports.first()).cloned().flatten().filter(|port| !port.is_empty());
+        let port = port.unwrap_or_else(|| "5432".to_string());
+        let number: u16 = port.trim().parse().map_err(|_| wrong("PGPORT", &port, "a number"))?;
+        let place = if host.starts_with('/') { "localhost" } else { &host };
+        let password = match from.find("password") {
+            Some(password) => Ok(password.into()),
+            None => password_of(&passwords, &[place, &number.to_string(), database, user]),
+        };
+        let address = addresses.get(at).filter(|address| !address.is_empty()).cloned();
+        Ok(Target { host, address, port: number, password })
+    };
+    hosts.iter().enumerate().map(target).collect()
+}
+
+/// Returns the mode, and true if the authorities are those of the system.
+fn mode(from: &Sources<'_>) -> Result<(SslMode, bool)> {
+    use SslMode::*;
+    let is_system = from.find("sslrootcert").as_deref() == Some("system");
+    let is_old = from.find("requiressl").is_some_and(|value| value.starts_with('1'));
+    let names = ["prefer", "disable", "allow", "require", "verify-ca", "verify-full"];
+    let modes = [Prefer, Disable, Allow, Require, VerifyCa, VerifyFull];
+    let mode = match from.find("sslmode") {
+        None if is_system => VerifyFull,
+        None if is_old => Require,
+        _ => modes[from.one_of("sslmode", &names)?],
+    };
+    if is_system && mode != VerifyFull {
+        let what = "sslrootcert=system needs sslmode=verify-full: a weaker mode would accept any server";
+        return Err(Error::new(ErrorKind::InvalidInput, what, "set sslmode to verify-full, or leave it out"));
+    }
+    Ok((mode, is_system))
+}
+
+/// Returns the lowest and the highest version of TLS.
+fn versions(from: &Sources<'_>) -> Result<(u8, u8)> {
+    let lowest = from.one_of("ssl_min_protocol_version", &["TLSv1.2", "TLSv1.3", "TLSv1.1", "TLSv1"])?;
+    let highest = from.one_of("ssl_max_protocol_version", &["TLSv1.3", "TLSv1.2"])?;
+    let versions = (if lowest == 1 { 3 } else { 2 }, if highest == 1 { 2 } else { 3 });
+    if versions.0 > versions.1 {
+        return Err(wrong("ssl_min_protocol_version", "TLSv1.3", "no more than ssl_max_protocol_version"));
+    }
+    Ok(versions)
+}
+
+impl Methods {
+    fn parse(list: &str) -> Result<Methods> {
+        const KNOWN: [&str; 7] = ["password", "md5", "gss", "sspi", "scram-sha-256", "oauth", "none"];
+        let words: Vec<&str> = list.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+        let are_refused = words.iter().any(|word| word.starts_with('!'));
+        let names: Vec<String> = words.iter().map(|word| word.trim_start_matches('!').to_string()).collect();
+        let is_one_kind = words.iter().all(|word| word.starts_with('!') == are_refused);
+        if !is_one_kind || !names.iter().all(|name| KNOWN.contains(&&name[..])) {
+            return Err(wrong(
+                "require_auth",
+                list,
+                &format!("a list of {}, all with or all without \"!\"", KNOWN.join(", ")),
+            ));
+        }
+        Ok(Methods { names, are_refused })
+    }
+
+    /// Returns true if the user accepts a login by this method.
+    pub(super) fn permit(&self, method: &str) -> bool {
+        self.names.is_empty() || self.names.iter().any(|name| name == method) != self.are_refused
     }
 }
 
@@ -100,86 +292,6 @@ fn wrong(what: &str, found: &str, expected: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, what, format!("set it to {expected}"))
 }
 
-/// Returns the settings of a service.
-fn service(name: &str, file: &Path) -> Result<BTreeMap<String, String>> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let mut lines = text.lines().map(str::trim).skip_while(|line| *line != format!("[{name}]"));
-    if lines.next().is_none() {
-        let what = format!("{} has no service \"{}\"", escape_path(file), escape(name.as_bytes()));
-        return Err(Error::new(ErrorKind::InvalidInput, what, "check PGSERVICE, and PGSERVICEFILE"));
-    }
-    let own = lines.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with('#'));
-    let pairs = own.filter_map(|line| line.split_once('='));
-    Ok(pairs.map(|(key, value)| (key.trim().to_string(), value.trim().to_string())).collect())
-}
-
-/// Returns the password of the first line `HOST:PORT:DATABASE:USER:PASSWORD` that matches. As in libpq, a file that
-/// other users may read does not count.
-fn password_of(file: &Path, wanted: &[&str; 4]) -> Option<String> {
-    std::fs::metadata(file).ok().filter(|found| found.is_file() && found.mode() & 0o077 == 0)?;
-    let text = std::fs::read_to_string(file).ok()?;
-    text.lines().filter(|line| !line.starts_with('#')).find_map(|line| {
-        let (mut fields, mut characters) = (vec![String::new()], line.chars());
-        while let Some(character) = characters.next() {
-            match character {
-                ':' if fields.len() < 5 => fields.push(String::new()),
-                '\\' => fields.last_mut()?.extend(characters.next()),
-                other => fields.last_mut()?.push(other),
-            }
-        }
-        let matches = fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
-        fields.pop().filter(|_| fields.len() == 4 && matches)
-    })
-}
-
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    fn settings(url: &str, variables: &[(&'static str, &str)]) -> Result<Settings> {
-        let database = Database::parse(url.strip_prefix("postgres:").unwrap().as_bytes()).unwrap();
-        let postgres = variables.iter().map(|(name, value)| (*name, value.to_string())).collect();
-        Settings::new(&database, &Access { postgres, ..Access::default() }, 0)
-    }
-
-    #[test]
-    fn what_the_url_omits_comes_from_the_environment() {
-        let all = [("PGHOST", "other"), ("PGPORT", "6"), ("PGUSER", "u"), ("PGDATABASE", "d"), ("HOME", "/nowhere")];
-        let seen = |url: &str, variables: &[(&'static str, &str)]| {
-            let Settings { host, port, user, database, mode, .. } = settings(url, variables).unwrap();
-            (format!("{user}@{host}:{port}/{database}"), mode)
-        };
-        assert_eq!(seen("postgres://", &all), ("u@other:6/d".to_string(), SslMode::Prefer));
-        assert_eq!(seen("postgres://a%40b@[::1]:7/e", &all).0, "a@b@::1:7/e");
-        assert!(settings("postgres://h", &[("PGCHANNELBINDING", "prefer")]).is_ok());
-        assert_eq!(seen("postgres://h/e?sslmode=verify-full", &all), ("u@h:6/e".to_string(), SslMode::VerifyFull));
-        assert_eq!(seen("postgres://%2Frun%2Fp", &all), ("u@/run/p:6/d".to_string(), SslMode::Disable));
-        assert_eq!(seen("postgres:///", &[("HOME", "/nowhere"), ("PGUSER", "u")]).0, "u@/var/run/postgresql:5432/u");
-        for wrong in [
-            [("PGPORT", "x")],
-            [("PGSSLMODE", "never")],
-            [("PGSERVICE", "none")],
-            [("PGCHANNELBINDING", "require")],
-            [("PGREQUIREAUTH", "scram-sha-256")],
-        ] {
-            let error = settings("postgres://h", &wrong).err();
-            assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::InvalidInput), "{wrong:?}");
-        }
-    }
-
-    #[test]
-    fn the_first_line_that_matches_has_the_password() {
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("pgpass");
-        std::fs::write(&file, "# h:*:*:*:no\nh:1:d:u:o\\:n\\\\e\n*:*:*:u:a:b\nshort\n*:*:*:*:any\n").unwrap();
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
-        let of = |wanted: [&str; 4]| password_of(&file, &wanted);
-        assert_eq!(of(["h", "1", "d", "u"]).as_deref(), Some("o:n\\e"));
-        assert_eq!(of(["h", "2", "d", "u"]).as_deref(), Some("a:b"));
-        assert_eq!(of(["h", "2", "d", "v"]).as_deref(), Some("any"));
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
-        assert_eq!(of(["h", "1", "d", "u"]), None);
-    }
-}
+#[path = "settings/tests.rs"]
+mod tests;

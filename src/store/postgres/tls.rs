@@ -2,43 +2,66 @@
 
 use std::sync::Arc;
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, SignatureScheme};
+use rustls::client::{VerifierBuilderError, WebPkiServerVerifier};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::version::{TLS12, TLS13};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, SignatureScheme, SupportedProtocolVersion,
+};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
+use super::certificate::Parts;
 use super::settings::{Settings, SslMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::etcd::tls;
 
 /// Returns the TLS configuration, if the mode may use TLS.
-/// Fails if the certificates of the authorities are needed and cannot be read.
+/// Fails if the certificates of the authorities are needed and cannot be read, or a file of this client cannot.
 pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
-    // As in libpq, a given authority counts even if the mode demands no check.
-    let is_checked =
-        settings.mode >= SslMode::VerifyCa || (settings.mode == SslMode::Require && settings.root.is_some());
-    let roots = is_checked.then(|| tls::roots(settings.root.as_deref(), "PGSSLROOTCERT")).transpose()?.map(Arc::new);
     if settings.mode == SslMode::Disable {
         return Ok(None);
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let failed = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), "");
-    let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| failed(&error))?;
-    let chain = match roots {
-        Some(roots) if settings.mode == SslMode::VerifyFull => {
-            return Ok(Some(Arc::new(builder.with_root_certificates(roots).with_no_client_auth())));
-        }
-        Some(roots) => {
-            let chain = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
-            Some(chain.map_err(|error| failed(&error))?)
-        }
-        None => None,
+    let versions: &[&SupportedProtocolVersion] = match settings.tls.versions {
+        (3, _) => &[&TLS13],
+        (_, 2) => &[&TLS12],
+        _ => &[&TLS12, &TLS13],
     };
-    let verifier = AnyHost { chain, algorithms: provider.signature_verification_algorithms };
-    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-    Ok(Some(Arc::new(builder.with_no_client_auth())))
+    let builder = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions);
+    let builder = builder.map_err(|error| failed(&error))?;
+    let chain = chain(settings, &provider)?;
+    let builder = match chain {
+        Some(chain) if settings.mode == SslMode::VerifyFull => builder.with_webpki_verifier(chain),
+        chain => {
+            let verifier = AnyHost { chain, algorithms: provider.signature_verification_algorithms };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        }
+    };
+    let mut config = match &settings.tls.own {
+        Some((certificate, key)) => tls::with_own(builder, ("PGSSLCERT", certificate), ("PGSSLKEY", key))?,
+        None => builder.with_no_client_auth(),
+    };
+    config.enable_sni = settings.tls.sends_name;
+    Ok(Some(Arc::new(config)))
+}
+
+/// Returns the verifier of certificates, if the mode checks them. As in libpq, a given authority counts even if the mode
+/// demands no check.
+fn chain(settings: &Settings, provider: &Arc<CryptoProvider>) -> Result<Option<Arc<WebPkiServerVerifier>>> {
+    let root = settings.tls.root.as_deref();
+    if settings.mode < SslMode::Require || (settings.mode == SslMode::Require && root.is_none()) {
+        return Ok(None);
+    }
+    let roots = Arc::new(tls::roots(root, "PGSSLROOTCERT")?);
+    let mut builder = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
+    if let Some(path) = &settings.tls.revoked {
+        builder = builder.with_crls(tls::revoked("PGSSLCRL", path)?);
+    }
+    let wrong =
+        |error: VerifierBuilderError| Error::new(ErrorKind::Unavailable, format!("PGSSLCRL: {error}"), "correct it");
+    builder.build().map(Some).map_err(wrong)
 }
 
 /// Accepts a certificate for any host, and any certificate if there is no chain to check.
@@ -46,6 +69,25 @@ pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
 struct AnyHost {
     chain: Option<Arc<WebPkiServerVerifier>>,
     algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl AnyHost {
+    /// Verifies a signature by the key in a certificate of version 1, which rustls refuses for other reasons than its key. A
+    /// certificate that must be signed by an authority has failed before.
+    fn verify_old(&self, error: TlsError, said: &[u8], end: &CertificateDer<'_>, by: &DigitallySignedStruct) -> Valid {
+        use SignatureScheme::{RSA_PKCS1_SHA1, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512};
+        let is_old = !matches!(error, TlsError::InvalidCertificate(CertificateError::BadSignature));
+        let is_weak = [RSA_PKCS1_SHA1, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512].contains(&by.scheme);
+        let Some(parts) = Parts::of(end).filter(|_| is_old && !is_weak && self.chain.is_none()) else {
+            return Err(error);
+        };
+        let known = self.algorithms.mapping.iter().filter(|(scheme, _)| *scheme == by.scheme);
+        let fits = known.flat_map(|(_, all)| *all).find(|one| one.public_key_alg_id().as_ref() == parts.key_algorithm);
+        match fits.map(|one| one.verify_signature(parts.key, said, by.signature())) {
+            Some(Ok(())) => Ok(HandshakeSignatureValid::assertion()),
+            _ => Err(error),
+        }
+    }
 }
 
 type Valid = std::result::Result<HandshakeSignatureValid, TlsError>;
@@ -70,11 +112,11 @@ impl ServerCertVerifier for AnyHost {
     }
 
     fn verify_tls12_signature(&self, said: &[u8], end: &CertificateDer<'_>, by: &DigitallySignedStruct) -> Valid {
-        verify_tls12_signature(said, end, by, &self.algorithms)
+        verify_tls12_signature(said, end, by, &self.algorithms).or_else(|error| self.verify_old(error, said, end, by))
     }
 
     fn verify_tls13_signature(&self, said: &[u8], end: &CertificateDer<'_>, by: &DigitallySignedStruct) -> Valid {
-        verify_tls13_signature(said, end, by, &self.algorithms)
+        verify_tls13_signature(said, end, by, &self.algorithms).or_else(|error| self.verify_old(error, said, end, by))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

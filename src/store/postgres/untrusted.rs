@@ -23,11 +23,11 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
     theirs.shutdown(Shutdown::Write).expect("it can be shut down");
     let host = Arc::new(Fake::new(1));
     let socket = Socket::new(TcpStream::from(OwnedFd::from(ours)), Arc::new(CallDeadline::new(host)));
-    let access = Access { postgres: [("PGPASSWORD", "sesame".to_string())].into(), ..Access::default() };
+    let access = Access { postgres: [("PGPASSWORD", "sesame".into())].into(), ..Access::default() };
     let settings = Database::parse(b"//u@h/d").ok().and_then(|database| Settings::new(&database, &access, 0).ok());
     let (Ok(socket), Some(settings)) = (socket, settings) else { return Vec::new() };
-    let done = Session::over(Wire::Plain(socket), &settings).and_then(|mut session| {
-        let rows = session.exchange(&statement("SELECT 1", &[]))?;
+    let done = Session::over(Wire::Plain(socket), &settings, &settings.targets[0]).and_then(|mut session| {
+        let rows = session.exchange(&statement("SELECT 1", &[], std::time::Duration::from_secs(1))?)?;
         let size: usize = rows.iter().flatten().flatten().map(Vec::len).sum();
         assert!(size <= bytes.len(), "the rows are longer than the answer");
         Ok(())

@@ -1,10 +1,21 @@
 //! Store URLs of PostgreSQL: `postgres://[USER@]HOST[:PORT]/DATABASE[?schema=NAME&...]`.
 
+use super::options::is_known;
+
 /// Default schema of a store.
 pub(super) const SCHEMA: &str = "csalock";
 
-/// Options of a URL; the others of libpq come from the environment or the service file.
-const OPTIONS: [&str; 4] = ["schema", "sslmode", "sslrootcert", "service"];
+/// Settings of libpq that a URL has elsewhere.
+const ELSEWHERE: [&str; 4] = ["user", "host", "port", "dbname"];
+
+/// Settings that are no option of a URL, because every user sees it.
+const PRIVATE: [&str; 6] =
+    ["password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "passfile"];
+
+const NO_PASSWORD: &str = "a password does not belong there, where every user sees it; use ~/.pgpass";
+
+/// User, hosts with their ports.
+type Parts = (Option<String>, Vec<(String, Option<String>)>);
 
 /// A database and the schema of the store, as typed. The environment adds missing parts, as in libpq.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,16 +38,21 @@ impl Database {
         let name = name.strip_prefix("./").unwrap_or(name);
         let database = Database { address: address.into(), name: name.into(), options: options.into() };
         let parts = database.parts().filter(|_| [name, options].into_iter().all(|part| decoded(part).is_some()));
-        let (user, host, port) = parts.ok_or("a percent sign starts two hexadecimal digits")?;
+        let (user, hosts) = parts.ok_or("a percent sign starts two hexadecimal digits")?;
         if user.is_some_and(|user| user.contains(':')) {
-            return Err("a password does not belong there, where every user sees it; use ~/.pgpass");
+            return Err(NO_PASSWORD);
         }
-        if port.as_ref().is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) || host.contains(',') {
-            return Err("the server is HOST:PORT, one host, or an encoded path of a socket's directory");
+        let is_port = |port: &String| port.parse::<u16>().is_ok_and(|port| port > 0);
+        if !hosts.iter().all(|(_, port)| port.as_ref().is_none_or(is_port)) {
+            return Err("the server is HOST:PORT, a list of them, or an encoded path of a socket's directory");
         }
-        let is_option = |option: &str| option.split_once('=').is_some_and(|(key, _)| OPTIONS.contains(&key));
-        if !options.is_empty() && !options.split('&').all(is_option) {
-            return Err("its options are schema, sslmode, sslrootcert and service");
+        let keys = || options.split('&').filter(|option| !option.is_empty()).map(|option| option.split_once('='));
+        if keys().flatten().any(|(key, _)| PRIVATE.contains(&key)) {
+            return Err(NO_PASSWORD);
+        }
+        let is_known = |key: &str| key == "schema" || (is_known(key) && !ELSEWHERE.contains(&key));
+        if !keys().all(|option| option.is_some_and(|(key, _)| is_known(key))) {
+            return Err("its options are schema, and settings of libpq that are not in the URL already");
         }
         let starts_well = |schema: &str| schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
         let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
@@ -64,15 +80,19 @@ impl Database {
         self.option("schema").unwrap_or_else(|| SCHEMA.to_string())
     }
 
-    /// Returns user, host and port.
-    pub(super) fn parts(&self) -> Option<(Option<String>, String, Option<String>)> {
-        let (user, server) = self.address.rsplit_once('@').map_or((None, &self.address[..]), |(u, s)| (Some(u), s));
-        let (host, port) = match server.rsplit_once(':') {
-            Some((host, port)) if !port.contains(']') => (host, Some(port.to_string())),
-            _ => (server, None),
+    /// Returns the user, and the hosts with their ports.
+    pub(super) fn parts(&self) -> Option<Parts> {
+        let (user, servers) = self.address.rsplit_once('@').map_or((None, &self.address[..]), |(u, s)| (Some(u), s));
+        let host = |server: &str| {
+            let (host, port) = match server.rsplit_once(':') {
+                Some((host, port)) if !port.contains(']') => (host, Some(port.to_string())),
+                _ => (server, None),
+            };
+            let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+            Some((decoded(host)?, port))
         };
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        Some((user.map(decoded).map_or(Some(None), |user| user.map(Some))?, decoded(host)?, port))
+        let user = user.map(decoded).map_or(Some(None), |user| user.map(Some))?;
+        Some((user, servers.split(',').map(host).collect::<Option<_>>()?))
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) struct Client {
     pub(super) program: OsString,
     pub(super) slot: Arc<Mutex<Slot>>,
     pub(super) calls: Mutex<Calls>,
+    /// True if a server has greeted this process at the start. That is no answer to a request, but repetitions may help.
+    is_greeted: bool,
 }
 
 impl Client {
@@ -55,12 +57,13 @@ impl Client {
     pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
         let mut slot = Slot::default();
         if let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
+            // One that is not connected by then is ended. It would outlive this process, and a request makes a new one.
             let greeted = link.greet(host.as_ref(), host.boottime() + TO_CONNECT);
-            slot.link = greeted.err().is_none_or(|trouble| matches!(trouble, Trouble::Silent)).then_some(link);
+            slot.link = greeted.is_ok().then_some(link);
         }
-        let mut calls = Calls::default();
-        calls.answered = slot.link.as_ref().is_some_and(|link| link.session.is_some());
-        Client { host, remote: remote.clone(), program, slot: Arc::new(Mutex::new(slot)), calls: Mutex::new(calls) }
+        let is_greeted = slot.link.as_ref().is_some_and(|link| link.session.is_some());
+        let slot = Arc::new(Mutex::new(slot));
+        Client { host, remote: remote.clone(), program, slot, calls: Mutex::default(), is_greeted }
     }
 
     /// Sends a request, and returns its reply with the id of the request.
@@ -79,7 +82,8 @@ impl Client {
                     };
                 }
                 Err(trouble) => {
-                    let gives_up = !trouble.may_pass() || (!calls.answered && !matches!(trouble, Trouble::Strange));
+                    let has_met = calls.answered || self.is_greeted;
+                    let gives_up = !trouble.may_pass() || (!has_met && !matches!(trouble, Trouble::Strange));
                     if gives_up || self.host.boottime() + pause(attempt) >= deadline {
                         break trouble;
                     }

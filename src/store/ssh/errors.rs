@@ -28,6 +28,8 @@ pub(super) enum Trouble {
     Ended(String),
     /// There was no answer in time.
     Silent,
+    /// A signal ended the call.
+    Interrupted,
     /// An answer does not follow the protocol.
     Strange,
     /// The first line is not a greeting.
@@ -44,6 +46,7 @@ impl Trouble {
         match self {
             Trouble::Ended(said) => !LASTING.iter().any(|part| said.contains(part)),
             Trouble::Silent | Trouble::Strange => true,
+            Trouble::Interrupted => false,
             Trouble::NotStarted(_) | Trouble::NoServer | Trouble::OtherVersion(_) | Trouble::Refused(_) => false,
         }
     }
@@ -82,6 +85,7 @@ impl Trouble {
             }
             Trouble::Ended(said) => (ErrorKind::Unavailable, said, works),
             Trouble::Silent => (ErrorKind::Unavailable, "no answer in time".to_string(), works),
+            Trouble::Interrupted => (ErrorKind::Unavailable, "a signal ended the call".to_string(), works),
             Trouble::Strange | Trouble::NoServer => (
                 ErrorKind::Unavailable,
                 "the answer is not that of csalock".to_string(),

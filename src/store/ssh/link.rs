@@ -6,10 +6,14 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
-use nix::poll::PollFlags;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::time::TimeSpec;
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use super::errors::Trouble;
@@ -17,6 +21,7 @@ use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, Request, VERSION, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
+use crate::store::calls::{is_interrupted, until_signal_check};
 use crate::store::etcd::connection::poll;
 
 /// Maximum number of bytes of ssh's messages that are read.
@@ -31,6 +36,9 @@ pub(super) const MOST_SUBSCRIPTIONS: usize = 64;
 /// A connection to the server process of this name.
 pub(super) struct Link {
     ssh: Child,
+    stderr: Option<ChildStderr>,
+    /// The end of what ssh printed on its standard error.
+    printed: Vec<u8>,
     socket: UnixStream,
     /// Start of ssh(1), on CLOCK_BOOTTIME.
     pub(super) since: Duration,
@@ -52,8 +60,21 @@ impl Link {
         command.args(remote.port.iter().flat_map(|port| ["-p".to_string(), port.to_string()]));
         command.arg("--").arg(&remote.destination).arg(remote.command());
         command.stdin(OwnedFd::from(theirs.try_clone()?)).stdout(OwnedFd::from(theirs)).stderr(Stdio::piped());
-        let ssh = command.process_group(0).spawn().map_err(Trouble::NotStarted)?;
-        Ok(Link { ssh, socket, since: now, lines: Lines::default(), session: None, notified: Vec::new() })
+        let mut ssh = command.process_group(0).spawn().map_err(Trouble::NotStarted)?;
+        let stderr = ssh.stderr.take();
+        if let Some(stderr) = &stderr {
+            fcntl(stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(std::io::Error::from)?;
+        }
+        Ok(Link {
+            ssh,
+            stderr,
+            printed: Vec::new(),
+            socket,
+            since: now,
+            lines: Lines::default(),
+            session: None,
+            notified: Vec::new(),
+        })
     }
 
     /// Waits for the greeting.
@@ -161,22 +182,46 @@ impl Link {
         }
     }
 
-    fn wait(&self, host: &dyn Host, what: PollFlags, until: Duration) -> Result<(), Trouble> {
-        match poll(self.socket.as_fd(), what, until.saturating_sub(host.boottime())) {
-            Ok(false) => Err(Trouble::Silent),
-            // The caller tries again, also after a signal.
-            _ => Ok(()),
+    /// Waits until the socket is ready, and reads what ssh prints meanwhile: a login script that prints much would block.
+    fn wait(&mut self, host: &dyn Host, what: PollFlags, until: Duration) -> Result<(), Trouble> {
+        let left = until.saturating_sub(host.boottime());
+        let stderr = self.stderr.as_ref().map(AsFd::as_fd);
+        let mut polled = vec![PollFd::new(self.socket.as_fd(), what)];
+        polled.extend(stderr.map(|stderr| PollFd::new(stderr, PollFlags::POLLIN)));
+        // The caller tries again, also after a signal that does not end its call.
+        let is_ready = ppoll(&mut polled, Some(TimeSpec::from_duration(until_signal_check(left))), None) != Ok(0);
+        drop(polled);
+        self.read_stderr();
+        match () {
+            () if is_interrupted(host) => Err(Trouble::Interrupted),
+            () if !is_ready && left.is_zero() => Err(Trouble::Silent),
+            () => Ok(()),
         }
+    }
+
+    fn read_stderr(&mut self) {
+        let Some(stderr) = &mut self.stderr else { return };
+        let mut buffer = [0; 16 << 10];
+        // As much as a pipe has at once; what comes later is read at the next wait.
+        for _ in 0..4 {
+            match stderr.read(&mut buffer) {
+                Ok(0) => return self.stderr = None,
+                Ok(length) => self.printed.extend_from_slice(&buffer[..length]),
+                Err(_) => break,
+            }
+        }
+        let surplus = self.printed.len().saturating_sub(MOST_SAID);
+        self.printed.drain(..surplus);
     }
 
     /// Returns the last line that ssh printed on its standard error. The socket has ended, so ssh has ended too, or is
     /// about to.
     fn said(&mut self) -> String {
-        let Some(mut stderr) = self.ssh.stderr.take() else { return String::new() };
-        let mut said = vec![0; MOST_SAID];
-        let is_readable = poll(stderr.as_fd(), PollFlags::POLLIN, Duration::from_millis(200)).is_ok_and(|ready| ready);
-        let length = if is_readable { stderr.read(&mut said).unwrap_or(0) } else { 0 };
-        let text = String::from_utf8_lossy(&said[..length]).into_owned();
+        if let Some(stderr) = &self.stderr {
+            let _ = poll(stderr.as_fd(), PollFlags::POLLIN, Duration::from_millis(200));
+        }
+        self.read_stderr();
+        let text = String::from_utf8_lossy(&self.printed).into_owned();
         let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
         crate::name::escape(last.unwrap_or_default().as_bytes())
     }
@@ -201,7 +246,12 @@ impl AsFd for Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // ssh ends when its input ends. If it has ended already, it must not stay a zombie.
+        // ssh ends when its input ends, but not before it is connected.
+        if self.session.is_none() && matches!(self.ssh.try_wait(), Ok(None)) {
+            let _ = killpg(Pid::from_raw(self.ssh.id() as i32), Signal::SIGKILL);
+            let _ = self.ssh.wait();
+        }
+        // If it has ended already, it must not stay a zombie.
         let _ = self.ssh.try_wait();
     }
 }

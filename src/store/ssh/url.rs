@@ -17,18 +17,18 @@ impl Remote {
         let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
         let rest = rest.strip_prefix("//").ok_or("two slashes and a host come after the colon")?;
         let (server, path) = rest.split_once('/').filter(|(_, path)| !path.is_empty()).ok_or("its path is missing")?;
-        let (destination, port) = match server.rsplit_once(':') {
+        let (user, server) = server.rsplit_once('@').map_or((None, server), |(user, server)| (Some(user), server));
+        if user.is_some_and(|user| user.contains(':')) {
+            return Err("a password does not belong there, where every user sees it; ssh(1) uses keys and agents");
+        }
+        let (host, port) = match server.rsplit_once(':') {
             Some((host, port)) if !port.contains(']') => {
                 let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or("the port is not a number")?;
                 (host, Some(port))
             }
             _ => (server, None),
         };
-        let (user, host) = destination.rsplit_once('@').map_or((None, destination), |(user, host)| (Some(user), host));
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        if user.is_some_and(|user| user.contains(':')) {
-            return Err("a password does not belong there, where every user sees it; ssh(1) uses keys and agents");
-        }
         // ssh(1) would take a word with a dash for an option, and a shell in its configuration may see the others.
         let is_plain = |word: &str| {
             let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-._%:".contains(&byte);

@@ -100,7 +100,7 @@ impl Act {
             root: Mutex::new(Some(Arc::new(private_root(directory, scope)))),
             future_scope: std::sync::OnceLock::new(),
             seen: Mutex::default(),
-            leases: super::super::lease::Seen::default(),
+            leases: crate::store::observed::Seen::default(),
         };
         let number = |version: Version| (version.number, version.mark);
         let expect = match self.doing {

@@ -1,0 +1,42 @@
+//! Text that must not be printed.
+
+use std::fmt;
+
+/// A password, or a setting that may contain one.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Returns the text.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+impl<T: Into<String>> From<T> for Secret {
+    fn from(text: T) -> Secret {
+        Secret(text.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::Access;
+
+    #[test]
+    fn no_password_is_printed_with_the_settings() {
+        let access = Access {
+            password: Some("sesame".into()),
+            postgres: [("PGPASSWORD", "sesame".into())].into(),
+            ..Access::default()
+        };
+        let printed = format!("{access:?}");
+        assert!(printed.contains("PGPASSWORD") && !printed.contains("sesame"), "{printed}");
+    }
+}

@@ -1,0 +1,144 @@
+//! Servers that accept and are silent, that are full, or whose tables are locked: waiters hear signals and go on, and
+//! nothing that csalock started outlives it.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::etcd::fair::is_within;
+use crate::postgres::Server;
+use crate::sandbox::{Call, Kind, Sandbox, wait_until};
+
+/// The longest time in which a busy machine hears a signal, far below that of a call.
+const SOON: Duration = Duration::from_secs(5);
+
+/// A server that accepts nobody, and the URLs of stores in it.
+fn silent() -> (TcpListener, [String; 2]) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (
+        listener,
+        ["postgres://u@127.0.0.1:PORT/d", "etcd://127.0.0.1:PORT/p"].map(|url| url.replace("PORT", &port.to_string())),
+    )
+}
+
+#[track_caller]
+fn assert_heard(call: Call<'_>, what: &str, mut is_connected: impl FnMut() -> bool) {
+    let mut job = call.spawn();
+    wait_until("it has connected", &mut is_connected);
+    // The store is open after that time, and its first call waits for an answer.
+    let begun = Instant::now();
+    wait_until("the call waits", || begun.elapsed() > Duration::from_secs(3) || job.has_ended());
+    let sent = Instant::now();
+    job.send(Signal::SIGTERM);
+    let done = job.wait();
+    assert_eq!((done.seen_by_shell(), done.stdout.as_str()), (143, ""), "{what}: {done:?}");
+    assert!(is_within(sent, SOON), "{what}: {:?}", sent.elapsed());
+}
+
+#[test]
+fn a_waiter_hears_signals_while_a_server_is_silent() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let (listener, urls) = silent();
+    listener.set_nonblocking(true).unwrap();
+    for url in &urls {
+        let mut accepted = Vec::new();
+        let call = sandbox.csalock(["run", "-w", "60", "--store", url, "x", "echo", "ran"]);
+        assert_heard(call, url, || {
+            accepted.extend(listener.accept());
+            !accepted.is_empty()
+        });
+    }
+}
+
+/// The processes that run this program.
+fn running(program: &str) -> usize {
+    let lines =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
+    lines.filter(|line| String::from_utf8_lossy(line).contains(program)).count()
+}
+
+#[test]
+fn an_ssh_that_does_not_connect_ends_with_csalock() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let program = sandbox.program("files/hung", "#!/bin/sh\nwhile :; do sleep 1; done\n").display().to_string();
+    let store = format!("ssh://there{}", sandbox.path("store").display());
+    let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).env("CSALOCK_SSH", &program);
+    let done = call(&["run", "-n", "x", "true"]).capture();
+    assert_eq!(done.code, Some(69), "{done:?}");
+    assert_eq!(running(&program), 0);
+    assert_heard(call(&["run", "-w", "60", "x", "true"]), "ssh", || running(&program) > 0);
+    wait_until("it has ended", || running(&program) == 0);
+}
+
+#[test]
+fn a_login_script_may_print_much() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let much = "head -c 300000 /dev/zero | tr '\\0' x >&2";
+    let text = format!("#!/bin/sh\nfor command do :; done\n{much}\nexec sh -c \"$command\"\n");
+    let program = sandbox.program("files/noisy", text).display().to_string();
+    let store = format!("ssh://there{}", sandbox.path("store").display());
+    let begun = Instant::now();
+    let done =
+        sandbox.csalock(["run", "-n", "x", "echo", "ran"]).env("CSALOCK_STORE", &store).env("CSALOCK_SSH", program);
+    assert_eq!(done.capture().line(), "ran");
+    assert!(is_within(begun, SOON), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_caller_waits_for_a_table_that_is_locked_for_longer_than_a_call() {
+    let Some(server) = Server::start(&[]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    sandbox.csalock(["run", "x", "true"]).run();
+    let mut blocker = server.psql().stdin(Stdio::piped()).spawn().unwrap();
+    let lock = b"BEGIN; LOCK TABLE store.records IN ACCESS EXCLUSIVE MODE;\n";
+    blocker.stdin.as_mut().unwrap().write_all(lock).unwrap();
+    let is_locked = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted";
+    wait_until("it is locked", || server.sql(is_locked) != "0");
+    let begun = Instant::now();
+    let job = sandbox.csalock(["run", "-w", "inf", "y", "echo", "ran"]).spawn();
+    let refusals = || server.log().matches("canceling statement due to lock timeout").count();
+    // The first call lasts ten seconds, and the login that preceded it is no answer.
+    wait_until("its first call is over", || begun.elapsed() > Duration::from_secs(12) && refusals() >= 3);
+    assert_eq!(server.sql("SELECT count(*) <= 2 FROM pg_stat_activity WHERE application_name = 'csalock'"), "t");
+    drop(blocker.stdin.take());
+    blocker.wait().unwrap();
+    assert_eq!(job.wait().line(), "ran");
+}
+
+#[test]
+fn a_crowd_takes_turns_although_the_server_has_few_connections() {
+    let settings = ["max_connections=11", "superuser_reserved_connections=3", "max_wal_senders=0"];
+    let Some(server) = Server::start(&settings) else { return };
+    server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+    let sandbox = Sandbox::in_database(&server.url("").replace("test@", "app@"));
+    sandbox.csalock(["run", "x", "true"]).run();
+    sandbox.file("files/count", "0\n");
+    let count = "read n < count; sleep 0.05; echo $((n + 1)) > count";
+    let callers: Vec<_> = (0..16)
+        .map(|_| sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", count]).env("CSALOCK_LEASE", "9s").spawn())
+        .collect();
+    for caller in callers {
+        let done = caller.wait();
+        assert_eq!(done.code, Some(0), "{done:?}");
+    }
+    assert_eq!(sandbox.read("files/count"), "16\n");
+    // All but one of the connections for ordinary users are taken.
+    let idle: Vec<_> = (0..8)
+        .map(|_| {
+            let mut idle = server.psql();
+            idle.args(["-U", "app"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    wait_until("it is full", || server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'") == "8");
+    let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
+    assert_eq!(done.code, Some(69), "{done:?}");
+    assert!(done.stderr.contains("too many clients") || done.stderr.contains("remaining connection slots"), "{done:?}");
+    for mut one in idle {
+        drop(one.stdin.take());
+        one.wait().unwrap();
+    }
+}
