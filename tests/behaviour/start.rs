@@ -14,7 +14,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::programs::copy_program;
-use crate::sandbox::{CSALOCK, Kind, Sandbox, is_root, skip};
+use crate::sandbox::{Kind, Sandbox, csalock, is_root, skip};
 use crate::syscalls::tracer::trace;
 
 /// Type of an entry of the auxiliary vector that counts for nothing.
@@ -37,7 +37,7 @@ pub(crate) fn has_own_start() -> bool {
 /// does.
 #[expect(unsafe_code, reason = "the child asks to be traced before it executes the program")]
 fn reads_a_link_without(entry: u64) -> bool {
-    let mut command = Command::new(CSALOCK);
+    let mut command = Command::new(csalock());
     command.arg("--version").env_clear().stdout(Stdio::null());
     // SAFETY: the closure only makes a system call.
     let mut child = unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) }.spawn().unwrap();
@@ -86,7 +86,7 @@ fn the_start_does_less_than_that_of_glibc() {
         return skip("the entry point", "this C library starts the program itself");
     }
     let reads_path = |variables: &[(&str, &str)]| {
-        let mut command = Command::new(CSALOCK);
+        let mut command = Command::new(csalock());
         command.arg("--version").env_clear().envs(variables.iter().copied());
         let traced = trace(command, None);
         assert!(traced.status.success(), "{traced:?}");
@@ -109,7 +109,7 @@ fn glibc_starts_the_program_if_the_kernel_gives_no_size_of_signal_frames() {
 
 #[test]
 fn the_program_starts_in_any_environment() {
-    let mut command = Command::new(CSALOCK);
+    let mut command = Command::new(csalock());
     command.arg("--version").env_clear();
     assert_eq!(version(&mut command), expected());
     // The name by which a program is called may be empty.
@@ -126,7 +126,7 @@ fn the_program_starts_with_the_rights_of_another_user() {
     }
     let sandbox = Sandbox::new(Kind::Directory);
     let program = sandbox.path("csalock-of-another");
-    copy_program(Path::new(CSALOCK), &program, "755");
+    copy_program(Path::new(csalock()), &program, "755");
     set_permissions(sandbox.path(""), Permissions::from_mode(0o755)).unwrap();
     chown(&program, Some(65_533), Some(65_533)).unwrap();
     set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
