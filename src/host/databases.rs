@@ -122,13 +122,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_groups_and_hosts_of_the_files() {
+    fn users_and_groups_of_the_files() {
         assert_eq!(user_name(0).as_deref(), Some("root"));
         assert_eq!(home_of(0), Some(PathBuf::from("/root")));
         assert!(homes().contains(&PathBuf::from("/root")));
         assert_eq!(group_name(0).as_deref(), Some("root"));
-        let found = addresses_of("localhost", Duration::from_secs(60)).unwrap();
-        assert!(!found.is_empty() && found.iter().all(IpAddr::is_loopback));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::sandbox::{Job, Kind, Sandbox, has, steps};
+use crate::sandbox::{Job, Kind, Sandbox, has, installed, steps};
 
 /// The warning about an owner that ends with the call.
 fn ends_with_call(name: &str, command: &str) -> String {
@@ -31,7 +31,7 @@ on_every_kind_of_store! {
     }
 
     fn a_shell_that_ends_with_the_call_is_warned_of(sandbox: &Sandbox) {
-        for shell in ["dash", "bash", "mksh", "busybox sh"] {
+        for shell in installed(["dash", "bash", "mksh", "busybox sh"]) {
             let text = "csalock lock x || exit 1";
             sandbox.script(shell, text).stderr(ends_with_call("x", &format!("{shell} -c {text}"))).run();
             sandbox.csalock(["run", "-q", "x", "true"]).run();
@@ -79,7 +79,7 @@ on_every_kind_of_store! {
              `csalock lock {quoted}`\n"
         );
         let script = "exec 9> 'a b'; csalock lock 9; csalock status -1; csalock unlock 9";
-        for shell in ["dash", "bash", "zsh", "busybox sh"] {
+        for shell in installed(["dash", "bash", "zsh", "busybox sh"]) {
             sandbox.script(shell, script).stdout("9\n").stderr(warning("9", "a b", "'SANDBOX/files/a b'")).run();
         }
         sandbox.script("dash", "( csalock lock 8 || exit 1; csalock unlock 8; ) 8> file").stderr(warning("8", "file", "SANDBOX/files/file")).run();
@@ -393,7 +393,7 @@ mod reports {
 
 mod stores {
     use super::*;
-    use crate::sandbox::{PROMPT, Screen, is_root};
+    use crate::sandbox::{PROMPT, Screen, has_namespaces};
 
     on_every_kind_of_store! {
         fn a_refusal_names_a_store_that_is_chosen(sandbox: &Sandbox) {
@@ -462,7 +462,7 @@ mod stores {
 
     #[test]
     fn a_default_store_is_not_named() {
-        if !is_root("the default store of root") || !has("setpriv") {
+        if !has_namespaces("the default store of root") || !has("setpriv") {
             return;
         }
         let sandbox = Sandbox::new(Kind::Directory);
@@ -482,7 +482,7 @@ mod stores {
 
     #[test]
     fn not_held_names_the_default_store_of_root_or_of_the_user() {
-        if !is_root("the default store of root") || !has("setpriv") {
+        if !has_namespaces("the default store of root") || !has("setpriv") {
             return;
         }
         let sandbox = Sandbox::new(Kind::Directory);

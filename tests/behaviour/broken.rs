@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::sandbox::{Done, Job, Mount, Sandbox, is_root, wait_until};
+use crate::sandbox::{Done, Job, Mount, Sandbox, has_namespaces, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -141,7 +141,7 @@ on_every_store_of_files! {
     }
 
     fn a_read_only_store_is_refused_and_can_be_looked_at(sandbox: &Sandbox) {
-        if !is_root("a mount") {
+        if !has_namespaces("a mount") {
             return;
         }
         let mount = Mount::new(sandbox, "size=4m");
@@ -185,7 +185,7 @@ on_every_store_of_files! {
     }
 
     fn a_full_store_loses_nothing_and_grants_nothing(sandbox: &Sandbox) {
-        if !is_root("a mount") {
+        if !has_namespaces("a mount") {
             return;
         }
         let _mount = Mount::new(sandbox, "size=256k");
@@ -215,7 +215,7 @@ on_every_store_of_files! {
     }
 
     fn a_store_without_inodes_is_explained(sandbox: &Sandbox) {
-        if !is_root("a mount") {
+        if !has_namespaces("a mount") {
             return;
         }
         let _mount = Mount::new(sandbox, "size=1m,nr_inodes=30");
@@ -229,7 +229,7 @@ on_every_store_of_files! {
     }
 
     fn a_store_that_fills_up_while_a_command_runs_gives_its_status_all_the_same(sandbox: &Sandbox) {
-        if !is_root("a mount") {
+        if !has_namespaces("a mount") {
             return;
         }
         let _mount = Mount::new(sandbox, "size=256k");
@@ -244,7 +244,7 @@ on_every_store_of_files! {
 
 on_every_kind_of_store! {
     fn a_waiter_outlasts_a_store_that_rejects_writes_for_a_while(sandbox: &Sandbox) {
-        if !sandbox.is_of_files() || !is_root("a mount") {
+        if !sandbox.is_of_files() || !has_namespaces("a mount") {
             return;
         }
         let mount = Mount::new(sandbox, "size=256k");

@@ -1,14 +1,17 @@
 //! Containers of one host: processes that share a store, but no network and no pids.
 
+use std::net::IpAddr;
+use std::time::Duration;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::{CLOCK, Call, Job, Kind, Sandbox, is_root, proc, wait_until};
+use crate::sandbox::{CLOCK, Call, Job, Kind, Sandbox, has_namespaces, proc, skip, wait_until};
 
 /// A call in namespaces of its own. `None`: only root can make them.
 fn contained<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Option<Call<'a>> {
     let alone = ["unshare", "-npf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
-    is_root("namespaces").then(|| sandbox.csalock_by(&alone.map(str::to_string), words))
+    has_namespaces("namespaces").then(|| sandbox.csalock_by(&alone.map(str::to_string), words))
 }
 
 /// A waiter for lock x that looks by itself only after more than a minute.
@@ -39,7 +42,7 @@ on_every_store_of_files! {
     }
 
     fn the_notification_channel_of_a_killed_waiter_is_removed(sandbox: &Sandbox) {
-        if !is_root("a network namespace") {
+        if !has_namespaces("a network namespace") {
             return;
         }
         for name in ["x", "./file"] {
@@ -86,7 +89,7 @@ fn end_of_lease(sandbox: &Sandbox) -> String {
 /// A container whose first process is this command, with short leases.
 fn container<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Option<Call<'a>> {
     let words = [&["-pf", "--kill-child", "--mount-proc"], words].concat();
-    is_root("namespaces").then(|| sandbox.call("unshare", words).env("CSALOCK_LEASE", "3s"))
+    has_namespaces("namespaces").then(|| sandbox.call("unshare", words).env("CSALOCK_LEASE", "3s"))
 }
 
 on_every_store! {
@@ -141,7 +144,7 @@ on_every_store! {
 
 #[test]
 fn a_database_that_is_mounted_without_its_directory_is_refused() {
-    if !is_root("a mount") {
+    if !has_namespaces("a mount") {
         return;
     }
     let sandbox = Sandbox::new(Kind::Sqlite);
@@ -155,11 +158,20 @@ fn a_database_that_is_mounted_without_its_directory_is_refused() {
     assert_eq!(holder.wait().code, Some(0));
 }
 
+#[test]
+fn the_addresses_of_a_host_are_those_of_the_file() {
+    if !std::fs::read_to_string("/etc/hosts").is_ok_and(|hosts| hosts.contains("localhost")) {
+        return skip("addresses of a host", "/etc/hosts does not name localhost");
+    }
+    let found = csalock::host::addresses_of("localhost", Duration::from_secs(60)).unwrap();
+    assert!(!found.is_empty() && found.iter().all(IpAddr::is_loopback), "{found:?}");
+}
+
 /// Calls a command with another program in place of getent(1).
 fn with_getent(sandbox: &Sandbox, getent: &str, command: &str) -> (Option<i32>, String, String) {
     let script = format!(
         "cat > getent; chmod 755 getent; mount --bind getent /usr/bin/getent && {command}; code=$?; \
-         pgrep -f 'sleep 4[0]1'; exit $code"
+         grep -lxz '4[0]1' /proc/[0-9]*/cmdline 2> /dev/null; exit $code"
     );
     let done = sandbox.call("unshare", ["-m", "dash", "-c", &script]).stdin(getent).capture();
     (done.code, done.stdout, done.stderr)
@@ -167,7 +179,7 @@ fn with_getent(sandbox: &Sandbox, getent: &str, command: &str) -> (Option<i32>, 
 
 #[test]
 fn a_name_service_that_fails_is_named_and_not_left_running() {
-    if !is_root("a mount") {
+    if !has_namespaces("a mount") {
         return;
     }
     let sandbox = Sandbox::new(Kind::Directory);

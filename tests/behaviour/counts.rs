@@ -8,7 +8,7 @@ use std::process::Command;
 
 use nix::libc;
 
-use crate::sandbox::{CSALOCK, FIRST_PIDS, Kind, Sandbox, has, pid_namespace, skip};
+use crate::sandbox::{FIRST_PIDS, Kind, Sandbox, csalock, has, pid_namespace, skip};
 use crate::syscalls::tracer::{Made, trace};
 
 const RUN: &[&str] = &["run", "L", TRUE];
@@ -37,7 +37,8 @@ fn system_calls_do_not_grow() {
 /// supervisor has read the record with the waiter as soon as it has a pidfd of the waiter.
 #[test]
 fn a_release_to_a_waiter_makes_few_system_calls() {
-    let wait = "env -u CSALOCK_HANDLE csalock run L true & until grep -qs ^Pid: /proc/$PPID/fdinfo/*; do :; done";
+    let wait =
+        "env -u CSALOCK_HANDLE csalock run L true & until grep -qs ^Pid: /proc/$PPID/fdinfo/*; do sleep 0.01; done";
     check("system calls of a hand-over", |kind, words, _| {
         let limit = match (kind, words) {
             // Three of them close the new file of the next record in advance, open it again, and look whether it is empty.
@@ -74,7 +75,7 @@ fn median(count: impl Fn() -> usize) -> usize {
 
 /// csalock without a directory to go to.
 fn call(sandbox: &Sandbox, words: &[&str]) -> Command {
-    let mut command = Command::new(CSALOCK);
+    let mut command = Command::new(csalock());
     command.args(words).env_clear().env("PATH", sandbox.search_path()).env("CSALOCK_STORE", sandbox.store());
     command.envs(crate::supervised::mark()).env(FIRST_PIDS, pid_namespace());
     command

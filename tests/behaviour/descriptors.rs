@@ -73,9 +73,9 @@ on_every_store! {
     }
 
     fn session_group_directory_and_umask_are_the_callers(sandbox: &Sandbox) {
-        // The leader of the session may be outside of this pid namespace; then ps(1) shows 0 for it.
-        let script = "umask 027; cd /usr; theirs=\"ps -o sid=,pgid= -p\"; export theirs callers=\"$($theirs $$)\"; \
-                      $WRAP dash -c 'pwd; umask; [ \"$($theirs $$)\" = \"$callers\" ] && echo same'";
+        // The leader of the session may be outside of this pid namespace; then /proc shows 0 for it.
+        let script = "umask 027; cd /usr; theirs=\"grep -e ^NSsid -e ^NSpgid\"; export theirs callers=\"$($theirs /proc/$$/status)\"; \
+                      $WRAP dash -c 'pwd; umask; [ \"$($theirs /proc/$$/status)\" = \"$callers\" ] && echo same'";
         let said = same_with_and_without_us(sandbox, script);
         assert_eq!(said, "/usr\n0027\nsame\n");
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{CLOCK, Call, FILE_TIMES, Sandbox, is_root, wait_until};
+use crate::sandbox::{CLOCK, Call, FILE_TIMES, Sandbox, has_namespaces, wait_until};
 
 /// Makes the host whose name and directory follow, and runs the other words there. Process 1 of a pid namespace has
 /// special rules, so the shell takes that place.
@@ -36,7 +36,7 @@ fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
 
 on_every_shared_store! {
     fn a_job_runs_once_in_a_slot_on_two_hosts(sandbox: &Sandbox) {
-        if !is_root("hosts") {
+        if !has_namespaces("hosts") {
             return;
         }
         let words = ["run", "-w", "inf", LONG, "job", "dash", "-c", "read name < /proc/sys/kernel/hostname; echo $name >> runs"];
@@ -59,7 +59,7 @@ on_every_shared_store! {
     }
 
     fn the_clock_of_the_store_says_which_slot_it_is(sandbox: &Sandbox) {
-        if !is_root("hosts") {
+        if !has_namespaces("hosts") {
             return;
         }
         let words = ["run", "--once-per=1000d", "job", "echo", "runs"];
@@ -75,7 +75,7 @@ on_every_shared_store! {
     }
 
     fn the_clock_of_the_store_says_which_job_is_overdue(sandbox: &Sandbox) {
-        if !is_root("hosts") {
+        if !has_namespaces("hosts") {
             return;
         }
         let words = ["run", "-n", "--overdue", "1h", "job", "true"];
@@ -100,7 +100,7 @@ on_every_shared_store! {
     }
 
     fn the_job_of_a_host_that_died_runs_on_another(sandbox: &Sandbox) {
-        if !is_root("hosts") {
+        if !has_namespaces("hosts") {
             return;
         }
         let mut first = on(sandbox, 1, &["run", LONG, "job", "dash", "-c", "echo; sleep 1000; echo late >> runs"]).spawn();
@@ -115,7 +115,7 @@ on_every_shared_store! {
     }
 
     fn the_newest_of_the_callers_on_two_hosts_waits(sandbox: &Sandbox) {
-        if !is_root("hosts") {
+        if !has_namespaces("hosts") {
             return;
         }
         let mut holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).spawn();

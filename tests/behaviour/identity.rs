@@ -6,7 +6,7 @@ use std::time::Duration;
 use csalock::lock::{Lifetime, Record};
 
 use crate::programs::copy_program;
-use crate::sandbox::{Sandbox, has, is_root, proc, wait_until};
+use crate::sandbox::{Sandbox, has, has_namespaces, proc, wait_until};
 
 /// A lock that a living process holds, so that only what is changed about it can make it look dead.
 fn held(sandbox: &Sandbox, options: &[&str]) -> crate::sandbox::Job {
@@ -85,7 +85,7 @@ on_every_kind_of_store! {
     fn a_zombie_is_dead_under_any_parent(sandbox: &Sandbox) {
         copy_program(Path::new("/bin/cat"), &sandbox.path("files/csalock-nightly"), "755");
         // After the exec of another program the shell waits for no process.
-        let dies = "until grep -q nightly /proc/$PPID/comm; do :; done; csalock lock x > /dev/null; kill -9 $$";
+        let dies = "until grep -q nightly /proc/$PPID/comm; do sleep 0.01; done; csalock lock x > /dev/null; kill -9 $$";
         let mut job = sandbox.script("dash", &format!("dash -c '{dies}' & echo $!; exec ./csalock-nightly")).spawn();
         let owner: i32 = job.lines(1)[0].parse().unwrap();
         wait_until("it is a zombie", || proc::stat(owner).is_some_and(|(state, _)| state == 'Z'));
@@ -123,7 +123,7 @@ on_every_kind_of_store! {
     }
 
     fn a_real_other_pid_namespace(sandbox: &Sandbox) {
-        if !is_root("a pid namespace") {
+        if !has_namespaces("a pid namespace") {
             return;
         }
         let script = "csalock lock x; csalock status --json x; cat; :";
@@ -141,7 +141,7 @@ on_every_kind_of_store! {
     }
 
     fn a_proc_of_another_pid_namespace_proves_no_death(sandbox: &Sandbox) {
-        if !is_root("a pid namespace") {
+        if !has_namespaces("a pid namespace") {
             return;
         }
         let script = "csalock lock --print-handle --shared --forever x; csalock run --shared x cat; :";
@@ -170,7 +170,7 @@ on_every_kind_of_store! {
     }
 
     fn a_lock_is_handed_over_between_namespaces(sandbox: &Sandbox) {
-        if !is_root("namespaces") {
+        if !has_namespaces("namespaces") {
             return;
         }
         let mut holder = sandbox.holder("x");
@@ -187,7 +187,7 @@ on_every_kind_of_store! {
     }
 
     fn the_first_process_of_a_container_may_hold(sandbox: &Sandbox) {
-        if !is_root("a pid namespace") {
+        if !has_namespaces("a pid namespace") {
             return;
         }
         let script = "csalock lock x >/dev/null; csalock unlock x; echo $?; csalock run x echo ran";
@@ -196,20 +196,20 @@ on_every_kind_of_store! {
     }
 
     fn the_first_process_of_a_container_reaps_adopted_processes(sandbox: &Sandbox) {
-        if !is_root("a pid namespace") || !has("setsid") {
+        if !has_namespaces("a pid namespace") || !has("setsid") {
             return;
         }
         // The command is not the parent of the daemon, so only the first process of the container can wait for it.
         let daemon = "setsid dash -c 'csalock lock x >/dev/null; echo $$ > daemon; kill -9 $$'";
         let is_there = "[ ! -s daemon ] || [ -e /proc/$(cat daemon) ]";
         let script = format!("( {daemon} & )\nn=0\nwhile {{ {is_there}; }} && [ $((n += 1)) -lt 2000 ]; do sleep 0.01; done\n\
-            if {is_there}; then ps -eo ppid,stat,args; fi");
+            if {is_there}; then cat /proc/[0-9]*/stat; fi");
         let command = ["-p", "-f", "--mount-proc", "--kill-child", "csalock", "run", "main", "dash", "-c", &script];
         sandbox.call("unshare", command).run();
     }
 
     fn the_first_process_of_a_container_does_not_own_the_locks_of_orphans(sandbox: &Sandbox) {
-        if !is_root("a pid namespace") || !has("python3") {
+        if !has_namespaces("a pid namespace") || !has("python3") {
             return;
         }
         sandbox.file("files/orphan.py", "import os, time\n\

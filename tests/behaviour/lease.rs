@@ -152,7 +152,11 @@ on_every_kind_of_store! {
             wait_until("it runs", || sandbox.path("files/runs").exists());
             job.send(Signal::SIGSTOP);
             // The remainder is removed as soon as another caller is admitted.
-            let next = format!("ps -o stat= -o comm= --ppid {} | grep -v -e Z -e csalock-keeper -e ssh; :", job.pid());
+            let next = format!(
+                "for child in $(cat /proc/{0}/task/{0}/children); do cat /proc/$child/stat; done 2> /dev/null | \
+                 grep -v -e ') Z ' -e '(csalock-keeper)' -e '(ssh)'; :",
+                job.pid()
+            );
             sandbox.csalock(["run", "-q", "-w", "20s", "x", "sh", "-c", &next]).stdout("").run();
             job.send(Signal::SIGCONT);
             sandbox.file("files/over", "");
@@ -174,7 +178,7 @@ on_every_kind_of_store! {
             let run = format!("exec strace -D -qq -o trace {late} csalock run -q {options} x dash -c '{script}'");
             let job = sandbox.script("dash", &run).spawn();
             wait_until("it has renewed", || sandbox.path("files/pid").exists());
-            let next = "ps -o stat= -o args= -p $(cat pid) | grep -v ^Z; :";
+            let next = "grep -v ') Z ' /proc/$(cat pid)/stat 2> /dev/null; :";
             sandbox.csalock(["run", "-q", "-w", "20s", "x", "sh", "-c", next]).stdout("").run();
             assert_eq!(job.wait().code, Some(85), "{late}");
             std::fs::remove_file(sandbox.path("files/pid")).unwrap();

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use csalock::{ErrorKind, LockRequest, Locks};
 
-use crate::sandbox::{Kind, Mount, PATIENCE, Sandbox, has, is_root, wait_until};
+use crate::sandbox::{Kind, Mount, PATIENCE, Sandbox, has, has_namespaces, wait_until};
 
 #[test]
 fn a_guard_that_is_dropped_does_not_wait_for_a_hung_file_system() {
     let sandbox = Sandbox::new(Kind::Shared);
-    if !is_root("a frozen file system") || !has("fsfreeze") {
+    if !has_namespaces("a frozen file system") || !has("fsfreeze") {
         return;
     }
     let Some(mount) = Mount::ext4(&sandbox, "a frozen file system") else { return };

@@ -5,6 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "a test that must be skipped says so")]
 
+#[macro_use]
+extern crate harness;
+
 mod sandbox;
 
 #[path = "../trace/checker/mod.rs"]
@@ -43,18 +46,24 @@ const NOT_ON_SSH: [&str; 7] = [
     "the_trial_of_doctor_leaves_nothing",
 ];
 
-/// Returns true if this run tries this test of this module on this kind of store.
-fn is_tried_on(kind: sandbox::Kind, module: &str, test: &str) -> bool {
-    if kind == sandbox::Kind::Ssh && (NOT_ON_SSH.contains(&test) || module.contains("::library::")) {
-        return false;
+/// Returns why this run does not try a test; an empty reason if no run does.
+fn why_not(test: &harness::Test) -> Option<&'static str> {
+    let modules: Vec<&str> = test.module.split("::").skip(1).collect();
+    let [first, .., kind] = modules[..] else { return None };
+    if kind == "ssh" && (NOT_ON_SSH.contains(&test.name) || first == "library") {
+        return Some("");
     }
     let chosen: &[&str] = match kind {
-        sandbox::Kind::Postgres => &ON_POSTGRES,
-        sandbox::Kind::Ssh => &ON_SSH,
-        _ => return true,
+        "postgres" => &ON_POSTGRES,
+        "ssh" => &ON_SSH,
+        _ => return None,
     };
-    let is_chosen = module.split("::").nth(1).is_some_and(|module| chosen.contains(&module));
-    is_chosen || extent::extent() > extent::Extent::Quick
+    let is_left_out = !chosen.contains(&first) && extent::extent() == extent::Extent::Quick;
+    is_left_out.then_some("CSALOCK_TESTS=all tries them")
+}
+
+fn main() -> std::process::ExitCode {
+    harness::main_without(env!("CARGO_TARGET_TMPDIR"), why_not)
 }
 
 /// One test for each function and kind of store: `directory::NAME`, `sqlite::NAME`, `etcd::NAME`, ...
@@ -90,9 +99,7 @@ macro_rules! tests_on {
     (@@ $module:ident $kind:ident { $([$(#[$meta:meta])* $name:ident])* }) => {
         mod $module {
             $($(#[$meta])* #[test] fn $name() {
-                if crate::is_tried_on(crate::sandbox::Kind::$kind, module_path!(), stringify!($name)) {
-                    crate::sandbox::Sandbox::with(crate::sandbox::Kind::$kind, super::$name);
-                }
+                crate::sandbox::Sandbox::with(crate::sandbox::Kind::$kind, super::$name);
             })*
         }
     };

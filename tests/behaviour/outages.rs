@@ -13,7 +13,7 @@ use crate::etcd::between::{Between, Fate, as_it_was};
 use crate::etcd::fair::{fair, is_within};
 use crate::etcd::{Cluster, Place, Setup};
 use crate::sandbox::proc::{keepers, lives};
-use crate::sandbox::{Call, Job, Network, Sandbox, is_root, wait_until};
+use crate::sandbox::{Call, Job, Network, Sandbox, has_namespaces, wait_until};
 use crate::storm::members;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
 /// does not evict it. `None`: only root can hide them.
 fn as_on_another_host() -> Option<Vec<String>> {
     let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
-    is_root("another pid namespace").then(|| alone.map(str::to_string).to_vec())
+    has_namespaces("another pid namespace").then(|| alone.map(str::to_string).to_vec())
 }
 
 #[track_caller]

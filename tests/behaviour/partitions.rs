@@ -5,7 +5,7 @@ use crate::etcd::Place;
 use crate::etcd::fair::fair;
 use crate::extent::{Extent, extent};
 use crate::hosts;
-use crate::sandbox::{Call, Job, Network, Sandbox, is_root, wait_until};
+use crate::sandbox::{Call, Job, Network, Sandbox, has_namespaces, wait_until};
 use crate::{postgres, ssh};
 
 /// Short, but long enough for a machine that has other things to do.
@@ -223,7 +223,7 @@ fn a_command_is_ended_before_its_lease_when_sshd_is_away() {
 
 #[test]
 fn a_reboot_of_the_ssh_host_ends_the_locks_of_its_processes_with_their_leases_and_no_others() {
-    if !is_root("hosts") {
+    if !has_namespaces("hosts") {
         return;
     }
     let own = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 use crate::etcd::fair::is_within;
 use crate::postgres::{Bouncer, Server};
-use crate::sandbox::{FILE_TIMES, Sandbox, is_root, proc, wait_until};
+use crate::sandbox::{FILE_TIMES, Sandbox, has_namespaces, is_root, proc, wait_until};
 
 /// Short, but long enough for a machine that has other things to do.
 const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
@@ -34,7 +34,7 @@ fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
 
 #[test]
 fn waiters_behind_a_pooler_and_beyond_hosts_take_turns() {
-    if !is_root("another pid namespace") {
+    if !has_namespaces("another pid namespace") {
         return;
     }
     let Some(server) = Server::start(&[]) else { return };
@@ -84,7 +84,7 @@ fn a_storm_with_a_server_that_crashes_has_one_holder_at_a_time() {
 
 #[test]
 fn a_waiter_on_another_host_is_woken_by_the_server() {
-    if !is_root("another network namespace") {
+    if !has_namespaces("another network namespace") {
         return;
     }
     let Some(server) = Server::start(&[]) else { return };

@@ -22,7 +22,7 @@ use csalock::store::{Directory, Layout, Scope, Sqlite, Store, Verdict};
 use self::disk::{Disk, Tree};
 use self::trace::Call;
 use crate::extent::{Extent, choose, extent};
-use crate::sandbox::{Kind, Sandbox, has, is_root};
+use crate::sandbox::{Kind, Sandbox, has, has_namespaces};
 
 mod disk;
 mod trace;
@@ -482,7 +482,7 @@ fn a_database_keeps_acknowledged_writes() {
 
 #[test]
 fn the_program_treats_locks_of_another_boot_as_free() {
-    if !is_root("a mount namespace") {
+    if !has_namespaces("a mount namespace") {
         return;
     }
     for kind in [Kind::Directory, Kind::Sqlite] {

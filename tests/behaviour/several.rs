@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::libc;
 
-use crate::sandbox::{Job, Kind, Sandbox, has, is_root, skip, steps, wait_until};
+use crate::sandbox::{Job, Kind, Sandbox, has, has_namespaces, skip, steps, wait_until};
 use crate::syscalls::tracer::{Fault, Made, Point, trace};
 
 /// A holder of these names until it is told to end.
@@ -220,10 +220,11 @@ on_every_store! {
         sandbox.script("dash", script).stdout("81\n81\n81\n").run();
         // Root's own default store is the machine's.
         let own = format!("mount -t tmpfs none /var/lib || exit; {script}");
-        let call = match nix::unistd::geteuid().is_root() {
-            true => sandbox.call("unshare", ["-m", "dash", "-c", &own]),
-            false => sandbox.script("dash", script),
-        };
+        let is_root = nix::unistd::geteuid().is_root();
+        if is_root && !has_namespaces("the default store of root") {
+            return;
+        }
+        let call = if is_root { sandbox.call("unshare", ["-m", "dash", "-c", &own]) } else { sandbox.script("dash", script) };
         call.without("CSALOCK_STORE").stdout("81\n0\n81\n").run();
     }
 
@@ -321,7 +322,7 @@ on_every_store! {
 
 #[test]
 fn stores_that_some_callers_know_by_another_path_are_taken_in_one_order() {
-    if !is_root("bind mounts") {
+    if !has_namespaces("bind mounts") {
         return;
     }
     let sandbox = Sandbox::new(Kind::Directory);

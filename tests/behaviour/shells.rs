@@ -1,10 +1,10 @@
 //! The owner of a script's locks, in every shell: the script, from any place in it.
 
-use crate::sandbox::{SHELLS, Sandbox, has, proc, wait_until};
+use crate::sandbox::{Sandbox, has, proc, shells, wait_until};
 
 /// Runs a script in every shell, each on a free lock; it must print exactly this.
 fn in_every_shell(sandbox: &Sandbox, script: &str, printed: &str) {
-    for shell in SHELLS {
+    for shell in shells() {
         let done = sandbox.script(shell, script).capture();
         assert_eq!((done.stdout.as_str(), done.stderr.as_str()), (printed, ""), "{shell}: {script}");
         let state = sandbox.state("x");
@@ -54,7 +54,7 @@ on_every_store! {
 
     fn background_jobs_of_one_script_are_different_owners(sandbox: &Sandbox) {
         let script = "rm -f go; ( csalock lock x >/dev/null; while [ ! -e go ]; do sleep 0.01; done; csalock unlock x; echo $? ) & \
-                      while ! csalock status -q x >/dev/null; do :; done; \
+                      while ! csalock status -q x >/dev/null; do sleep 0.01; done; \
                       ( csalock lock -n -q x; echo $?; csalock unlock -q x; echo $? ) & wait $!; \
                       csalock unlock -q x; echo $?; touch go; wait";
         in_every_shell(sandbox, script, "75\n82\n82\n0\n");
@@ -67,7 +67,7 @@ on_every_store! {
 
     fn the_record_names_the_script(sandbox: &Sandbox) {
         let script = "h=$(csalock lock --print-handle x); echo $$; csalock status --json x";
-        for shell in SHELLS {
+        for shell in shells() {
             let done = sandbox.script(shell, script).capture();
             let (pid, sight) = done.stdout.split_once('\n').unwrap();
             let sight: serde_json::Value = serde_json::from_str(sight).unwrap();
@@ -79,7 +79,7 @@ on_every_store! {
     }
 
     fn the_lock_ends_with_the_script_however_that_ends(sandbox: &Sandbox) {
-        for shell in SHELLS {
+        for shell in shells() {
             for end in [":", "exit 3", "kill -9 $$", "kill -15 $$", "exec true", "set -e; false"] {
                 let handle = sandbox.script(shell, &format!("h=$(csalock lock --print-handle x); echo $h; {end}; :")).capture().stdout;
                 assert_eq!(handle.len(), 33, "{shell} {end}");
@@ -91,7 +91,7 @@ on_every_store! {
     }
 
     fn a_script_that_becomes_another_program_keeps_its_lock(sandbox: &Sandbox) {
-        for shell in SHELLS {
+        for shell in shells() {
             let mut job = sandbox.script(shell, "csalock lock x; echo; exec cat").spawn();
             job.lines(1);
             wait_until("it has become cat", || proc::program(job.pid()) == "cat");
@@ -103,7 +103,7 @@ on_every_store! {
     }
 
     fn a_script_file_is_an_owner_as_well(sandbox: &Sandbox) {
-        for shell in SHELLS {
+        for shell in shells() {
             let text = format!("#!/usr/bin/env -S {shell}\nh=$(csalock lock --print-handle x)\n{HELD_AND_MINE}\n");
             sandbox.program("bin/script", text);
             sandbox.script("dash", "script; :").stdout("0\n0\n").run();
@@ -122,7 +122,7 @@ on_every_store! {
     }
 
     fn a_script_within_a_script_is_its_own_owner(sandbox: &Sandbox) {
-        for shell in SHELLS {
+        for shell in shells() {
             let script = format!("{shell} -c 'csalock lock x >/dev/null; :'; csalock status -q x >/dev/null; echo $?");
             sandbox.script("bash", &script).stdout("81\n").run();
             sandbox.csalock(["gc"]).capture();

@@ -185,7 +185,7 @@ on_every_store! {
         assert_eq!(waiter.wait().code, Some(137));
         // A real-time signal, which has no name.
         let waiter = sandbox.waiter("x", "touch ran");
-        sandbox.call("kill", ["-35", &sandbox.waiters("x")[0].to_string()]).run();
+        sandbox.script("bash", &format!("kill -35 {}", sandbox.waiters("x")[0])).run();
         assert_eq!(waiter.wait().code, Some(163));
         assert!(sandbox.waiters("x").is_empty());
         holder.release();

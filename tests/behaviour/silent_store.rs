@@ -1,6 +1,6 @@
 //! A store that other hosts share, and that does not answer any more when the command has ended.
 
-use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
+use crate::sandbox::{Kind, Sandbox, has, has_namespaces, is_root, wait_until};
 
 /// Makes the supervisor hang as it changes the store, as a dead NFS server would. (It can be killed then too, but its
 /// end is not visible while strace holds it.)
@@ -36,7 +36,7 @@ const DIE: &str = "csalock lock -q x
 
 #[test]
 fn a_keeper_that_cannot_release_for_a_dead_owner_does_not_renew() {
-    if !has("strace") || !is_root("to trace, and for a pid namespace") {
+    if !has("strace") || !has_namespaces("to trace, and for a pid namespace") {
         return;
     }
     let sandbox = Sandbox::new(Kind::Directory);

@@ -48,7 +48,8 @@ fn a_connection_that_is_cut_anywhere_loses_and_doubles_nothing() {
     for (direction, most) in [("from the server", 2600), ("from the client", 2600)] {
         for bytes in (0..most).step_by(if crate::extent::extent() > crate::extent::Extent::Quick { 13 } else { 173 }) {
             let name = format!("cut{}", direction.len());
-            let count = "n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; [ $n = 0 ] || exec sh -c \"$command\"";
+            // A process in the background has another working directory.
+            let count = "n=$(cat \"${0%/*}/n\" 2> /dev/null || echo 0); echo $((n + 1)) > \"${0%/*}/n\"; [ $n = 0 ] || exec sh -c \"$command\"";
             let cut = match direction {
                 "from the client" => {
                     instead_of_ssh(&sandbox, &name, &format!("{count}\ndd bs=1 count={bytes} status=none |"), "")

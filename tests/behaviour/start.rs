@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::programs::copy_program;
-use crate::sandbox::{CSALOCK, Kind, Sandbox, has, is_root, proc, wait_until};
+use crate::sandbox::{Kind, Sandbox, csalock, has, is_root, proc, wait_until};
 
 /// Options of `run`, one for each way in which the command may be guarded.
 const WAYS: [&[&str]; 4] = [&[], &["-F"], &["--ttl", "20s"], &["--once-per", "1h"]];
@@ -30,7 +30,7 @@ fn expected() -> (Option<i32>, String, String) {
 
 #[test]
 fn the_program_starts_in_any_environment() {
-    let mut command = Command::new(CSALOCK);
+    let mut command = Command::new(csalock());
     command.arg("--version").env_clear();
     assert_eq!(version(&mut command), expected());
     // The name by which a program is called may be empty.
@@ -46,7 +46,7 @@ fn the_program_starts_with_the_rights_of_another_user() {
     }
     let sandbox = Sandbox::new(Kind::Directory);
     let program = sandbox.path("csalock-of-another");
-    copy_program(Path::new(CSALOCK), &program, "755");
+    copy_program(Path::new(csalock()), &program, "755");
     set_permissions(sandbox.path(""), Permissions::from_mode(0o755)).unwrap();
     chown(&program, Some(65_533), Some(65_533)).unwrap();
     set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
@@ -58,7 +58,7 @@ fn runs_under(words: &[&str]) {
     let sandbox = Sandbox::new(Kind::Directory);
     for (at, options) in WAYS.iter().enumerate() {
         let lock = format!("lock{at}");
-        let run = [&words[1..], &[CSALOCK, "run"], options, &[&lock, "/bin/echo", "ran"]].concat();
+        let run = [&words[1..], &[csalock(), "run"], options, &[&lock, "/bin/echo", "ran"]].concat();
         let done = sandbox.call(words[0], &run).capture();
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{options:?}: {}", done.stderr);
         assert_ne!(sandbox.state(&lock), "held");
@@ -183,7 +183,7 @@ fn a_signal_ends_a_run_whose_program_is_slow_to_start() {
         let sandbox = Sandbox::new(Kind::Directory);
         let trace = ["-f", "-qq", "-o", "trace", "-e", "trace=execve", "-e", "inject=execve:delay_enter=20s:when=1"];
         // A shell that is traced before its exec would be delayed, too.
-        let run = [&["-I", "4"], &trace[..], &[CSALOCK, "run"], options, &["x", "/bin/sleep", "1000"]].concat();
+        let run = [&["-I", "4"], &trace[..], &[csalock(), "run"], options, &["x", "/bin/sleep", "1000"]].concat();
         let job = sandbox.call("strace", &run).spawn();
         wait_until("the lock is acquired", || !sandbox.holders("x").is_empty());
         let child = sandbox.holders("x")[0];

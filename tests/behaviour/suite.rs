@@ -1,4 +1,5 @@
-//! The test program itself: it starts with default signals, knows its extent and leaves nothing when it is interrupted.
+//! The test program itself: it starts with default signals, knows its extent, counts what it skips and leaves nothing when
+//! it is interrupted.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,8 +37,8 @@ fn a_run_that_starts_processes() {
         wait_until("the process is asleep", || proc::program(pid) == "sleep");
     }
     std::mem::forget([tempfile::tempdir().unwrap(), crate::supervised::in_memory()]);
-    // Only root can have a /dev/shm of its own.
-    if nix::unistd::geteuid().is_root() {
+    // Only root can have a /dev/shm of its own, and not everywhere.
+    if crate::supervised::has_own_mounts() {
         std::fs::write(IN_MEMORY, "").unwrap();
     }
     let said = format!("{ignored}\n{}\n{}\n{orphan}", std::process::id(), sleeper.id());
@@ -59,7 +60,7 @@ fn a_run_outlives_the_shell_that_started_it_while_a_process_is_stopped() {
             until [[ -e $CSALOCK_TEST_INTERRUPTED ]]; do sleep 0.01; done
             stopped=$(tail -n 1 "$CSALOCK_TEST_INTERRUPTED")
             kill -STOP "$stopped"
-            until grep -q '^State:.T' "/proc/$stopped/status"; do :; done
+            until grep -q '^State:.T' "/proc/$stopped/status"; do sleep 0.01; done
         ) &
         wait"#;
     let this = std::env::current_exe().unwrap();
@@ -146,4 +147,105 @@ fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_nothing() {
         }
         assert!(!pids.iter().any(|pid| proc::lives(*pid)) && !has_files(), "{pids:?} after {signal}");
     }
+}
+
+/// Parts of the tests below, which run them where a program is missing.
+#[test]
+#[ignore = "the tests below run it"]
+fn lacks_a_shell() {
+    assert!(!harness::has("zsh"));
+}
+
+#[test]
+#[ignore = "the tests below run it"]
+fn starts_a_shell_that_is_missing() {
+    harness::abandon("zsh".as_ref(), std::io::ErrorKind::NotFound.into());
+}
+
+#[test]
+#[ignore = "the tests below run it"]
+fn fails_without_a_shell() {
+    assert!(harness::has("zsh"), "this test cannot do without");
+}
+
+#[test]
+#[ignore = "the tests below run it"]
+fn prints_and_passes() {
+    println!("a line of a test that passes");
+}
+
+/// The end of a run, as the target `untested` prints it.
+#[test]
+#[ignore = "the tests below run it"]
+fn ends_a_run() {
+    harness::totals::main(env!("CARGO_TARGET_TMPDIR"));
+}
+
+/// Runs a script, with this test program as `$0`, where no program is found. Returns its status and its output.
+fn where_nothing_is_installed(sandbox: &Sandbox, script: &str, ci: &str) -> (Option<i32>, String) {
+    // The name is that of the program whose runs are counted.
+    crate::programs::copy_program(Path::new("/bin/dash"), &sandbox.path("bin/cargo"), "755");
+    let this = std::env::current_exe().unwrap();
+    let words = [Path::new("-c"), Path::new(script), &this];
+    let call = sandbox.call(sandbox.path("bin/cargo"), words).env("PATH", "/nonexistent").env("CI", ci);
+    let done = call.env("RUST_BACKTRACE", "0").capture();
+    assert_eq!(done.stderr, "");
+    let is_constant =
+        |line: &&str| !line.is_empty() && !line.starts_with("running ") && !line.contains("; finished in ");
+    (done.code, done.stdout.lines().filter(is_constant).map(|line| format!("{line}\n")).collect())
+}
+
+#[test]
+fn a_test_that_lacks_a_program_is_skipped_with_its_cause() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    for name in ["lacks_a_shell", "starts_a_shell_that_is_missing"] {
+        let run = format!("\"$0\" suite::{name} --exact --ignored; exit $?");
+        let said = format!(
+            "test suite::{name} ... ignored (no zsh (apt-get install zsh))\nSKIPPED 1 test: no zsh (apt-get install zsh)\n"
+        );
+        assert_eq!(where_nothing_is_installed(&sandbox, &run, ""), (Some(0), said));
+        // CI installs it.
+        let said = format!(
+            "test suite::{name} ... FAILED\nfailures:\n---- suite::{name} ----\n\
+             not tried although CI=true: no zsh (apt-get install zsh)\nfailures:\n    suite::{name}\n"
+        );
+        assert_eq!(where_nothing_is_installed(&sandbox, &run, "true"), (Some(101), said));
+    }
+}
+
+#[test]
+fn only_a_failed_test_shows_its_output_and_once() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let (code, said) = where_nothing_is_installed(&sandbox, "\"$0\" suite::fails_without --ignored; exit $?", "");
+    assert_eq!((code, said.matches("this test cannot do without").count()), (Some(101), 1), "{said}");
+    assert!(said.contains("\nthread 'suite::fails_without_a_shell' panicked at tests/behaviour/suite.rs:"), "{said}");
+    let (_, said) = where_nothing_is_installed(&sandbox, "\"$0\" suite::prints_and --ignored; exit $?", "");
+    assert_eq!(said, "test suite::prints_and_passes ... ok\n");
+    let run = "\"$0\" suite::prints_and --ignored --nocapture --test-threads=1; exit $?";
+    let (_, said) = where_nothing_is_installed(&sandbox, run, "");
+    assert_eq!(said, "test suite::prints_and_passes ... a line of a test that passes\nok\n");
+}
+
+#[test]
+fn a_run_ends_with_the_totals_of_its_suites_alone() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let end = "\"$0\" suite::ends_a_run --exact --ignored --test-threads=1";
+    let after = |suite: &str| {
+        let (code, said) = where_nothing_is_installed(&sandbox, &format!("{suite} > /dev/null; {end}; exit $?"), "");
+        assert_eq!(code, Some(0), "{said}");
+        said.replace("test suite::ends_a_run ... ", "").replace("ok\n", "").trim_start().to_string()
+    };
+    let skips = "\"$0\" suite:: --ignored --skip ends_a_run --skip fails --skip starts";
+    assert_eq!(
+        after(skips),
+        "SKIPPED 1 test: no zsh (apt-get install zsh)\nSKIPPED 1 test in all; 1 test of 1 suite ran.\n\
+         To try more: apt-get install zsh\n"
+    );
+    assert_eq!(after("\"$0\" prints_and_passes --ignored"), "Nothing was skipped: 1 test of 1 suite ran.\n");
+    // What another run left does not count, and is removed.
+    let left = Path::new(env!("CARGO_TARGET_TMPDIR")).join("totals/1-0");
+    std::fs::create_dir_all(&left).unwrap();
+    std::fs::write(left.join("suite"), "run 5\nlacking 5\nroot 5\n").unwrap();
+    assert_eq!(after("\"$0\" prints_and_passes --ignored"), "Nothing was skipped: 1 test of 1 suite ran.\n");
+    assert!(!left.exists());
 }

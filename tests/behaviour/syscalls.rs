@@ -25,7 +25,7 @@ use self::scenarios::{ALL, Scenario};
 use self::tracer::{Fault, Made, Point, Traced, trace};
 
 use crate::extent::{choose, is_complete, scenario_part};
-use crate::sandbox::{CSALOCK, PREFIX, skip};
+use crate::sandbox::{PREFIX, csalock, skip};
 
 /// Number of points in a sample of each scenario.
 const SAMPLE: usize = 3;
@@ -176,7 +176,7 @@ pub(crate) fn before_main() -> usize {
     static CALLS: OnceLock<usize> = OnceLock::new();
     *CALLS.get_or_init(|| {
         let made = |word: &str| {
-            let mut command = std::process::Command::new(CSALOCK);
+            let mut command = std::process::Command::new(csalock());
             command.arg(word).env_clear();
             trace(command, None).made.remove(0)
         };

@@ -15,7 +15,7 @@ const CTRL_BACKSLASH: &str = "\x1c";
 /// The prompt of bash.
 const PROMPT: &str = "ready> ";
 
-/// Runs this on a terminal. Returns `None` and prints SKIPPED without script(1).
+/// Runs this on a terminal. Returns `None` and skips the test without script(1).
 fn terminal(sandbox: &Sandbox, command: &str) -> Option<Job> {
     has("script").then(|| {
         let words = ["-q", "-e", "-f", "-c", command, "/dev/null"];
@@ -235,7 +235,7 @@ on_every_store! {
             let Some(mut shell) = bash(sandbox) else { return };
             let look = "test -t 0 && test -t 1 && test -t 2 && read -r line && echo go''t \"$line\"; \
                         read -r line < /dev/tty; echo an''d \"$line\"; \
-                        set -- $(ps -o pgid=,tpgid= -p $$); test $1 = $2 && echo in fro''nt; \
+                        set -- $(cut -d \" \" -f 5,8 /proc/$$/stat); test $1 = $2 && echo in fro''nt; \
                         stty -a | grep -qw isig && echo signals from k''eys";
             shell.tell(&format!("csalock {run} x dash -c '{look}'"));
             wait_until("it runs", || sandbox.state("x") == "held");

@@ -2,7 +2,7 @@
 
 use nix::libc;
 
-use crate::sandbox::{CSALOCK, Kind, Sandbox, skip, wait_until};
+use crate::sandbox::{Kind, Sandbox, csalock, skip, wait_until};
 use crate::syscalls::tracer::{Fault, Point, trace, trace_overtaken};
 
 const HOLDS_X: &str = "dash -c csalock lock --print-handle x; cat; :";
@@ -31,7 +31,7 @@ fn force_names_the_holder_that_came_after_its_look_at_the_lock() {
     let store = sandbox.store();
     let run = trace_overtaken(force(), point, move || {
         for words in [&["unlock", "--handle", handle.trim(), "x"][..], &["lock", "--forever", "x"]] {
-            let mut other = std::process::Command::new(CSALOCK);
+            let mut other = std::process::Command::new(csalock());
             assert!(other.args(words).env_clear().env("CSALOCK_STORE", &store).status().unwrap().success());
         }
     });

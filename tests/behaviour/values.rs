@@ -229,7 +229,7 @@ on_every_store! {
     }
 
     fn a_holder_whose_time_is_over_writes_nothing(sandbox: &Sandbox) {
-        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+        let script = "over() { while csalock status -q x > /dev/null; do sleep 0.01; done; }
                       csalock put x old; csalock lock --ttl 50ms x > /dev/null; over
                       csalock put --unlock x new; echo $?; csalock put x new; echo $?; csalock del x; echo $?; csalock get x; echo
                       csalock put --unlock --even-if-stale x new; echo $? $(csalock get x)";
@@ -245,19 +245,19 @@ on_every_store! {
         assert!(refused.len() == 3 && written.starts_with(stale) && written.ends_with(why), "{}", done.stderr);
         assert!(done.stderr.contains("use --even-if-stale, if no other caller has had it since"), "{}", done.stderr);
         // Another caller has had it since.
-        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+        let script = "over() { while csalock status -q x > /dev/null; do sleep 0.01; done; }
                       csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
                       csalock put -q --unlock --even-if-stale x newer; echo $?
                       csalock lock --ttl 50ms x > /dev/null; over
                       setsid -w csalock run x sh -c 'echo in; read line' < line > in &
                       : > line; csalock put -q --unlock --even-if-stale x newer; echo $?";
         nix::unistd::mkfifo(&sandbox.path("files/line"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let done = sandbox.script("dash", &script.replace(": > line;", "exec 3> line; until grep -q in in; do :; done;")).capture();
+        let done = sandbox.script("dash", &script.replace(": > line;", "exec 3> line; until grep -q in in; do sleep 0.01; done;")).capture();
         assert_eq!((done.stdout.as_str(), get(sandbox, "x").as_deref()), ("82\n82\n", Some("new")), "{done:?}");
     }
 
     fn a_brief_write_counts_as_a_grant(sandbox: &Sandbox) {
-        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+        let script = "over() { while csalock status -q x > /dev/null; do sleep 0.01; done; }
                       csalock put x old; csalock lock --ttl 50ms x > /dev/null; over
                       setsid -w sh -c 'csalock put x foreign; :'
                       csalock put -q --unlock --even-if-stale x late; echo $? $(csalock get x)
@@ -268,7 +268,7 @@ on_every_store! {
     }
 
     fn a_caller_that_acquired_the_lock_again_may_write(sandbox: &Sandbox) {
-        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+        let script = "over() { while csalock status -q x > /dev/null; do sleep 0.01; done; }
                       csalock lock --ttl 50ms x > /dev/null; over
                       csalock lock x > /dev/null 2>&1; csalock put x a; echo $?
                       csalock unlock x; csalock put x b; echo $?";

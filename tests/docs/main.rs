@@ -5,11 +5,19 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::print_stderr, reason = "tests")]
 
+#[macro_use]
+extern crate harness;
+
 mod architecture;
 mod completions;
 mod man;
 mod security;
 mod shells;
+
+/// The examples in the documentation of the crate, as tests.
+mod examples {
+    harness::examples_in!("src");
+}
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,17 +29,6 @@ fn definition() -> clap::Command {
 
 fn in_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
-}
-
-/// Whether a program is installed. In CI it must be.
-fn have(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    assert!(found || std::env::var_os("CI").is_none(), "{program} is missing; .ci/run installs it");
-    if !found {
-        eprintln!("skipped: {program} is not installed");
-    }
-    found
 }
 
 #[test]
@@ -60,4 +57,8 @@ fn no_other_generated_file_is_checked_in() {
             assert!(known, "{path} is made from nothing any more; remove it");
         }
     }
+}
+
+fn main() -> std::process::ExitCode {
+    harness::main(env!("CARGO_TARGET_TMPDIR"))
 }

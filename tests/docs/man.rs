@@ -9,7 +9,9 @@ use clap::Command;
 use clap_mangen::Man;
 use csalock::exit::Exit;
 
-use super::{definition, have, in_project};
+use harness::has;
+
+use super::{definition, in_project};
 
 /// The day of the last change that a reader would notice.
 const DATE: &str = "2026-11-23";
@@ -188,7 +190,7 @@ fn folded(line: &str) -> String {
 
 #[test]
 fn mandoc_finds_nothing_to_complain_about() {
-    if !have("mandoc") {
+    if !has("mandoc") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -227,7 +229,7 @@ fn all_pages_can_be_installed_as_the_manual_says() {
 fn csalock_1_is_short() {
     let (path, page) = &pages()[0];
     assert!(page.lines().count() <= LONGEST, "{path} has {} lines", page.lines().count());
-    if !have("mandoc") {
+    if !has("mandoc") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,9 @@ use std::time::Duration;
 use clap::Command;
 use tempfile::TempDir;
 
-use super::{definition, have, in_project};
+use harness::has;
+
+use super::{definition, in_project};
 
 const HELD: [&str; 3] = ["two words", "plain", "co:lon"];
 
@@ -211,7 +213,7 @@ fn bash_offers_valid_completions() {
 #[test]
 fn bash_inserts_usable_names() {
     let desk = Desk::new();
-    if !have("script") {
+    if !has("script") {
         return;
     }
     fs::write(desk.path().join("rc"), "source \"$COMPLETIONS/csalock.bash\"; PS1='READY>'").unwrap();
@@ -232,7 +234,7 @@ fn bash_inserts_usable_names() {
 #[test]
 fn zsh_offers_valid_completions_and_inserts_usable_names() {
     let desk = Desk::new();
-    if !have("zsh") || !have("script") {
+    if !has("zsh") || !has("script") {
         return;
     }
     // Every match goes through compadd; ours writes them down first.
@@ -268,7 +270,7 @@ fn zsh_offers_valid_completions_and_inserts_usable_names() {
 #[test]
 fn fish_offers_valid_completions() {
     let desk = Desk::new();
-    if !have("fish") {
+    if !has("fish") {
         return;
     }
     let code = "source $COMPLETIONS/csalock.fish; complete -C \"$argv\"";

@@ -1,10 +1,9 @@
 //! etcd as tests need it: real servers on free ports of the loopback, alone or three of them, with TLS, with users,
 //! killed and stopped. The supervisor of the tests ends them and removes their data, however the tests end.
 //!
-//! Where etcd is not installed the tests that need it say so and pass; with `CI=true` they fail.
+//! Where etcd is not installed the tests that need it are skipped; with `CI=true` they fail.
 
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
-#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 pub(crate) mod between;
 #[path = "../fair/mod.rs"]
@@ -21,6 +20,8 @@ use std::time::{Duration, Instant};
 
 use self::fair::is_within;
 use crate::supervised::{in_memory, spawn_for_all};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 use tempfile::TempDir;
@@ -80,21 +81,17 @@ impl Member {
     }
 }
 
-/// Whether etcd is installed.
+/// Whether etcd is installed, and what its clusters need.
 pub(crate) fn is_installed() -> bool {
-    let found =
-        |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
-    let is_there = ["etcd", "etcdctl"].into_iter().all(|program| found(program).is_ok());
-    if !is_there {
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "etcd-server and etcd-client must be installed");
-        eprintln!("SKIPPED: etcd and etcdctl are not installed (Debian: etcd-server, etcd-client)");
-    }
-    is_there
+    harness::has_all(&["etcd", "etcdctl", "openssl"])
 }
 
-/// One server for all tests of this process.
+/// One server for all tests of this process. Each test that lacks it notes that for itself.
 pub(crate) fn shared() -> Option<&'static Cluster> {
     static SHARED: OnceLock<Option<Cluster>> = OnceLock::new();
+    if !is_installed() {
+        return None;
+    }
     SHARED.get_or_init(|| Cluster::start(Setup::default())).as_ref()
 }
 
@@ -326,9 +323,8 @@ impl Cluster {
 
     /// Lets one stand still, or go on.
     pub(crate) fn stop(&self, number: usize, stands: bool) {
-        let pid = self.members[number].child.lock().unwrap().as_ref().unwrap().id().to_string();
-        let signal = if stands { "-STOP" } else { "-CONT" };
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        let pid = self.members[number].child.lock().unwrap().as_ref().unwrap().id();
+        kill(Pid::from_raw(pid as i32), if stands { Signal::SIGSTOP } else { Signal::SIGCONT }).unwrap();
     }
 
     /// Adds a user with this role, who may read and write what begins like this.

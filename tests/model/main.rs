@@ -15,6 +15,9 @@
 #![allow(clippy::print_stderr, reason = "the number of states")]
 #![allow(clippy::disallowed_methods, reason = "the time that an exploration takes is printed")]
 
+#[macro_use]
+extern crate harness;
+
 mod actor;
 #[path = "../any_request/mod.rs"]
 mod any_request;
@@ -33,3 +36,7 @@ mod step;
 mod storage;
 mod world;
 mod worlds;
+
+fn main() -> std::process::ExitCode {
+    harness::main(env!("CARGO_TARGET_TMPDIR"))
+}

@@ -1,10 +1,9 @@
 //! PostgreSQL as tests need it: real servers on free ports of the loopback, alone or behind pgbouncer in transaction
 //! mode, killed, stopped and promoted. Their data are removed, however the tests end.
 //!
-//! Where PostgreSQL is not installed the tests that need it say so and pass; with `CI=true` they fail.
+//! Where PostgreSQL is not installed the tests that need it are skipped; with `CI=true` they fail.
 
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
-#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use std::fs;
 use std::net::TcpStream;
@@ -15,6 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::etcd::fair::is_within;
@@ -48,31 +49,31 @@ pub(crate) struct Bouncer {
 /// The directory of the programs of another version of PostgreSQL, to try it by hand.
 const PROGRAMS: &str = "CSALOCK_TEST_POSTGRES";
 
-/// Returns the directory of the server's programs, if they are installed.
+/// Returns the directory of the server's programs, if they are installed with all that tests use beside them.
 fn programs() -> Option<PathBuf> {
-    if let Some(chosen) = std::env::var_os(PROGRAMS) {
-        return Some(chosen.into());
-    }
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    let found = versions.map(|version| version.path().join("bin")).find(|bin| bin.join("initdb").exists());
-    if found.is_none() || !Path::new("/usr/sbin/pgbouncer").exists() {
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "postgresql and pgbouncer must be installed");
-        eprintln!("SKIPPED: PostgreSQL or pgbouncer is not installed (Debian: postgresql, pgbouncer)");
+    let installed = versions.map(|version| version.path().join("bin")).find(|bin| bin.join("initdb").exists());
+    let chosen = std::env::var_os(PROGRAMS).map(PathBuf::from);
+    let needed = ["psql", "pgbouncer", "openssl", "setpriv", "initdb"];
+    let needed = if chosen.is_some() { &needed[..4] } else { &needed };
+    if !harness::has_all(needed) {
         return None;
     }
-    found
+    Some(chosen.or(installed).expect("initdb is installed"))
 }
 
-/// One server for all tests of this process.
+/// One server for all tests of this process. Each test that lacks it notes that for itself.
 pub(crate) fn shared() -> Option<&'static Server> {
     static SHARED: OnceLock<Option<Server>> = OnceLock::new();
+    programs()?;
     SHARED.get_or_init(|| Server::start(&[])).as_ref()
 }
 
 /// The pooler of the shared server.
 pub(crate) fn shared_bouncer() -> Option<&'static Bouncer> {
     static SHARED: OnceLock<Option<Bouncer>> = OnceLock::new();
-    SHARED.get_or_init(|| Some(Bouncer::start(shared()?))).as_ref()
+    let server = shared()?;
+    SHARED.get_or_init(|| Some(Bouncer::start(server))).as_ref()
 }
 
 /// A schema of its own.
@@ -244,28 +245,22 @@ impl Server {
         String::from_utf8(output.stdout).unwrap().trim_end().to_string()
     }
 
-    /// Sends a signal to the server's main process.
-    pub(crate) fn signal(&self, signal: &str) {
-        let pid = self.child.lock().unwrap().as_ref().unwrap().id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
-    }
-
     /// Ends it at once, as a crash would.
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.child.lock().unwrap().take() {
-            let _ = Command::new("kill").args(["-QUIT", &child.id().to_string()]).status();
+            let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGQUIT);
             let _ = child.wait();
         }
     }
 
     /// Lets all of its processes stand still, or go on.
     pub(crate) fn stop(&self, stands: bool) {
-        let signal = if stands { "-STOP" } else { "-CONT" };
+        let signal = if stands { Signal::SIGSTOP } else { Signal::SIGCONT };
         let pid = self.child.lock().unwrap().as_ref().unwrap().id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         // The main process first, so that it starts no further ones.
         for pid in [pid.to_string()].iter().map(String::as_str).chain(children.split_whitespace()) {
-            let _ = Command::new("kill").args([signal, pid]).stderr(Stdio::null()).status();
+            let _ = kill(Pid::from_raw(pid.parse().unwrap()), signal);
         }
     }
 }

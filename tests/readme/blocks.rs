@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::home::Home;
 use crate::page::{Block, blocks};
-use crate::{have, is_root};
+use harness::{has, has_namespaces};
 
 /// The last words of a shell that is still there.
 const STILL_OPEN: &str = "the terminal is open";
@@ -35,8 +35,8 @@ fn can_run(block: &Block) -> bool {
     let needed = programs
         .iter()
         .filter(|program| block.text.lines().any(|line| line.trim_start().starts_with(&format!("{program} "))));
-    needed.into_iter().all(|program| have(program))
-        && (!block.text.contains("unshare --pid") || is_root("a block with namespaces"))
+    needed.into_iter().all(|program| has(program))
+        && (!block.text.contains("unshare --pid") || has_namespaces("a block with namespaces"))
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_block_that_needs_root_creates_scripts_only() {
 
 #[test]
 fn the_scripts_of_all_blocks_are_clean() {
-    if !have("shellcheck") {
+    if !has("shellcheck") {
         return;
     }
     for block in blocks("sh") {
@@ -113,7 +113,7 @@ fn the_scripts_of_all_blocks_are_clean() {
 fn old_and_new_users_of_a_file_both_count() {
     let all = blocks("sh");
     let block = all.iter().find(|block| block.text.contains("run --flock ./visits")).unwrap();
-    if have("flock") {
+    if has("flock") {
         assert_eq!(Home::new().script("sh", &block.text), "2\n");
     }
 }
@@ -122,7 +122,7 @@ fn old_and_new_users_of_a_file_both_count() {
 fn a_late_writer_is_refused() {
     let all = blocks("sh");
     let block = all.iter().find(|block| block.text.contains("./accept")).unwrap();
-    if have("flock") {
+    if has("flock") {
         assert!(Home::new().script("sh", &block.text).ends_with("refused\nthe second\n"));
     }
 }

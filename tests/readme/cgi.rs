@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::home::CSALOCK;
 use crate::page::blocks;
-use crate::{have, is_root};
+use harness::{has, has_namespaces};
 
 /// Enters the place of a test: fresh directories where a block and the servers write. `$1` is csalock, `$2` the block.
 const PLACE: &str = r#"
@@ -75,10 +75,10 @@ for try in $(seq 600); do (exec 3<> /dev/tcp/127.0.0.1/80) 2> /dev/null && break
 fn servers() -> Vec<(&'static str, String)> {
     let apache = |mpm: &str, cgi: &str| APACHE.replace("MPM", mpm).replace("CGI", cgi);
     let mut servers = Vec::new();
-    if have("lighttpd") && have("lighty-enable-mod") {
+    if has("lighttpd") && has("lighty-enable-mod") {
         servers.push(("lighttpd", LIGHTTPD.to_string()));
     }
-    if have("apache2") {
+    if has("apache2") {
         servers.push(("cgid", apache("event", "cgid")));
         servers.push(("cgi", apache("prefork", "cgi")));
     }
@@ -87,7 +87,7 @@ fn servers() -> Vec<(&'static str, String)> {
 
 /// Runs a script under each server, after the block that contains these words. Returns what it printed, by server.
 fn under_each_server(words: &str, script: &str) -> BTreeMap<&'static str, String> {
-    if !is_root("a network of its own") || !have("unshare") || !have("ip") {
+    if !has_namespaces("a network of its own") || !has("ip") {
         return BTreeMap::new();
     }
     let blocks = blocks("sh");

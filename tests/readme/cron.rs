@@ -3,9 +3,9 @@
 use std::fs;
 use std::process::Command;
 
-use crate::have;
 use crate::home::{CSALOCK, Home, write};
 use crate::page::blocks;
+use harness::has;
 
 /// The settings and the lines of a crontab.
 fn parts(text: &str) -> (Vec<&str>, Vec<&str>) {
@@ -50,7 +50,7 @@ fn every_anacrontab_line_runs_and_runs_again() {
 /// Each block is one file, whose path is in its first line.
 #[test]
 fn systemd_accepts_every_unit() {
-    if !have("systemd-analyze") {
+    if !has("systemd-analyze") {
         return;
     }
     let root = tempfile::tempdir().unwrap();

@@ -5,6 +5,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::blocks::is_for_database;
@@ -59,17 +61,17 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
+        let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT);
         let _ = self.child.wait();
     }
 }
 
 #[test]
 fn a_late_writer_does_not_change_the_row() {
-    let (Some(programs), true) = (programs(), crate::have("psql")) else {
-        eprintln!("SKIPPED: PostgreSQL is not installed here");
+    if !harness::has_all(&["initdb", "psql", "setpriv"]) {
         return;
-    };
+    }
+    let programs = programs().expect("initdb is installed");
     let mut server = Server::start(&programs);
     let all = blocks("sh");
     let block = all.iter().find(|block| is_for_database(block)).unwrap();

@@ -5,6 +5,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::programs::write_program;
@@ -80,8 +82,8 @@ impl Drop for Home {
     /// Ends the servers of a script that failed before it ended them.
     fn drop(&mut self) {
         let pids = ["n1.pid", "n2.pid", "n3.pid"].map(|file| fs::read_to_string(self.path().join(file)));
-        for pid in pids.into_iter().flatten() {
-            let _ = Command::new("kill").args(["-KILL", pid.trim()]).stderr(Stdio::null()).status();
+        for pid in pids.into_iter().flatten().filter_map(|pid| pid.trim().parse().ok()) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
 }

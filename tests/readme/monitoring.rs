@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use crate::have;
 use crate::home::write;
 use crate::page::blocks;
+use harness::has;
 
 /// Metrics as csalock prints them, every minute, and the alerts that fire.
 const CASES: &str = r#"rule_files: [rules.yml]
@@ -66,7 +66,7 @@ tests:
 
 #[test]
 fn promtool_accepts_the_alert_rules_and_they_fire() {
-    if !have("promtool") {
+    if !has("promtool") {
         return;
     }
     let place = tempfile::tempdir().unwrap();

@@ -12,7 +12,9 @@ use crate::extent::{Extent, extent};
 use crate::home::{CSALOCK, write};
 use crate::links::targets;
 use crate::page::{blocks, read};
-use crate::{have, in_project, is_root};
+use harness::{has, has_namespaces};
+
+use crate::in_project;
 
 /// A time for all files.
 const DATE: &str = "1700000000";
@@ -49,7 +51,7 @@ fn packages() -> &'static [PathBuf] {
 }
 
 fn debian_package() -> Option<&'static Path> {
-    have("dpkg-deb")
+    has("dpkg-deb")
         .then(|| packages().iter().find(|path| path.extension().is_some_and(|end| end == "deb")).unwrap().as_path())
 }
 
@@ -120,7 +122,7 @@ impl System {
 /// A system and a package for it, if this test may use both.
 fn installed() -> Option<(System, &'static Path)> {
     let package = debian_package()?;
-    if !have("dpkg") || !have("unshare") || !is_root("a package in a root of its own") {
+    if !has("dpkg") || !has_namespaces("a package in a root of its own") {
         return None;
     }
     let system = System::new();
@@ -212,7 +214,7 @@ fn a_directory_store_of_the_administrator_keeps_its_mode() {
 #[test]
 fn lintian_finds_no_error() {
     let Some(package) = debian_package() else { return };
-    if !have("lintian") {
+    if !has("lintian") {
         return;
     }
     let mut lintian = Command::new("lintian");
@@ -279,7 +281,11 @@ fn no_packed_page_links_to_a_missing_file() {
 
 /// Whether the files of the project can be told from others.
 fn is_checkout() -> bool {
-    have("git") && in_project(".git").exists()
+    let is_checkout = in_project(".git").exists();
+    if !is_checkout {
+        harness::skip("files of the project", "the sources are not a checkout of git");
+    }
+    is_checkout && has("git")
 }
 
 /// A copy of the files that git knows, in another directory.

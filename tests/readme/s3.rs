@@ -29,8 +29,10 @@ impl Drop for Server {
 fn a_late_writer_does_not_replace_the_object() {
     // No distribution has moto, so it may be absent in CI too.
     let is_there = Command::new("moto_server").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !is_there.is_ok_and(|status| status.success()) || !crate::have("curl") {
-        eprintln!("SKIPPED: moto_server is not installed here (pip install 'moto[server]')");
+    if !is_there.is_ok_and(|status| status.success()) {
+        return harness::skip("a server of S3", "no moto_server (pip install 'moto[server]')");
+    }
+    if !harness::has("curl") {
         return;
     }
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();

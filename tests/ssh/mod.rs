@@ -1,6 +1,5 @@
 //! A real sshd for tests, with keys and a configuration of its own, and a connection that its clients share.
 
-#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 #![allow(dead_code, reason = "not every test crate uses all of it")]
 
 use std::fs;
@@ -9,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::etcd::free_port;
@@ -31,24 +32,19 @@ pub(crate) struct Server {
 
 /// Whether sshd and ssh are installed.
 pub(crate) fn is_installed() -> bool {
-    let is_there = sshd().is_some() && Command::new("ssh").arg("-V").stderr(Stdio::null()).status().is_ok();
-    if !is_there {
-        assert!(
-            std::env::var_os("CI").is_none_or(|ci| ci != "true"),
-            "openssh-server and openssh-client must be installed"
-        );
-        eprintln!("SKIPPED: sshd is not installed (Debian: openssh-server, openssh-client)");
-    }
-    is_there
+    harness::has_all(&["sshd", "ssh", "setpriv"])
 }
 
 fn sshd() -> Option<PathBuf> {
     ["/usr/sbin/sshd", "/usr/local/sbin/sshd"].map(PathBuf::from).into_iter().find(|path| path.exists())
 }
 
-/// One server for all tests of this process, whose clients share a connection.
+/// One server for all tests of this process, whose clients share a connection. Each test that lacks it notes that for itself.
 pub(crate) fn shared() -> Option<&'static Server> {
     static SHARED: OnceLock<Option<Server>> = OnceLock::new();
+    if !is_installed() {
+        return None;
+    }
     SHARED.get_or_init(|| Some(Server::start("")?.with_master())).as_ref()
 }
 
@@ -84,7 +80,7 @@ impl Server {
         let port = free_port();
         let known = fs::read_to_string(path("host.pub")).unwrap();
         fs::write(path("known"), format!("[{address}]:* {known}")).unwrap();
-        let bin = Path::new(env!("CARGO_BIN_EXE_csalock")).parent().unwrap();
+        let bin = Path::new(crate::supervised::csalock()).parent().unwrap();
         let settings = format!(
             "ListenAddress {address}:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
              PermitRootLogin yes\nMaxSessions 1000\nMaxStartups 1000\nUseDNS no\nSetEnv PATH={}:/usr/bin:/bin HOME=/nonexistent\n",
@@ -161,12 +157,12 @@ impl Server {
     }
 
     /// Returns the server and all processes of its connections.
-    fn processes(&self) -> Vec<String> {
-        let mut all = vec![self.child.lock().unwrap().id().to_string()];
+    fn processes(&self) -> Vec<Pid> {
+        let mut all = vec![Pid::from_raw(self.child.lock().unwrap().id() as i32)];
         let mut at = 0;
         while at < all.len() {
             let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", all[at])).unwrap_or_default();
-            all.extend(children.split_whitespace().map(str::to_string));
+            all.extend(children.split_whitespace().map(|child| Pid::from_raw(child.parse().unwrap())));
             at += 1;
         }
         all
@@ -174,10 +170,10 @@ impl Server {
 
     /// Lets the server and the processes of its connections stand still, or go on.
     pub(crate) fn stop(&self, stands: bool) {
-        let signal = if stands { "-STOP" } else { "-CONT" };
+        let signal = if stands { Signal::SIGSTOP } else { Signal::SIGCONT };
         // The server first, so that it starts no further ones.
         for pid in self.processes() {
-            let _ = Command::new("kill").args([signal, &pid]).stderr(Stdio::null()).status();
+            let _ = kill(pid, signal);
         }
     }
 
@@ -186,7 +182,7 @@ impl Server {
         let all = self.processes();
         self.kill();
         for pid in &all[1..] {
-            let _ = Command::new("kill").args(["-KILL", pid]).stderr(Stdio::null()).status();
+            let _ = kill(*pid, Signal::SIGKILL);
         }
     }
 

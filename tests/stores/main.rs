@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]
 
+#[macro_use]
+extern crate harness;
+
 mod breaking;
 #[path = "../cutting/mod.rs"]
 mod cutting;
@@ -147,4 +150,8 @@ mod durable_stores {
             } }
         }
     }
+}
+
+fn main() -> std::process::ExitCode {
+    harness::main(env!("CARGO_TARGET_TMPDIR"))
 }

@@ -149,7 +149,7 @@ fn people_see_holders_in_a_view() {
     rig.put(b"other", None, b"\xff\0");
     let schema = rig.path().to_str().unwrap().rsplit('=').next().unwrap().to_string();
     let csalock = |words: &[&str]| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_csalock"));
+        let mut command = std::process::Command::new(crate::supervised::csalock());
         assert!(command.args(words).env("CSALOCK_STORE", rig.path()).status().unwrap().success());
     };
     let show = "psql -XqAt -h 127.0.0.1 -p PORT -U test -d postgres -c 'SELECT name, label, mode, token > 1, pid > 1, \

@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-use crate::sandbox::{CSALOCK, Kind, Sandbox, wait_until};
+use crate::sandbox::{Kind, Sandbox, csalock, wait_until};
 
 /// How many write at once, and how often each.
 const WRITERS: usize = 4;
@@ -94,7 +94,7 @@ fn add_one_as_a_client() {
 fn writer(sandbox: &Sandbox) -> Child {
     let this = std::env::current_exe().unwrap().display().to_string();
     let mut command = Command::new("setsid");
-    command.arg(CSALOCK).args(["run", "-q", "-w", "60s", "--ttl", sandbox.lease("300ms"), "--on-lost", "warn", "x"]);
+    command.arg(csalock()).args(["run", "-q", "-w", "60s", "--ttl", sandbox.lease("300ms"), "--on-lost", "warn", "x"]);
     command.args(["--", &this, "fenced::add_one_as_a_client", "--exact", "--ignored", "--test-threads=1"]);
     command
         .env_clear()

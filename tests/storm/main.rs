@@ -11,6 +11,9 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "a storm says its seed and its figures")]
 
+#[macro_use]
+extern crate harness;
+
 #[path = "../trace/checker/mod.rs"]
 mod checker;
 #[path = "../etcd/mod.rs"]
@@ -47,3 +50,7 @@ mod script;
 mod setup;
 mod storm;
 mod worker;
+
+fn main() -> std::process::ExitCode {
+    harness::main(env!("CARGO_TARGET_TMPDIR"))
+}

@@ -12,7 +12,7 @@ use crate::etcd::{Cluster, Setup};
 use crate::exclusion::Witness;
 use crate::extent::{Extent, extent};
 use crate::postgres::Server;
-use crate::sandbox::{CLOCK, CSALOCK, Done, Kind, Mount, Sandbox, is_root};
+use crate::sandbox::{CLOCK, Done, Kind, Mount, Sandbox, csalock, has_namespaces};
 
 /// Short, so that leases are renewed, and are over while servers are gone.
 const LEASE: &str = "5s";
@@ -31,7 +31,7 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// Returns `None` and prints SKIPPED where the store is not available. `long`: with a realistic number of servers.
+    /// Returns `None` and skips the test where the store is not available. `long`: with a realistic number of servers.
     pub(crate) fn new(kind: Kind, long: bool) -> Option<Ground> {
         let cluster = match kind {
             Kind::Etcd => Some(Cluster::start(Setup {
@@ -48,7 +48,7 @@ impl Ground {
             _ => Sandbox::new(kind),
         };
         let small = || Mount::new(&sandbox, "size=6m,mode=0755");
-        let disk = (sandbox.is_of_files() && is_root("a disk that is full")).then(small);
+        let disk = (sandbox.is_of_files() && has_namespaces("a disk that is full")).then(small);
         let store = if sandbox.is_of_files() { sandbox.store_at("files/mount/store") } else { sandbox.store() };
         std::fs::create_dir_all(sandbox.path("files/mount")).unwrap();
         std::fs::create_dir(sandbox.path("files/witness")).unwrap();
@@ -72,7 +72,7 @@ impl Ground {
 
     /// Returns a command in a session of its own, for the caller with this name.
     pub(crate) fn command(&self, words: &[String], who: &str, clock: Option<&str>) -> Command {
-        let program = if words[0] == "csalock" { CSALOCK } else { &words[0] };
+        let program = if words[0] == "csalock" { csalock() } else { &words[0] };
         let mut command = Command::new("setsid");
         command.arg(program).args(&words[1..]).env_clear().current_dir(&self.place).stdin(Stdio::null());
         command.env("PATH", &self.search_path).env("LC_ALL", "C").env("HOME", &self.place);

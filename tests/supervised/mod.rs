@@ -5,6 +5,9 @@
 //! cargo(1) that started it is gone. The other child, the cleaner, does the same if the supervisor is killed. Neither
 //! adopts orphans, because tests check the parents of processes.
 //!
+//! The program under test is copied into the directory of the run, which other users may enter. They may not execute it
+//! where it was built if that is below a private directory, such as /root.
+//!
 //! Temporary files are in directories of the run, which are then removed. If root runs the tests, they have mounts and a
 //! /dev/shm of their own: csalock leaves witnesses there, and its `gc` reads all of them.
 //!
@@ -16,7 +19,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -35,6 +38,9 @@ const IN_MEMORY: &str = "TEST_MEMORY_OF_CSALOCK";
 
 /// The directory in memory that all processes of a host share.
 const MEMORY: &str = "/dev/shm";
+
+/// The name of the program in the directory for temporary files.
+const PROGRAM: &str = "csalock";
 
 /// The file in the directory for temporary files that keeps all of them.
 const KEPT: &str = "kept";
@@ -69,6 +75,10 @@ extern "C" fn begin() {
     awaited.add(Signal::SIGCHLD);
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&awaited), None);
     let places = make_places();
+    // No process has been forked yet that could have the copy open for writing when it is executed.
+    if let Some((_, place)) = places.first() {
+        let _ = std::fs::copy(env!("CARGO_BIN_EXE_csalock"), place.join(PROGRAM));
+    }
     // SAFETY: the process has a single thread before main.
     let cleaner = match unsafe { fork() } {
         Ok(ForkResult::Child) => clean_after(supervisor, &places),
@@ -110,6 +120,12 @@ fn separate_mounts(places: &Places) {
     const NOTHING: Option<&str> = None;
     // A program that was built there must remain visible.
     if std::env::current_exe().is_ok_and(|program| program.starts_with(MEMORY)) {
+        return;
+    }
+    // In a chroot(1) whose root is not a mount point, a mount would appear on the machine too. And a process that has left
+    // the mount namespace of its root could not find its own program any more.
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if !mounts.lines().any(|line| line.split(' ').nth(4) == Some("/")) {
         return;
     }
     let separate = || {
@@ -234,6 +250,13 @@ fn is_running(pid: i32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
+/// Returns true if the tests have mounts of their own, and so a /dev/shm of their own.
+#[allow(dead_code, reason = "one test asks")]
+pub(crate) fn has_own_mounts() -> bool {
+    let mounts_of = |pid: Pid| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    mounts_of(getpid()) != mounts_of(getppid())
+}
+
 #[allow(dead_code, reason = "not every test program clears an environment")]
 /// Returns the mark, for a process with an environment of its own.
 pub(crate) fn mark() -> Option<(&'static str, std::ffi::OsString)> {
@@ -244,6 +267,17 @@ pub(crate) fn mark() -> Option<(&'static str, std::ffi::OsString)> {
 pub(crate) fn in_memory() -> tempfile::TempDir {
     let parent = std::env::var_os(IN_MEMORY).map_or_else(std::env::temp_dir, PathBuf::from);
     tempfile::tempdir_in(parent).unwrap()
+}
+
+/// Returns the path of the program under test, which every user may execute.
+#[allow(dead_code, reason = "not every test program starts it")]
+pub(crate) fn csalock() -> &'static str {
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let copy = std::env::temp_dir().join(PROGRAM).display().to_string();
+        assert!(std::path::Path::new(&copy).exists(), "the program under test was not copied to {copy}");
+        copy
+    })
 }
 
 #[allow(dead_code, reason = "only storms have files to inspect")]

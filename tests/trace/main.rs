@@ -8,6 +8,9 @@
 #![allow(clippy::print_stdout, reason = "figures")]
 #![allow(clippy::disallowed_methods, reason = "which traces are checked is said in the environment")]
 
+#[macro_use]
+extern crate harness;
+
 mod checker;
 mod mutants;
 
@@ -21,4 +24,8 @@ fn these_traces_are_explained() {
     let report = checker::check(&lines, None);
     println!("{}", report.figures());
     assert!(report.wrong.is_empty(), "{} are wrong:\n{}", report.wrong.len(), report.wrong.join("\n\n"));
+}
+
+fn main() -> std::process::ExitCode {
+    harness::main(env!("CARGO_TARGET_TMPDIR"))
 }

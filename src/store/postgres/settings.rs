@@ -166,7 +166,8 @@ impl Settings {
         })
     }
 
-    /// Returns all servers, for messages and comparisons.
+    /// Returns all servers.
+    #[cfg(test)]
     pub(super) fn servers(&self) -> String {
         self.targets.iter().map(Target::server).collect::<Vec<_>>().join(",")
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{names, sandbox, shown, write};
 use crate::extent::{choose, is_complete};
-use crate::sandbox::{CSALOCK, Sandbox, skip};
+use crate::sandbox::{Sandbox, csalock, skip};
 use crate::syscalls::tracer::{Fault, Made, Point, Traced, trace, trace_overtaken};
 use crate::syscalls::{before_main, calls};
 
@@ -71,7 +71,7 @@ fn a_writer_that_is_overtaken_at_any_call_is_fenced_off_or_was_first() {
     for point in points(&calls_of_the_writer(), choose(20, 1000, 1000), Fault::Overtaken) {
         let sandbox = prepared();
         sandbox.file("files/six", content(6));
-        let mut other = std::process::Command::new(CSALOCK);
+        let mut other = std::process::Command::new(csalock());
         other.args(["fence", "--token", "6", "f"]).env_clear().current_dir(sandbox.path("files"));
         other.stdin(std::fs::File::open(sandbox.path("files/six")).unwrap());
         let run = trace_overtaken(sandbox.csalock(WRITER).into_command(), point, move || {

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use super::{names, sandbox, shown, write};
 use crate::extent::{choose, seed};
-use crate::sandbox::{CSALOCK, Sandbox};
+use crate::sandbox::{Sandbox, csalock};
 
 /// Number of writers at the same time.
 const WRITERS: usize = 6;
@@ -31,7 +31,7 @@ impl Random {
 fn writer(sandbox: &Sandbox, token: u64) -> Child {
     // The content is longer than what one write(2) to a pipe or a page holds.
     let script = format!("yes {token} | head -n 3000");
-    let mut command = Command::new(CSALOCK);
+    let mut command = Command::new(csalock());
     command.args(["fence", "-q", "--token", &token.to_string(), "f", "--", "sh", "-c", &script]).env_clear();
     command.env("PATH", sandbox.search_path()).envs(crate::supervised::mark());
     command.current_dir(sandbox.path("files")).stdin(Stdio::null()).stderr(Stdio::piped());

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{Seek, Write};
+use std::io::{ErrorKind, Seek, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -121,7 +121,11 @@ impl<'a> Call<'a> {
             }
         }
         self.command.stdout(copy(&stdout)).stderr(copy(&stderr)).process_group(0);
-        let child = self.command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
+        let child = match self.command.spawn() {
+            Ok(child) => child,
+            Err(error) if error.kind() == ErrorKind::NotFound => harness::abandon(self.command.get_program(), error),
+            Err(error) => panic!("{:?}: {error}", self.command),
+        };
         Job::new(child, stdout, stderr, self.sandbox.next_job())
     }
 }

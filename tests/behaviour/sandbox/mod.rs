@@ -28,14 +28,13 @@ use csalock::lock::{Lifetime, Record};
 use csalock::store::{CommitResult, Location, Store, WriteSet};
 use serde_json::Value;
 
+pub(crate) use crate::supervised::csalock;
 pub(crate) use call::{Call, Done};
+pub(crate) use harness::{has, has_namespaces, is_root, skip};
 pub(crate) use job::Job;
 pub(crate) use mount::Mount;
 pub(crate) use network::Network;
 pub(crate) use screen::{PROMPT, Screen};
-
-/// The program that is tested.
-pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
 
 /// The variable that moves the wall clock of csalock in builds for tests: a sign and a duration.
 pub(crate) const CLOCK: &str = "CSALOCK_CLOCK";
@@ -55,8 +54,15 @@ pub(crate) fn pid_namespace() -> String {
 /// The zone of all calls, an hour east of UTC.
 pub(crate) const ZONE: &str = "CET-1";
 
-/// The shells that scripts are tried in.
-pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];
+/// Returns the shells that scripts are tried in, as far as they are installed.
+pub(crate) fn shells() -> impl Iterator<Item = &'static str> {
+    installed(["dash", "bash", "zsh", "mksh", "busybox sh"])
+}
+
+/// Returns the commands whose programs are installed.
+pub(crate) fn installed<const N: usize>(commands: [&str; N]) -> impl Iterator<Item = &str> {
+    commands.into_iter().filter(|command| has(command.split(' ').next().unwrap_or_default()))
+}
 
 /// Maximum time that a test waits for a condition.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -93,7 +99,8 @@ impl Sandbox {
             Kind::Ssh => ssh::shared().is_some(),
             Kind::Directory | Kind::Sqlite | Kind::Shared => true,
         };
-        if is_there {
+        let is_local = matches!(kind, Kind::Directory | Kind::Sqlite);
+        if is_there && (is_local || can_leave_witnesses()) {
             test(&Sandbox::new(kind));
         }
     }
@@ -147,7 +154,7 @@ impl Sandbox {
         for made in ["bin", "home", "state", "files"] {
             std::fs::create_dir(sandbox.path(made)).unwrap();
         }
-        std::os::unix::fs::symlink(CSALOCK, sandbox.path("bin/csalock")).unwrap();
+        std::os::unix::fs::symlink(csalock(), sandbox.path("bin/csalock")).unwrap();
         sandbox
     }
 
@@ -462,6 +469,15 @@ fn list(path: &Path, lines: &mut Vec<String>) {
     }
 }
 
+/// Returns true if a process can leave a witness of its life, by which others know on a shared store that it is dead.
+fn can_leave_witnesses() -> bool {
+    let is_writable = nix::unistd::access("/dev/shm", nix::unistd::AccessFlags::W_OK).is_ok();
+    if !is_writable {
+        skip("shared stores", "/dev/shm is missing, or this user cannot write in it");
+    }
+    is_writable
+}
+
 /// Waits for something that must come true. Never for a time.
 pub(crate) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
     wait_until_or_show(what, is_so, String::new);
@@ -482,29 +498,4 @@ pub(crate) fn wait_until_or_show(what: &str, mut is_so: impl FnMut() -> bool, ev
 pub(crate) fn steps() -> impl Iterator<Item = usize> {
     let (first, every) = if extent() > Extent::Quick { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
     (first..).step_by(every)
-}
-
-/// Says, past every capture of output, that something was not tried.
-pub(crate) fn skip(what: &str, why: &str) {
-    use std::io::Write;
-    // Directly to stderr, because a passing test does not show the output of `eprintln!`.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {what}: {why}");
-}
-
-/// Whether a program is installed; prints SKIPPED if not.
-pub(crate) fn has(program: &str) -> bool {
-    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    if !found {
-        skip(program, "it is not installed here");
-    }
-    found
-}
-
-pub(crate) fn is_root(for_what: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        skip(for_what, "only root can try it");
-    }
-    root
 }

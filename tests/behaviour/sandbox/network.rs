@@ -2,7 +2,7 @@
 
 use std::process::{Child, Command};
 
-use super::{has, is_root, skip, wait_until};
+use super::{has, has_namespaces, skip, wait_until};
 
 /// Some hosts and their switch. They go away with the test.
 pub(crate) struct Network {
@@ -14,10 +14,10 @@ pub(crate) struct Network {
 struct Namespace(Child);
 
 impl Network {
-    /// Returns `None` and prints SKIPPED where that is not possible.
+    /// Returns `None` and skips the test where that is not possible.
     pub(crate) fn new(hosts: usize) -> Option<Network> {
         let tools = ["ip", "nsenter", "unshare", "setpriv"];
-        if !is_root("a network of one's own") || !tools.into_iter().all(has) {
+        if !has_namespaces("a network of one's own") || !tools.into_iter().all(has) {
             return None;
         }
         let network = Network { switch: Namespace::new()?, hosts: Vec::new() };

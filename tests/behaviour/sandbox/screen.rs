@@ -14,7 +14,7 @@ pub(crate) struct Screen<'a> {
 pub(crate) const PROMPT: &str = "ready>";
 
 impl<'a> Screen<'a> {
-    /// Opens a screen with this many columns and rows. Returns `None` and prints SKIPPED without tmux(1).
+    /// Opens a screen with this many columns and rows. Returns `None` and skips the test without tmux(1).
     pub(crate) fn new(sandbox: &'a Sandbox, columns: u32, rows: u32) -> Option<Screen<'a>> {
         if !has("tmux") {
             return None;

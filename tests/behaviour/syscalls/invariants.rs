@@ -15,7 +15,7 @@ use super::scenarios::{About, Scenario};
 use super::tracer::Traced;
 use crate::checker;
 use crate::etcd::fair::is_within;
-use crate::sandbox::{CSALOCK, Done, proc, wait_until};
+use crate::sandbox::{Done, csalock, proc, wait_until};
 
 /// Exit codes that a mishap may lead to. It is never an answer: busy, not held and the like are said only when they are so.
 const CODES: [i32; 5] = [69, 71, 73, 74, 77];
@@ -232,7 +232,7 @@ fn forget_value(fixture: &Fixture) -> Verdict {
         return Ok(());
     }
     let wait = if fixture.place == Place::Etcd { "-w 1m" } else { "-n" };
-    let script = format!("{CSALOCK} del {wait} {}; exit $?", fixture.typed("x"));
+    let script = format!("{} del {wait} {}; exit $?", csalock(), fixture.typed("x"));
     let call = fixture.sandbox.script("dash", &script).env("CSALOCK_TRACE", fixture.trace());
     let done = if fixture.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
     if done.code == Some(0) { Ok(()) } else { Err(format!("del: {done:?}")) }

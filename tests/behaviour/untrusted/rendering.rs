@@ -158,9 +158,9 @@ fn a_poisoned_file_or_directory_is_reported_without_harm() {
         &["unlock", "-v", &path],
         &["lock", &format!("{path}/in/it")],
         &["run", "--flock", "-n", &format!("./{POISON}"), "true"],
-        &["run", "x", &path],
-        &["run", "x", POISON],
-        &["run", "-F", "x", POISON],
+        &["run", "./x", &path],
+        &["run", "./x", POISON],
+        &["run", "-F", "./x", POISON],
     ] {
         is_clean(&format!("{words:?}"), &call(words));
     }

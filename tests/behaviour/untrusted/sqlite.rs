@@ -3,7 +3,7 @@
 use rusqlite::Connection;
 
 use super::{MOST_MEMORY, Outside, bounded, ends, plant};
-use crate::sandbox::{Done, Kind, Sandbox, is_root};
+use crate::sandbox::{Done, Kind, Sandbox, has_namespaces};
 
 fn store(sandbox: &Sandbox) -> Outside<'_> {
     for name in ["other", "x"] {
@@ -72,7 +72,7 @@ fn a_foreign_object_in_place_of_history_or_channels_leads_nowhere() {
             bounded(&sandbox, words);
         }
         // Only a waiter in another network has a channel in a file.
-        if is_root("a network namespace") {
+        if has_namespaces("a network namespace") {
             let words = ["-n", "prlimit", MOST_MEMORY, "csalock", "lock", "-w", "200ms", "other"];
             let done = ends(sandbox.call("unshare", words), &words);
             assert_eq!(done.code, Some(75), "{make} {done:?}");

@@ -1,7 +1,7 @@
 //! A /proc that hides other users' processes (`hidepid`): who cannot be seen is never taken for dead.
 
 use super::{Anne, Bert, GROUP, place};
-use crate::sandbox::{Call, Kind, Sandbox, has, is_root, wait_until};
+use crate::sandbox::{Call, Kind, Sandbox, has, has_namespaces, wait_until};
 
 /// Bert, in a mount namespace whose /proc shows only his own processes.
 fn bert_sees_no_process<'a>(sandbox: &'a Sandbox, store: &str, hiding: &str, arguments: &[&str]) -> Call<'a> {
@@ -12,7 +12,7 @@ fn bert_sees_no_process<'a>(sandbox: &'a Sandbox, store: &str, hiding: &str, arg
 
 #[test]
 fn an_unknown_process_does_not_count_as_dead() {
-    if !is_root("users") || !has("setpriv") || !has("unshare") {
+    if !has_namespaces("users") || !has("setpriv") {
         return;
     }
     for hiding in ["hidepid=noaccess", "hidepid=invisible", "hidepid=ptraceable"] {
