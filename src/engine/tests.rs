@@ -251,6 +251,8 @@ fn a_known_record_does_not_turn_a_loss_into_a_release() {
     let late = request(&engine, 1, Lifetime::Ttl(5000));
     take(&engine, &late, WaitPolicy::NONE);
     host.pass(Duration::from_secs(6));
+    // The record keeps the ending for an owner that lives.
+    host.set_liveness(1, Liveness::Dead);
     meanwhile(&engine, || {
         let next = request(&engine, 2, Lifetime::WhileOwnerLives);
         assert!(matches!(take(&engine, &next, WaitPolicy::NONE), AcquireResult::Granted(..)));

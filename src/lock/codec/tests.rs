@@ -93,7 +93,7 @@ fn a_record_is_a_line_of_json() {
         r#"{"csalock":2,"sum":"SUM","name":"a \"\\%25%FF","holders":[{"#,
         r#""proof":"HASH","token":18446744073709551615,"mode":"exclusive","owner":{"domain":{"machine":"m@h","#,
         r#""boot":"b","pids":"1.2","net":3},"processes":["1:2","3:4"],"#,
-        r#""supervisor":"17:18","host":"a host","uid":1000,"command":"sh -c 'a %25,:%0A%FF'","label":""},"#,
+        r#""supervisor":"17:18","session":19,"host":"a host","uid":1000,"command":"sh -c 'a %25,:%0A%FF'","label":""},"#,
         r#""lifetime":{"expires_at":{"clock":{"boot":"b:c"},"ends":5,"wall":6}},"since":8,"waited":15,"#,
         r#""provisional":"9:10","release_on_exit":true,"claim":"id 1%FF"}]}"#,
         "\n"
