@@ -139,7 +139,10 @@ impl Acquisition<'_> {
         let _calls = SignalsEndCalls::begin(false);
         self.give_up_at = self.engine.host.boottime();
         self.engine.store.set_deadline(Some(self.give_up_at));
-        let _ = self.abandon();
+        // Without an answer, this attempt has committed nothing, and a silent store would only delay the end.
+        if self.store_answered {
+            let _ = self.abandon();
+        }
         AcquireResult::Interrupted
     }
 

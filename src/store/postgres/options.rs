@@ -6,7 +6,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape;
 
-/// What csalock does with a setting.
+/// Treatment of a setting by csalock.
 pub(super) enum Treatment {
     /// csalock does what libpq does.
     Implemented,
