@@ -15,6 +15,7 @@ mod extent;
 mod home;
 mod links;
 mod monitoring;
+mod musl;
 mod package;
 mod page;
 #[path = "../programs/mod.rs"]

@@ -376,7 +376,13 @@ fn an_architecture_that_cannot_be_built_is_told_with_what_is_missing() {
 #[test]
 fn a_tag_makes_the_same_packages() {
     let workflow = fs::read_to_string(in_project(".github/workflows/release.yml")).unwrap();
-    for line in ["tags: [\"v*\"]", "run: .ci/run", "run: packaging/release --to packages x86_64 aarch64"] {
+    for line in [
+        "tags: [\"v*\"]",
+        "run: .ci/run",
+        "rustup target add x86_64-unknown-linux-musl aarch64-unknown-linux-musl",
+        "run: packaging/musl test --profile checked --test behaviour",
+        "run: packaging/release --to packages x86_64 aarch64",
+    ] {
         assert!(workflow.contains(line), "{line}");
     }
     assert!(read("README.md").contains("`packaging/release`"));
