@@ -20,8 +20,6 @@ impl Postgres {
         let took = self.client.host.boottime().saturating_sub(begun);
         let text = |at: usize| row.get(at).and_then(Option::as_deref).map(escape).unwrap_or_default();
         let mut findings = vec![Finding::good("server", format!("PostgreSQL {}", text(0)))];
-        let what = "PostgreSQL as a store is experimental: known defects can admit two holders";
-        findings.push(Finding::doubtful("store", what, "use another store for locks that matter"));
         if text(6) == "true" {
             let cure = "name the primary server in the store's URL";
             findings.push(Finding::bad("role", "a standby, which refuses locks", cure));

@@ -5,7 +5,7 @@
 use std::fmt::Display;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -209,7 +209,7 @@ impl Session {
 fn dial(connector: &Connector, settings: &Settings, target: &Target, encrypted: bool) -> Done<Wire> {
     if target.is_socket() {
         let path = format!("{}/.s.PGSQL.{}", target.host, target.port);
-        let stream = TcpStream::from(OwnedFd::from(connector.connect_to_socket(&path)?));
+        let stream = TcpStream::from(connector.connect_to_socket(&path)?);
         check_peer(&stream, settings)?;
         return Ok(Wire::Plain(Socket::new(stream, connector.call_deadline.clone())?));
     }
@@ -383,6 +383,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_does_not_end_is_refused_before_it_needs_much_memory() {
+        use std::os::fd::OwnedFd;
         use std::os::unix::net::UnixStream;
         use std::sync::Arc;
         use std::sync::atomic::{AtomicUsize, Ordering};
