@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-#[expect(clippy::disallowed_methods, clippy::print_stdout, reason = "this is how cargo and a build script communicate")]
+#[expect(clippy::disallowed_methods, reason = "this is how cargo and a build script communicate")]
 fn main() {
     // The directory may differ from that in which this program was compiled.
     let project = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();

@@ -314,7 +314,7 @@ mod tests {
             ("etcd://root:sEcReT@h/p", "store etcd://...@h/p: a password"),
             ("etcd://h/p#sEcReT", "store etcd://h/p?...: it has no options"),
             ("ssh://root:sEcReT@h/p", "store ssh://...@h/p: a password"),
-            ("redis://u:sEcReT@h?x", "store redis://...@h?...: no store"),
+            ("redis://u:sEcReT@h?x", "store redis://...@h?...: it has no options"),
         ] {
             let error = parse(url).unwrap_err().to_string();
             assert!(error.contains(shown) && !error.contains("sEc"), "{error}");
