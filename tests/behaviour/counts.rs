@@ -38,7 +38,7 @@ fn system_calls_do_not_grow() {
 #[test]
 fn a_release_to_a_waiter_makes_few_system_calls() {
     let wait =
-        "env -u CSALOCK_HANDLE csalock run L true & until grep -qs ^Pid: /proc/$PPID/fdinfo/*; do sleep 0.01; done";
+        "env -u CSALOCK_HANDLE csalock run L true & until grep -qs ^Pid: /proc/$PPID/fdinfo/*; do sleep 0.001; done";
     check("system calls of a hand-over", |kind, words, _| {
         let limit = match (kind, words) {
             // Three of them close the new file of the next record in advance, open it again, and look whether it is empty.
