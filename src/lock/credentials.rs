@@ -66,9 +66,11 @@ fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bo
     Ok(is_owned && (grant.provisional.is_none() || is_decided(grant, facts)?))
 }
 
-/// Returns true if the caller is the process that must still learn of this ending.
+/// Returns true if the caller is the process that must still learn of this ending. A script learns of an expired grant
+/// from each of its calls, until it has the lock again.
 pub(super) fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> bool {
-    let is_for_claimant = credentials.supervises || ending.grant.owner.supervisor.is_none();
+    let is_of_script = ending.grant.owner.supervisor.is_none();
+    let is_for_claimant = credentials.supervises || (is_of_script && ending.reason != EndReason::Expired);
     is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
 }
 

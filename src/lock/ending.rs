@@ -30,8 +30,8 @@ pub struct EndedGrant {
 
 impl EndedGrant {
     /// Returns true if a process must still learn of this ending. The supervisor takes a grant without a trace for
-    /// lost. The owner of a grant that was broken, or that expired, must learn of that before it writes a value: a
-    /// caller without a trace takes itself for one that never had the lock.
+    /// lost. The owner of a grant that was broken, or that expired, must learn of that before it writes a value, because
+    /// a caller without a trace is one that never had the lock.
     pub fn is_owed(&self) -> bool {
         let owner = &self.grant.owner;
         // A claim has neither a supervisor nor a process, so no process asks for its ending.
