@@ -270,15 +270,10 @@ impl Tracer {
     }
 
     fn at_call(&mut self, pid: Pid) {
-        let Ok(info) = ptrace::syscall_info(pid) else { return };
+        let Some(info) = SyscallInfo::of(pid) else { return };
         match info.op {
-            libc::PTRACE_SYSCALL_INFO_ENTRY => {
-                // SAFETY: `op` says that this is the member that is filled in.
-                #[allow(unsafe_code, reason = "a union of the kernel's")]
-                let entry = unsafe { info.u.entry };
-                self.before(pid, entry.nr, entry.args);
-            }
-            libc::PTRACE_SYSCALL_INFO_EXIT => self.after(pid),
+            SyscallInfo::ENTRY => self.before(pid, info.number, info.arguments),
+            SyscallInfo::EXIT => self.after(pid),
             _ => {}
         }
     }
@@ -377,4 +372,34 @@ fn content(file: &File) -> String {
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     let read = file.read_at(&mut bytes, 0).unwrap();
     String::from_utf8_lossy(&bytes[..read]).into_owned()
+}
+
+/// The system call at which a process is stopped: `ptrace_syscall_info` of <linux/ptrace.h>, as it is at an entry. The crate
+/// libc has it for glibc only.
+#[repr(C)]
+#[derive(Default)]
+struct SyscallInfo {
+    op: u8,
+    padding: [u8; 3],
+    architecture: u32,
+    instruction_pointer: u64,
+    stack_pointer: u64,
+    number: u64,
+    arguments: [u64; 6],
+}
+
+impl SyscallInfo {
+    const ENTRY: u8 = 1;
+    const EXIT: u8 = 2;
+
+    fn of(pid: Pid) -> Option<SyscallInfo> {
+        const PTRACE_GET_SYSCALL_INFO: u16 = 0x420e;
+        let mut info = SyscallInfo::default();
+        // SAFETY: the kernel writes at most as many bytes as the third argument says.
+        #[allow(unsafe_code, reason = "nix has this request for glibc only")]
+        let known = unsafe {
+            libc::ptrace(PTRACE_GET_SYSCALL_INFO.into(), pid.as_raw(), size_of::<SyscallInfo>(), &raw mut info)
+        };
+        (known > 0).then_some(info)
+    }
 }

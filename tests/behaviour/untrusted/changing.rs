@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{Outside, SECRET, bounded, bounded_beside, plant};
 use crate::extent::choose;
@@ -19,7 +19,7 @@ fn commands() -> usize {
 /// Exchanges two paths until `work` is through.
 fn while_exchanged(one: &Path, other: &Path, mut work: impl FnMut(usize)) {
     let (through, exchanges) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let exchange = || renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE).is_ok();
+    let exchange = || renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).is_ok();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !through.load(Ordering::Relaxed) || exchanges.load(Ordering::Relaxed) % 2 == 1 {
