@@ -191,8 +191,11 @@ fn each_process_has_an_encrypted_connection_of_its_own() {
     let encrypted = || server.log().matches("SSL enabled (protocol").count();
     sandbox.csalock(["run", "x", "true"]).run();
     let before = encrypted();
+    let holder = sandbox.csalock(["run", "x", "sh", "-c", "> held; sleep 3.5"]).env(LEASE.0, "3s").spawn();
+    // Otherwise the second supervisor might be the first one to have the lock, and end before its keeper connects.
+    wait_until("it is held", || sandbox.path("files/held").exists());
     let waiter = sandbox.csalock(["run", "y", "sh", "-c", "csalock run -w inf x echo next"]).spawn();
-    let held = sandbox.csalock(["run", "-w", "inf", "x", "sleep", "3.5"]).env(LEASE.0, "3s").capture();
+    let held = holder.wait();
     assert_eq!((held.code, held.stderr.as_str()), (Some(0), ""));
     assert_eq!(waiter.wait().stdout, "next\n");
     // Three supervisors, and the keepers of the two that hold a lock for more than a lease.
