@@ -115,8 +115,7 @@ impl<'a> EventLoop<'a> {
             if let Some(status) = self.command.ended()? {
                 return Ok(self.exit_report(exit_of(&status), status.terminating_signal()));
             }
-            if let Some(signal) = self.must_end_before_exec() {
-                self.command.send(Signal::SIGKILL);
+            if let Some(signal) = self.killed_before_exec() {
                 return Ok(self.exit_report(Exit::signalled(signal as i32), Some(signal as i32)));
             }
             self.react()?;
@@ -228,11 +227,16 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Returns the signal for which a child that has still not executed the command must end. Such a child never will: the
-    /// kernel runs nothing of a killed process.
-    fn must_end_before_exec(&mut self) -> Option<Signal> {
+    /// Kills a child that has still not executed the command when it must have ended. Returns the signal for that, if the
+    /// child had not executed the command even after the kill: then it never will, because the kernel runs nothing of a
+    /// killed process. Otherwise its end must be awaited.
+    fn killed_before_exec(&mut self) -> Option<Signal> {
         let now = self.boottime();
         let (signal, _) = self.ends_before_exec.take_if(|(_, at)| *at <= now)?;
+        if !self.command.is_starting() {
+            return None;
+        }
+        self.command.send(Signal::SIGKILL);
         self.command.is_starting().then_some(signal)
     }
 
