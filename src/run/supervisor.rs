@@ -78,7 +78,8 @@ impl<'a> Supervisor<'a> {
         numbers: GrantNumbers,
     ) -> Result<Exit> {
         let (bell, news) = (self.bell.take(), self.news.take());
-        let keeper = news.map(|news| Keeper::new(self.job.keeper(process), bell.as_ref(), news));
+        let keeper = self.job.keeper(process).zip(news);
+        let keeper = keeper.map(|(config, news)| Keeper::new(config, bell.as_ref(), news));
         let mut command = match self.start(child, grants, &files, numbers, keeper.as_ref()) {
             Ok(command) => command,
             Err(error) => return self.give_up(keeper.as_ref(), error),

@@ -14,8 +14,7 @@ use crate::run::detach::{self, Detach};
 
 /// The keeper of a command, as its supervisor sees it.
 pub struct Keeper<'a> {
-    /// `None` if the command ended before the supervisor could identify it.
-    config: Option<KeeperConfig<'a>>,
+    config: KeeperConfig<'a>,
     /// Receives a wake-up when the command renews or releases. It exists before the command starts, and each keeper
     /// inherits it.
     bell: Option<&'a WakeSocket>,
@@ -35,18 +34,18 @@ impl<'a> Keeper<'a> {
     }
 
     /// Returns a keeper that has not started yet.
-    pub fn new(config: Option<KeeperConfig<'a>>, bell: Option<&'a WakeSocket>, news: OwnedFd) -> Keeper<'a> {
+    pub fn new(config: KeeperConfig<'a>, bell: Option<&'a WakeSocket>, news: OwnedFd) -> Keeper<'a> {
         let (pid, was_started, done) = (Cell::new(None), Cell::new(false), Cell::new(false));
         Keeper { config, bell, news, pid, was_started, done }
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
     pub fn ensure_running(&self) -> bool {
-        if let Some(config) = self.config.as_ref().filter(|_| self.pid.get().is_none() && !self.done.get()) {
+        if self.pid.get().is_none() && !self.done.get() {
             let supervisor = Pid::this();
             // An earlier keeper may have received a wake-up that it did not handle, and a socket of its own comes later.
             let is_late = self.was_started.replace(true) || self.bell.is_none();
-            let work = || config.run(None, Some(supervisor), Some(&self.news), self.bell, is_late);
+            let work = || self.config.run(None, Some(supervisor), Some(&self.news), self.bell, is_late);
             let keep: Vec<_> = [Some(self.news.as_fd()), self.bell.map(AsFd::as_fd)].into_iter().flatten().collect();
             // If the keeper does not start, the supervisor ends the command before the lease ends.
             self.pid.set(detach::spawn(Detach::Child, &keep, work).unwrap_or(None));
