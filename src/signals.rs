@@ -9,6 +9,8 @@ mod startup_state;
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -30,6 +32,9 @@ pub const FORWARDED: [Signal; 6] =
 
 /// The set of signals that end a wait and that a [`Signals`] of this process queues: bit N for signal N.
 static QUEUED: AtomicU64 = AtomicU64::new(0);
+
+/// The set of signals that this process has blocked since its start.
+static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
 /// A signal that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +64,6 @@ pub struct Signals {
     /// True if the queue also contains signals that do not end a wait.
     has_others: bool,
     before: SigSet,
-    /// The signals that are blocked since the creation.
-    added: SigSet,
     /// True if SIGCHLD was ignored at the start.
     ignored_children: bool,
 }
@@ -86,8 +89,8 @@ impl Signals {
         others.iter().for_each(|signal| mask.add(*signal));
         let mut before = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
-        let added = mask.iter().filter(|signal| !before.contains(*signal)).collect();
-        QUEUED.store(ending.iter().fold(0, |bits, signal| bits | bit(signal)), Ordering::SeqCst);
+        QUEUED.store(bits(ending.iter()), Ordering::SeqCst);
+        BLOCKED.fetch_or(bits(mask.iter().filter(|signal| !before.contains(*signal))), Ordering::SeqCst);
         Ok(Signals {
             descriptor: OnceLock::new(),
             interrupt: OnceLock::new(),
@@ -95,7 +98,6 @@ impl Signals {
             ending,
             has_others: !others.is_empty(),
             before,
-            added,
             ignored_children: false,
         })
     }
@@ -160,12 +162,27 @@ impl Signals {
         if self.ignored_children {
             let _ = set_ignored(Signal::SIGCHLD, true);
         }
-        for signal in TAKEN.into_iter().filter(|signal| !inherited.ignored(*signal)) {
-            let _ = set_ignored(signal, false);
-        }
-        // A mask that is set anew loses two signals which glibc never blocks, even if the caller had them blocked.
-        let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&self.added), None);
+        restore_most(inherited);
     }
+}
+
+/// Makes a program that this process starts have the signals that this process had at its start. Otherwise the signals
+/// that csalock queues could not end it.
+pub fn restore_for(program: &mut Command) {
+    let inherited = StartupState::of_this_process();
+    // SAFETY: sigaction(2) and sigprocmask(2) may be called in a forked child (signal-safety(7)), and nothing else is.
+    unsafe { program.pre_exec(move || Ok(restore_most(inherited))) };
+}
+
+/// Restores the signal mask and the dispositions of [`TAKEN`].
+fn restore_most(inherited: StartupState) {
+    for signal in TAKEN {
+        let _ = set_ignored(signal, inherited.ignored(signal));
+    }
+    // A mask that is set anew loses two signals which glibc never blocks, even if the caller had them blocked.
+    let blocked = BLOCKED.load(Ordering::SeqCst);
+    let blocked = Signal::iterator().filter(|signal| blocked & bit(*signal) != 0).collect();
+    let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&blocked), None);
 }
 
 impl Interrupt for Signals {
@@ -202,6 +219,10 @@ fn set_ignored(signal: Signal, is_ignored: bool) -> nix::Result<SigAction> {
 
 fn bit(signal: Signal) -> u64 {
     1 << signal as i32
+}
+
+fn bits(signals: impl Iterator<Item = Signal>) -> u64 {
+    signals.fold(0, |bits, signal| bits | bit(signal))
 }
 
 fn failed(errno: Errno) -> Error {

@@ -92,8 +92,10 @@ fn known() -> MutexGuard<'static, Known> {
 /// Returns what getent(1) prints. Ends it if it prints nothing for this long.
 fn ask(arguments: &[&str], at_most: Duration) -> io::Result<String> {
     let (nothing, silent) = (Stdio::null(), Stdio::null());
-    let asked = Command::new(GETENT).args(arguments).stdin(nothing).stderr(silent).stdout(Stdio::piped()).spawn();
-    let mut child = asked.map_err(|error| io::Error::new(error.kind(), format!("{GETENT}: {error}")))?;
+    let mut getent = Command::new(GETENT);
+    getent.args(arguments).stdin(nothing).stderr(silent).stdout(Stdio::piped());
+    crate::signals::restore_for(&mut getent);
+    let mut child = getent.spawn().map_err(|error| io::Error::new(error.kind(), format!("{GETENT}: {error}")))?;
     let answer = answer_of(&mut child, at_most);
     // The status is unknown if this process ignores SIGCHLD; the answer counts.
     let _ = (child.kill(), child.wait());

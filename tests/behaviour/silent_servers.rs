@@ -75,6 +75,20 @@ fn an_ssh_that_does_not_connect_ends_with_csalock() {
 }
 
 #[test]
+fn ssh_has_the_signals_that_csalock_was_started_with() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let signals = "grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status";
+    let seen = sandbox.path("files/seen").display().to_string();
+    let text = format!("#!/bin/sh\nfor command do :; done\n{signals} > {seen}\nexec sh -c \"$command\"\n");
+    let program = sandbox.program("files/seeing", text).display().to_string();
+    let store = format!("ssh://there{}", sandbox.path("store").display());
+    let call = sandbox.csalock(["run", "-n", "x", "sh", "-c", signals]);
+    let by_command = call.env("CSALOCK_STORE", &store).env("CSALOCK_SSH", program).capture().stdout;
+    assert_eq!(std::fs::read_to_string(seen).unwrap(), by_command);
+    assert!(by_command.starts_with("SigBlk:\t0000000000000000\n"), "{by_command}");
+}
+
+#[test]
 fn a_login_script_may_print_much() {
     let sandbox = Sandbox::new(Kind::Directory);
     let much = "head -c 300000 /dev/zero | tr '\\0' x >&2";

@@ -21,6 +21,7 @@ use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, Request, VERSION, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
+use crate::signals;
 use crate::store::calls::{is_interrupted, until_signal_check};
 use crate::store::etcd::connection::poll;
 
@@ -60,6 +61,7 @@ impl Link {
         command.args(remote.port.iter().flat_map(|port| ["-p".to_string(), port.to_string()]));
         command.arg("--").arg(&remote.destination).arg(remote.command());
         command.stdin(OwnedFd::from(theirs.try_clone()?)).stdout(OwnedFd::from(theirs)).stderr(Stdio::piped());
+        signals::restore_for(&mut command);
         let mut ssh = command.process_group(0).spawn().map_err(Trouble::NotStarted)?;
         let stderr = ssh.stderr.take();
         if let Some(stderr) = &stderr {
