@@ -25,12 +25,12 @@ const LIMITS: [(Kind, &[&str], usize); 7] = [
     (Kind::Sqlite, &["unlock", "L"], 138),
 ];
 
-/// Number of runs. Their median counts, because processes that run at the same time do not always do the same.
+/// Number of runs. The one with the fewest calls counts: on a busy machine, a process that must wait looks again more often.
 const RUNS: usize = 9;
 
 #[test]
 fn system_calls_do_not_grow() {
-    check("system calls", |kind, words, limit| Some((median(|| calls(kind, words)), limit)));
+    check("system calls", |kind, words, limit| Some((fewest(|| calls(kind, words)), limit)));
 }
 
 /// A holder whose release meets a waiter. Without the variables of its lock, the waiter is not part of a deadlock. The
@@ -46,7 +46,7 @@ fn a_release_to_a_waiter_makes_few_system_calls() {
             (Kind::Sqlite, RUN) => 222,
             _ => return None,
         };
-        Some((median(|| calls(kind, &["run", "L", "sh", "-c", wait])), limit))
+        Some((fewest(|| calls(kind, &["run", "L", "sh", "-c", wait])), limit))
     });
 }
 
@@ -67,10 +67,8 @@ fn check(what: &str, count: impl Fn(Kind, &[&str], usize) -> Option<(usize, usiz
     assert!(grown.is_empty(), "these grew:\n{grown}");
 }
 
-fn median(count: impl Fn() -> usize) -> usize {
-    let mut found: Vec<usize> = (0..RUNS).map(|_| count()).collect();
-    found.sort_unstable();
-    found[RUNS / 2]
+fn fewest(count: impl Fn() -> usize) -> usize {
+    (0..RUNS).map(|_| count()).min().unwrap_or(0)
 }
 
 /// csalock without a directory to go to.

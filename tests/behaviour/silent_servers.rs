@@ -140,6 +140,8 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
         assert_eq!(done.code, Some(0), "{done:?}");
     }
     assert_eq!(sandbox.read("files/count"), "16\n");
+    let connections = || server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'");
+    wait_until("the callers have left", || connections() == "0");
     // All but one of the connections for ordinary users are taken.
     let idle: Vec<_> = (0..8)
         .map(|_| {
@@ -147,7 +149,7 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
             idle.args(["-U", "app"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
         })
         .collect();
-    wait_until("it is full", || server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'") == "8");
+    wait_until("it is full", || connections() == "8");
     let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
     assert_eq!(done.code, Some(69), "{done:?}");
     assert!(done.stderr.contains("too many clients") || done.stderr.contains("remaining connection slots"), "{done:?}");

@@ -43,6 +43,11 @@ pub fn main_without(temporary: &str, why_not: fn(&Test) -> Option<&'static str>)
     tests.retain(is_chosen);
     let mut left_out: BTreeMap<String, u64> = BTreeMap::new();
     if !arguments.list {
+        let mut of_module: BTreeMap<&str, usize> = BTreeMap::new();
+        tests.iter().for_each(|test| *of_module.entry(module_of(test)).or_default() += 1);
+        // Tests that wait then run beside tests that compute, and most of the long ones, which have modules of their own,
+        // are not the last. The order is the same in each run.
+        tests.sort_by_cached_key(|test| (of_module[module_of(test)] >= 10, scattered(&name_of(test))));
         // The parts of other tests are not tests.
         tests.retain(|test| !test.is_part || arguments.ignored || arguments.include_ignored);
         tests.retain(|test| {
@@ -97,6 +102,16 @@ fn arguments() -> (Arguments, Vec<String>) {
 /// Returns the path of a test without the suite.
 fn name_of(test: &Test) -> String {
     test.module.split_once("::").map_or_else(|| test.name.to_string(), |(_, module)| format!("{module}::{}", test.name))
+}
+
+/// Returns the outermost module of a test in the suite.
+fn module_of(test: &Test) -> &str {
+    test.module.split("::").nth(1).unwrap_or_default()
+}
+
+/// Returns the hash of a name (FNV-1a, https://www.isthe.com/chongo/tech/comp/fnv/).
+fn scattered(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Runs a test, in a thread of its own that has its name, except in a run with a single thread.
