@@ -1,16 +1,19 @@
 //! Three hosts, and workers on all of them that share two locks in one store: in etcd with a server on each host, in a
 //! PostgreSQL server on the first one, or in a directory there that its host uses without ssh and the others by ssh.
-//! Servers are killed and stopped, hosts are cut off, and a majority is lost and returns; meanwhile workers are killed
-//! and stopped. A referee that knows nothing of csalock checks that no two workers are inside at once, and that tokens
-//! only grow. At the end every surviving worker finishes soon.
+//! Servers are killed and stopped, hosts are cut off, and a majority is lost and returns; PostgreSQL also ends its
+//! sessions, has its table locked or no free connection, and is replaced by its standby. Meanwhile workers are killed and
+//! stopped. A referee that knows nothing of csalock checks that no two workers are inside at once, and that tokens only
+//! grow; the trace of all commits is checked, too. At the end every surviving worker finishes soon.
 //!
 //! A storm lasts ten seconds, longer with `CSALOCK_TESTS`; `CSALOCK_SEED` chooses the faults. A quick run has one of the
 //! stores, another one in each run.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::process::{Child, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +22,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::checker;
 use crate::etcd::{Cluster, Place, Setup};
 use crate::extent::{self, Extent, extent};
 use crate::sandbox::{Job, Kind, Network, Sandbox, proc, wait_until};
@@ -33,6 +37,9 @@ const ELECTION: Duration = Duration::from_secs(1);
 
 /// The time that a busy machine needs to let all workers do their last step one after the other.
 const BUSY: Duration = Duration::from_secs(8);
+
+/// The file of all commits, below the directory of the sandbox.
+const TRACE: &str = "commits.trace";
 
 /// The directory of the referee, the names of the section, and whether it may outlast the lease.
 const PLACE: &str = "CSALOCK_TEST_STORM";
@@ -79,8 +86,50 @@ const ENDS: [&str; 6] = ["0", "69", "81", "82", "85", "137"];
 /// The servers of a store, on the first hosts.
 enum Servers {
     Etcd(Cluster),
-    Postgres(postgres::Server),
+    Postgres(Database),
     Ssh(ssh::Server),
+}
+
+/// A PostgreSQL server, the standby that each commit waits for, and sessions that are in the way of others.
+struct Database {
+    server: postgres::Server,
+    standby: RefCell<Option<postgres::Server>>,
+    sessions: RefCell<Vec<Child>>,
+}
+
+impl Database {
+    const CONNECTIONS: usize = 40;
+
+    fn start(on: Place) -> Option<Database> {
+        let most = format!("max_connections={}", Database::CONNECTIONS);
+        let settings = [&most, "synchronous_standby_names=follower", "max_wal_senders=3"];
+        let server = postgres::Server::start_at(on, &settings)?;
+        let standby = RefCell::new(Some(server.standby("follower")));
+        Some(Database { server, standby, sessions: RefCell::default() })
+    }
+
+    /// Begins a session that stays until [`Database::end_sessions`].
+    fn begin_session(&self, sql: &str) {
+        let mut psql = self.server.psql();
+        let mut session = psql.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        session.stdin.as_mut().unwrap().write_all(sql.as_bytes()).unwrap();
+        self.sessions.borrow_mut().push(session);
+    }
+
+    fn end_sessions(&self) {
+        for mut session in self.sessions.take() {
+            drop(session.stdin.take());
+            session.wait().unwrap();
+        }
+    }
+
+    fn fail_over(&self) {
+        self.server.fail_over(&self.standby.take().unwrap());
+    }
+
+    fn follow(&self) {
+        self.standby.replace(Some(self.server.standby("follower")));
+    }
 }
 
 impl Servers {
@@ -91,7 +140,7 @@ impl Servers {
     fn kill(&self, server: usize) {
         match self {
             Servers::Etcd(cluster) => cluster.kill(server),
-            Servers::Postgres(postgres) => postgres.kill(),
+            Servers::Postgres(database) => database.server.kill(),
             Servers::Ssh(sshd) => sshd.kill_all(),
         }
     }
@@ -99,7 +148,7 @@ impl Servers {
     fn restart(&self, server: usize) {
         match self {
             Servers::Etcd(cluster) => cluster.restart(server),
-            Servers::Postgres(postgres) => postgres.restart(),
+            Servers::Postgres(database) => database.server.restart(),
             Servers::Ssh(sshd) => sshd.restart(),
         }
     }
@@ -107,9 +156,13 @@ impl Servers {
     fn stop(&self, server: usize, stands: bool) {
         match self {
             Servers::Etcd(cluster) => cluster.stop(server, stands),
-            Servers::Postgres(postgres) => postgres.stop(stands),
+            Servers::Postgres(database) => database.server.stop(stands),
             Servers::Ssh(sshd) => sshd.stop(stands),
         }
+    }
+
+    fn database(&self) -> Option<&Database> {
+        if let Servers::Postgres(database) = self { Some(database) } else { None }
     }
 
     /// Waits until the servers have a majority again.
@@ -128,10 +181,47 @@ enum Fault {
     CutOff(usize),
     /// All other servers are stopped.
     Left(usize),
+    InDatabase(DatabaseFault),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum DatabaseFault {
+    SessionsEnded,
+    TableLocked,
+    Full,
+    StandbyPromoted,
+}
+
+impl DatabaseFault {
+    const ALL: [DatabaseFault; 4] = [Self::SessionsEnded, Self::TableLocked, Self::Full, Self::StandbyPromoted];
+
+    fn happens(self, database: &Database) {
+        match self {
+            Self::SessionsEnded => {
+                let all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'csalock'";
+                database.server.sql(all);
+            }
+            Self::TableLocked => {
+                database.begin_session("BEGIN; LOCK TABLE store.records IN ACCESS EXCLUSIVE MODE;\n");
+            }
+            Self::Full => (0..Database::CONNECTIONS).for_each(|_| database.begin_session("SELECT 1;\n")),
+            Self::StandbyPromoted => database.fail_over(),
+        }
+    }
+
+    fn is_over(self, database: &Database) {
+        database.end_sessions();
+        if let Self::StandbyPromoted = self {
+            database.follow();
+        }
+    }
 }
 
 impl Fault {
     fn pick(dice: &mut Dice, servers: &Servers, may_cut: bool) -> Fault {
+        if servers.database().is_some() && dice.roll(2) == 0 {
+            return Fault::InDatabase(DatabaseFault::ALL[dice.roll(4)]);
+        }
         let leader = if let Servers::Etcd(cluster) = servers { cluster.leader() } else { 0 };
         let [server, host] = [servers.count(), 3].map(|all| if dice.roll(2) == 0 { leader } else { dice.roll(all) });
         match dice.roll(if may_cut { 6 } else { 4 }) {
@@ -149,6 +239,7 @@ impl Fault {
             Fault::Stopped(server) => servers.stop(server, true),
             Fault::CutOff(host) => network.unwrap().cut(host, true),
             Fault::Left(server) => others(servers, server).for_each(|other| servers.stop(other, true)),
+            Fault::InDatabase(fault) => fault.happens(servers.database().unwrap()),
         }
     }
 
@@ -158,6 +249,7 @@ impl Fault {
             Fault::Stopped(server) => servers.stop(server, false),
             Fault::CutOff(host) => network.unwrap().cut(host, false),
             Fault::Left(server) => others(servers, server).for_each(|other| servers.stop(other, false)),
+            Fault::InDatabase(fault) => fault.is_over(servers.database().unwrap()),
         }
     }
 }
@@ -225,7 +317,11 @@ fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
     let enter = network.map(|network| enter(network, at % 3)).unwrap_or_default();
     let words: Vec<String> = enter.into_iter().chain(["dash".into(), "-c".into(), script]).collect();
     let mut call = sandbox.call(&words[0], &words[1..]).env("CSALOCK_LEASE", format!("{}s", LEASE.as_secs()));
-    call = call.env("SECTION", words_of_section()).env(PLACE, sandbox.path("files")).env(UNDER, work.under);
+    call = call
+        .env("CSALOCK_TRACE", sandbox.path(TRACE))
+        .env("SECTION", words_of_section())
+        .env(PLACE, sandbox.path("files"))
+        .env(UNDER, work.under);
     if work.shared {
         call = call.env(SHARED, "1");
     }
@@ -284,8 +380,8 @@ fn a_storm_over_three_hosts_with_postgres_never_admits_two_holders() {
         return;
     }
     let Some(network) = Network::new(3) else { return };
-    let Some(server) = postgres::Server::start_at(place(&network, 0), &[]) else { return };
-    storm(Sandbox::in_database(&server.url("")), Servers::Postgres(server), Some(network));
+    let Some(database) = Database::start(place(&network, 0)) else { return };
+    storm(Sandbox::in_database(&database.server.url("")), Servers::Postgres(database), Some(network));
 }
 
 #[test]
@@ -297,7 +393,7 @@ fn a_storm_over_three_hosts_with_ssh_never_admits_two_holders() {
     let Some(server) = ssh::Server::start_at(place(&network, 0), "") else { return };
     let sandbox = Sandbox::over_ssh(&server);
     // Its mark tells the first host that other hosts use the directory.
-    sandbox.csalock_by(&network.on(1), &["run", "x", "true"]).run();
+    sandbox.csalock_by(&network.on(1), &["run", "x", "true"]).env("CSALOCK_TRACE", sandbox.path(TRACE)).run();
     storm(sandbox, Servers::Ssh(server), Some(network));
 }
 
@@ -349,7 +445,13 @@ fn storm(sandbox: Sandbox, servers: Servers, network: Option<Network>) {
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
     sandbox.read("files/ends").lines().for_each(|end| *ends.entry(end.to_string()).or_default() += 1);
     let grants = sandbox.read("files/grants").lines().count();
-    println!("{} faults, {killed} killed, {grants} grants, ends {ends:?}, calm after {calm:.1?}", faults.len());
+    let traced = checker::check_file(&sandbox.path(TRACE), None);
+    println!(
+        "{} faults, {killed} killed, {grants} grants, ends {ends:?}, calm after {calm:.1?}, {}",
+        faults.len(),
+        traced.figures()
+    );
+    assert_eq!(traced.wrong, [""; 0], "CSALOCK_SEED={seed}");
     let said = sandbox.read("files/said");
     // A worker whose `unlock` did not reach the store still holds the lock at its next attempt.
     let is_one = |end: &str| ENDS.contains(&end) || (end == "84" && ends.contains_key("69"));

@@ -137,8 +137,8 @@ impl Server {
     /// Starts one on another host, which all hosts may use.
     pub(crate) fn start_at(on: Place, settings: &[&str]) -> Option<Server> {
         let place = new_data()?;
-        fs::write(place.path().join("data/pg_hba.conf"), "local all all trust\nhost all all 0.0.0.0/0 trust\n")
-            .unwrap();
+        let all = "local all all trust\nlocal replication all trust\nhost all all 0.0.0.0/0 trust\n";
+        fs::write(place.path().join("data/pg_hba.conf"), all).unwrap();
         Some(Server::run_at(place, on, settings))
     }
 
@@ -167,7 +167,9 @@ impl Server {
     pub(crate) fn standby(&self, name: &str) -> Server {
         let place = place();
         let mut backup = program(&programs().unwrap().join("pg_basebackup"), place.path(), "KILL");
-        let primary = format!("host=127.0.0.1 port={} user=test application_name={name}", self.port);
+        // The socket is a file, so it is there in every network namespace.
+        let primary =
+            format!("host={} port={} user=test application_name={name}", self.place.path().display(), self.port);
         backup.args(["-d", &primary, "-R", "-X", "stream", "-c", "fast", "-D"]).arg(place.path().join("data"));
         assert!(backup.status().unwrap().success());
         Server::run(place, &[])
@@ -251,6 +253,17 @@ impl Server {
             let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGQUIT);
             let _ = child.wait();
         }
+    }
+
+    /// Lets its standby take its place and address after a crash.
+    pub(crate) fn fail_over(&self, standby: &Server) {
+        self.kill();
+        standby.kill();
+        let [data, other] = [self, standby].map(|server| server.place.path().join("data"));
+        fs::remove_dir_all(&data).unwrap();
+        fs::rename(other, data).unwrap();
+        self.restart();
+        self.sql("SELECT pg_promote()");
     }
 
     /// Lets all of its processes stand still, or go on.
