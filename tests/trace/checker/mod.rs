@@ -136,12 +136,10 @@ pub(crate) fn check_file(path: &Path, end: Option<&End>) -> Report {
     }
 }
 
-/// A place, however the servers of an etcd cluster are reached.
+/// A place, however the servers of an etcd cluster are reached, and whether ssh or its own host uses a directory.
 fn place(place: &str) -> String {
-    match place.split_once("://").and_then(|(_, rest)| rest.split_once('/')) {
-        Some((_, path)) => path.to_string(),
-        None => place.to_string(),
-    }
+    let path = place.split_once("://").and_then(|(_, rest)| rest.split_once('/')).map(|(_, path)| path);
+    path.unwrap_or(place).trim_start_matches('/').to_string()
 }
 
 fn named(key: &Key) -> String {
