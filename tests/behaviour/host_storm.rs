@@ -24,7 +24,7 @@ use nix::unistd::Pid;
 
 use crate::checker;
 use crate::etcd::{Cluster, Place, Setup};
-use crate::extent::{self, Extent, extent};
+use crate::extent;
 use crate::sandbox::{Job, Kind, Network, Sandbox, proc, wait_until};
 use crate::storm::{Dice, members};
 use crate::{postgres, ssh};
@@ -37,6 +37,13 @@ const ELECTION: Duration = Duration::from_secs(1);
 
 /// The time that a busy machine needs to let all workers do their last step one after the other.
 const BUSY: Duration = Duration::from_secs(8);
+
+/// The tests. A quick run has one of them.
+pub(crate) const STORMS: [&str; 3] = [
+    "a_storm_over_three_hosts_with_etcd_never_admits_two_holders",
+    "a_storm_over_three_hosts_with_postgres_never_admits_two_holders",
+    "a_storm_over_three_hosts_with_ssh_never_admits_two_holders",
+];
 
 /// The file of all commits, below the directory of the sandbox.
 const TRACE: &str = "commits.trace";
@@ -359,9 +366,6 @@ fn place(network: &Network, host: usize) -> Place {
 
 #[test]
 fn a_storm_over_three_hosts_with_etcd_never_admits_two_holders() {
-    if !is_tried(0) {
-        return;
-    }
     let network = Network::new(3);
     let setup = Setup {
         members: 3,
@@ -376,9 +380,6 @@ fn a_storm_over_three_hosts_with_etcd_never_admits_two_holders() {
 
 #[test]
 fn a_storm_over_three_hosts_with_postgres_never_admits_two_holders() {
-    if !is_tried(1) {
-        return;
-    }
     let Some(network) = Network::new(3) else { return };
     let Some(database) = Database::start(place(&network, 0)) else { return };
     storm(Sandbox::in_database(&database.server.url("")), Servers::Postgres(database), Some(network));
@@ -386,20 +387,12 @@ fn a_storm_over_three_hosts_with_postgres_never_admits_two_holders() {
 
 #[test]
 fn a_storm_over_three_hosts_with_ssh_never_admits_two_holders() {
-    if !is_tried(2) {
-        return;
-    }
     let Some(network) = Network::new(3) else { return };
     let Some(server) = ssh::Server::start_at(place(&network, 0), "") else { return };
     let sandbox = Sandbox::over_ssh(&server);
     // Its mark tells the first host that other hosts use the directory.
     sandbox.csalock_by(&network.on(1), &["run", "x", "true"]).env("CSALOCK_TRACE", sandbox.path(TRACE)).run();
     storm(sandbox, Servers::Ssh(server), Some(network));
-}
-
-/// Returns true if this run has the storm with this number.
-fn is_tried(storm: u32) -> bool {
-    extent() > Extent::Quick || std::process::id() % 3 == storm
 }
 
 fn storm(sandbox: Sandbox, servers: Servers, network: Option<Network>) {

@@ -34,6 +34,25 @@ const ON_POSTGRES: [&str; 5] = ["claims", "hosts", "queue", "several", "values"]
 /// The same for ssh, whose server keeps a directory.
 const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
+/// Modules about words, terminals, shells and signals, which hardly depend on the store. A quick run does not try them on
+/// etcd, where a test takes three times as much of the processors as in a directory.
+const NOT_ON_ETCD: [&str; 14] = [
+    "answers",
+    "audit",
+    "command_line",
+    "descriptors",
+    "expected_time",
+    "follow",
+    "metrics",
+    "names",
+    "old_flock",
+    "screen",
+    "shells",
+    "signals",
+    "status",
+    "terminal",
+];
+
 /// Tests that are not for ssh. Their callers would need a key, a program or an environment of their own, or the test
 /// expects that no store comes to be, which only the host of the store can prevent.
 const NOT_ON_SSH: [&str; 7] = [
@@ -49,17 +68,22 @@ const NOT_ON_SSH: [&str; 7] = [
 /// Returns why this run does not try a test; an empty reason if no run does.
 fn why_not(test: &harness::Test) -> Option<&'static str> {
     let modules: Vec<&str> = test.module.split("::").skip(1).collect();
+    if let Some(storm) =
+        host_storm::STORMS.iter().position(|name| test.module.ends_with("host_storm") && test.name == *name)
+    {
+        return (!extent::is_turn_of(storm, host_storm::STORMS.len())).then_some(extent::FOR_ALL);
+    }
     let [first, .., kind] = modules[..] else { return None };
     if kind == "ssh" && (NOT_ON_SSH.contains(&test.name) || first == "library") {
         return Some("");
     }
-    let chosen: &[&str] = match kind {
-        "postgres" => &ON_POSTGRES,
-        "ssh" => &ON_SSH,
-        _ => return None,
+    let is_left_out = match kind {
+        "etcd" => NOT_ON_ETCD.contains(&first),
+        "postgres" => !ON_POSTGRES.contains(&first),
+        "ssh" => !ON_SSH.contains(&first),
+        _ => false,
     };
-    let is_left_out = !chosen.contains(&first) && extent::extent() == extent::Extent::Quick;
-    is_left_out.then_some("CSALOCK_TESTS=all tries them")
+    (is_left_out && extent::extent() == extent::Extent::Quick).then_some(extent::FOR_ALL)
 }
 
 fn main() -> std::process::ExitCode {

@@ -3,7 +3,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::{Call, Kind, Sandbox, is_root, proc, skip, wait_until};
+use crate::sandbox::{Call, Kind, Sandbox, has_namespaces, proc, skip, wait_until};
 
 /// Mounts a new boot id over that of the kernel, as systemd-nspawn and LXC do, and runs a command.
 const OWN_BOOT_ID: &str = "mount -t proc proc /proc && f=$(mktemp -p .) && cat /proc/sys/kernel/random/uuid > $f \
@@ -27,7 +27,7 @@ fn ahead<'a>(sandbox: &'a Sandbox, seconds: &str, arguments: &[&str]) -> Call<'a
 }
 
 fn has_time_namespaces() -> bool {
-    let has = is_root("time namespaces")
+    let has = has_namespaces("time namespaces")
         && std::process::Command::new("unshare").args(["-Tf", "true"]).status().is_ok_and(|status| status.success());
     if !has {
         skip("time namespaces", "this kernel or unshare(1) has none");
@@ -40,7 +40,7 @@ const HOLDS: [&str; 5] = ["run", "x", "sh", "-c", "echo held; cat"];
 
 on_every_store_of_files! {
     fn containers_with_boot_ids_of_their_own_exclude_each_other(sandbox: &Sandbox) {
-        if !is_root("mounts") {
+        if !has_namespaces("mounts") {
             return;
         }
         let mut holder = with_own_boot_id(sandbox, &HOLDS).spawn();
@@ -92,7 +92,7 @@ on_every_store_of_files! {
 
 #[test]
 fn a_file_that_is_mounted_without_its_directory_is_refused() {
-    if !is_root("mounts") {
+    if !has_namespaces("mounts") {
         return;
     }
     let sandbox = Sandbox::new(Kind::Directory);

@@ -16,6 +16,14 @@ pub(crate) enum Extent {
     Hours,
 }
 
+/// Why a quick run does not try a test.
+pub(crate) const FOR_ALL: &str = "CSALOCK_TESTS=all tries them";
+
+/// Returns true if it is the turn of this one of so many tests. A quick run has one of them, another one in each run.
+pub(crate) fn is_turn_of(this: usize, all: usize) -> bool {
+    extent() > Extent::Quick || std::process::id() as usize % all == this
+}
+
 /// Returns the extent of this run. An unknown word fails the test.
 pub(crate) fn extent() -> Extent {
     let word = variable("CSALOCK_TESTS").unwrap_or_default();

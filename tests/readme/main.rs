@@ -30,5 +30,5 @@ fn in_project(path: &str) -> PathBuf {
 }
 
 fn main() -> std::process::ExitCode {
-    harness::main(env!("CARGO_TARGET_TMPDIR"))
+    harness::main_without(env!("CARGO_TARGET_TMPDIR"), package::why_not)
 }

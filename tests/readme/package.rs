@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::extent::{Extent, extent};
+use crate::extent::{Extent, FOR_ALL, extent};
 use crate::home::{CSALOCK, write};
 use crate::links::targets;
 use crate::page::{blocks, read};
@@ -319,10 +319,15 @@ fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
     }
 }
 
+/// Returns why this run does not try a test.
+pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
+    (test.name == "two_builds_in_two_directories_are_identical" && extent() == Extent::Quick).then_some(FOR_ALL)
+}
+
 /// Two builds of one commit are equal to the byte: see `packaging/release`. It takes some minutes.
 #[test]
 fn two_builds_in_two_directories_are_identical() {
-    if extent() < Extent::All || !is_checkout() {
+    if !is_checkout() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -355,13 +360,12 @@ fn cargo_packs_the_sources() {
 #[test]
 fn an_architecture_that_cannot_be_built_is_told_with_what_is_missing() {
     let home = crate::home::Home::new();
-    // No compiler for the other architecture is here.
     let other = if std::env::consts::ARCH == "x86_64" { "aarch64" } else { "x86_64" };
     let mut release = Command::new(in_project("packaging/release"));
     release.arg(other).arg("--to").arg(home.path()).env("SOURCE_DATE_EPOCH", DATE).env("CARGO", "false");
     let compiler = format!("{other}-linux-gnu-gcc");
     if Command::new("sh").args(["-c", &format!("command -v {compiler}")]).output().unwrap().status.success() {
-        return;
+        return harness::skip("what a build lacks", "the compiler for the other architecture is here");
     }
     let done = release.output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
