@@ -18,7 +18,7 @@ use std::time::Duration;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, getppid};
+use nix::unistd::{ForkResult, Pid, fork};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -71,28 +71,26 @@ impl<'a> SleepingChild<'a> {
         let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
         let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(nix::errno::Errno::from_raw(errno.raw_os_error())))?;
-        let (parent, environment) = (Pid::this(), Environment::block(variables));
+        let environment = Environment::block(variables);
         // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Parent { child } => Ok(SleepingChild { process: KilledOnDrop(child), socket, signals }),
             ForkResult::Child => {
                 drop(socket);
+                // A parent that ended before this call has closed its end of the socket.
                 let _ = set_pdeathsig(Signal::SIGKILL);
-                // The parent may have ended before that call.
-                if getppid() == parent {
-                    signals.restore(inherited);
-                    let errno = match await_start(&childs_end) {
-                        Ok(None) => exit_now(1),
-                        Ok(Some(numbers)) => {
-                            if !dies_with_parent {
-                                let _ = set_pdeathsig(None);
-                            }
-                            command_line.execute(&environment, numbers, inherited)
+                signals.restore(inherited);
+                let errno = match await_start(&childs_end) {
+                    Ok(None) => exit_now(1),
+                    Ok(Some(numbers)) => {
+                        if !dies_with_parent {
+                            let _ = set_pdeathsig(None);
                         }
-                        Err(errno) => errno,
-                    };
-                    let _ = send(&childs_end, &(errno as i32).to_ne_bytes(), SendFlags::NOSIGNAL);
-                }
+                        command_line.execute(&environment, numbers, inherited)
+                    }
+                    Err(errno) => errno,
+                };
+                let _ = send(&childs_end, &(errno as i32).to_ne_bytes(), SendFlags::NOSIGNAL);
                 // This runs no cleanup of the parent a second time.
                 exit_now(1)
             }
@@ -123,8 +121,12 @@ impl<'a> SleepingChild<'a> {
             control.push(SendAncillaryMessage::ScmRights(files));
         }
         match sendmsg(&self.socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {
-            // A signal has ended the child.
-            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Ok(_) => Ok(()),
+            // A signal has ended the child, or else it must not wait for ever.
+            Err(Errno::PIPE | Errno::CONNRESET) => {
+                let _ = kill(self.pid(), Signal::SIGKILL);
+                Ok(())
+            }
             Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot start the command: {errno}"), "try again")),
         }
     }
@@ -168,7 +170,7 @@ fn await_start(socket: &OwnedFd) -> nix::Result<Option<GrantNumbers>> {
         let received = recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC);
         let length = match received {
             Err(Errno::INTR) => continue,
-            Err(_) => return Ok(None),
+            Err(errno) => return Err(nix::errno::Errno::from_raw(errno.raw_os_error())),
             Ok(received) => received.bytes,
         };
         for received in control.drain() {

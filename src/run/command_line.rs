@@ -102,6 +102,9 @@ impl CommandLine {
             Errno::ENOENT if word.iter().all(u8::is_ascii_digit) => {
                 (ErrorKind::CommandNotFound, "the word before it was taken as the name of the lock")
             }
+            Errno::ENOENT if find_in_path(&self.words[0]).is_some() => {
+                (ErrorKind::CommandNotFound, "its interpreter does not exist: see its first line")
+            }
             Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
             // A word without a slash is searched in PATH, whatever the current directory contains.
             Errno::EACCES if word.contains(&b'/') && Path::new(OsStr::from_bytes(word)).is_dir() => {
@@ -109,6 +112,9 @@ impl CommandLine {
             }
             Errno::EMFILE => (ErrorKind::System, "raise the limit of open files (ulimit -n)"),
             Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
+            Errno::ELOOP | Errno::ENAMETOOLONG => (ErrorKind::CannotExecute, "see its name"),
+            Errno::ETXTBSY => (ErrorKind::CannotExecute, "another process writes to it; try again later"),
+            Errno::ENOMEM | Errno::EIO | Errno::EAGAIN => (ErrorKind::CannotExecute, "try again"),
             _ => (ErrorKind::CannotExecute, "see its mode and its first line"),
         };
         Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
@@ -133,16 +139,16 @@ fn close_again(inherited: StartupState) {
 }
 
 fn find_in_path(program: &CStr) -> Option<CString> {
+    let is_executable = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
     if program.to_bytes().contains(&b'/') {
-        return Some(program.to_owned());
+        return is_executable(Path::new(OsStr::from_bytes(program.to_bytes()))).then(|| program.to_owned());
     }
     let path = Environment::path();
     let candidates = std::env::split_paths(&path).map(|directory| {
         let directory = if directory.as_os_str().is_empty() { ".".into() } else { directory };
         directory.join(OsString::from_vec(program.to_bytes().to_vec()))
     });
-    let executable = |path: &std::path::PathBuf| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
-    let mut candidates = candidates.filter(executable);
+    let mut candidates = candidates.filter(|path| is_executable(path));
     candidates.next().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
 }
 

@@ -51,6 +51,19 @@ on_every_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
+    fn an_error_of_a_command_names_its_cause(sandbox: &Sandbox) {
+        sandbox.program("files/orphan", "#!/no/such/interpreter\n");
+        std::os::unix::fs::symlink("loop", sandbox.path("files/loop")).unwrap();
+        for (command, code, said) in [
+            ("./orphan", 127, "No such file or directory; its interpreter does not exist: see its first line"),
+            ("./loop", 126, "Too many symbolic links encountered; see its name"),
+        ] {
+            let said = format!("csalock: cannot run {command}: {said}\n");
+            sandbox.csalock(["run", "x", command]).status(code).stderr(&said).run();
+            sandbox.csalock(["run", "-F", "x", command]).status(code).stderr(&said).run();
+        }
+    }
+
     fn a_command_that_cannot_be_executed_is_126(sandbox: &Sandbox) {
         sandbox.file("files/plain", "exit 0\n");
         sandbox.file("bin/tools", "exit 0\n");

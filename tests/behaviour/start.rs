@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::programs::copy_program;
-use crate::sandbox::{Kind, Sandbox, csalock, has, is_root, proc, wait_until};
+use crate::sandbox::{Kind, Sandbox, csalock, has, has_namespaces, is_root, proc, wait_until};
 
 /// Options of `run`, one for each way in which the command may be guarded.
 const WAYS: [&[&str]; 4] = [&[], &["-F"], &["--ttl", "20s"], &["--once-per", "1h"]];
@@ -77,6 +77,31 @@ fn an_emulated_program_runs_commands() {
 fn a_program_under_valgrind_runs_commands() {
     if has("valgrind") {
         runs_under(&["valgrind", "--tool=none", "-q"]);
+    }
+}
+
+#[test]
+fn a_command_may_be_the_first_process_of_a_namespace() {
+    if has_namespaces("a pid namespace") {
+        runs_under(&["unshare", "-p"]);
+    }
+}
+
+#[test]
+fn a_child_that_cannot_be_told_to_start_is_no_command_that_failed() {
+    if !has("strace") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    for (fault, end, said) in [
+        ("sendmsg:error=EPIPE", 137, ""),
+        ("recvmsg:error=EIO", 126, "csalock: cannot run echo: I/O error; try again\n"),
+    ] {
+        let fault = format!("inject={fault}");
+        let words = ["-f", "-qq", "-o", "/dev/null", "-e", &fault, csalock(), "run", "-n", "x", "echo", "ran"];
+        let done = sandbox.call("strace", words).capture();
+        assert_eq!((done.seen_by_shell(), done.stdout.as_str(), done.stderr.as_str()), (end, "", said), "{fault}");
+        assert_eq!(sandbox.state("x"), "free");
     }
 }
 
