@@ -11,6 +11,7 @@ pub(crate) mod still;
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -321,6 +322,9 @@ impl Sandbox {
         arguments: impl IntoIterator<Item = S>,
     ) -> Call<'_> {
         let mut command = Command::new(self.found(program.as_ref()));
+        if program.as_ref() != "csalock" {
+            command.arg0(program.as_ref());
+        }
         command.args(arguments).env_clear().current_dir(self.path("files"));
         command.env("PATH", self.search_path()).env("LC_ALL", "C").env("TZ", ZONE).env("CSALOCK_STORE", self.store());
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
@@ -332,9 +336,15 @@ impl Sandbox {
         format!("{}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", self.path("bin").display())
     }
 
+    /// Returns the path of a program. With a name and a new PATH, the standard library would fork, which costs more.
     fn found(&self, program: &Path) -> PathBuf {
         match program.to_str() {
             Some("csalock") => self.path("bin/csalock"),
+            Some(name) if !name.contains('/') => {
+                let search_path = self.search_path();
+                let mut candidates = search_path.split(':').map(|directory| Path::new(directory).join(name));
+                candidates.find(|path| path.is_file()).unwrap_or_else(|| program.to_path_buf())
+            }
             _ => program.to_path_buf(),
         }
     }

@@ -32,6 +32,9 @@ pub fn main(temporary: &str) -> ExitCode {
 /// Runs the tests of this suite, but not those that `why_not` excludes from this run, for example because they take
 /// minutes. `Some(reason)` counts them, `Some("")` does not.
 pub fn main_without(temporary: &str, why_not: fn(&Test) -> Option<&'static str>) -> ExitCode {
+    // The standard library looks for this function by a weak symbol, which does not take it from a static C library.
+    // Without it, each start of a program in another directory would copy the page tables of the whole process of tests.
+    std::hint::black_box(nix::libc::posix_spawn_file_actions_addchdir_np as *const ());
     let (arguments, filters) = arguments();
     let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().collect();
     tests.sort_by_key(|test| name_of(test));
