@@ -34,18 +34,24 @@ const ON_POSTGRES: [&str; 5] = ["claims", "hosts", "queue", "several", "values"]
 /// The same for ssh, whose server keeps a directory.
 const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
-/// Modules about words, terminals, shells and signals, which hardly depend on the store. A quick run does not try them on
-/// etcd, where a test takes three times as much of the processors as in a directory.
-const NOT_ON_ETCD: [&str; 14] = [
+/// Modules about words, terminals, shells, signals and rules, which hardly depend on the store. A quick run does not try
+/// them on etcd, where a test takes three times as much of the processors as in a directory.
+const NOT_ON_ETCD: [&str; 20] = [
     "answers",
     "audit",
     "command_line",
+    "deadlock",
     "descriptors",
+    "exit_codes",
     "expected_time",
     "follow",
+    "history",
+    "latest",
     "metrics",
+    "modes",
     "names",
     "old_flock",
+    "owner",
     "screen",
     "shells",
     "signals",
