@@ -171,7 +171,12 @@ impl Signals {
 pub fn restore_for(program: &mut Command) {
     let inherited = StartupState::of_this_process();
     // SAFETY: sigaction(2) and sigprocmask(2) may be called in a forked child (signal-safety(7)), and nothing else is.
-    unsafe { program.pre_exec(move || Ok(restore_most(inherited))) };
+    unsafe {
+        program.pre_exec(move || {
+            restore_most(inherited);
+            Ok(())
+        })
+    };
 }
 
 /// Restores the signal mask and the dispositions of [`TAKEN`].

@@ -5,7 +5,7 @@
 //! stopped. A referee that knows nothing of csalock checks that no two workers are inside at once, and that tokens only
 //! grow; the trace of all commits is checked, too. At the end every surviving worker finishes soon.
 //!
-//! A storm lasts ten seconds, longer with `CSALOCK_TESTS`; `CSALOCK_SEED` chooses the faults. A quick run has one of the
+//! A storm lasts five seconds, longer with `CSALOCK_TESTS`; `CSALOCK_SEED` chooses the faults. A quick run has one of the
 //! stores, another one in each run.
 
 use std::cell::RefCell;

@@ -34,9 +34,9 @@ const ON_POSTGRES: [&str; 5] = ["claims", "hosts", "queue", "several", "values"]
 /// The same for ssh, whose server keeps a directory.
 const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
-/// Modules about words, terminals, shells, signals and rules, which hardly depend on the store. A quick run does not try
-/// them on etcd, where a test takes three times as much of the processors as in a directory.
-const NOT_ON_ETCD: [&str; 20] = [
+/// Modules about words, terminals, shells, signals and rules, which hardly depend on the store. A quick run tries them in a
+/// directory only.
+const IN_A_DIRECTORY: [&str; 20] = [
     "answers",
     "audit",
     "command_line",
@@ -84,7 +84,7 @@ fn why_not(test: &harness::Test) -> Option<&'static str> {
         return Some("");
     }
     let is_left_out = match kind {
-        "etcd" => NOT_ON_ETCD.contains(&first),
+        "etcd" | "sqlite" | "shared" => IN_A_DIRECTORY.contains(&first),
         "postgres" => !ON_POSTGRES.contains(&first),
         "ssh" => !ON_SSH.contains(&first),
         _ => false,

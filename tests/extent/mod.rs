@@ -50,7 +50,7 @@ pub(crate) fn is_complete() -> bool {
 
 /// Returns the duration of a storm in seconds.
 pub(crate) fn storm_seconds() -> u64 {
-    choose(10, 60, 600)
+    choose(5, 60, 600)
 }
 
 /// Returns the seed to repeat, or else a seed from the clock.

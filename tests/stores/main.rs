@@ -13,6 +13,8 @@ mod cutting;
 #[path = "../etcd/mod.rs"]
 mod etcd;
 mod etcd_alone;
+#[path = "../extent/mod.rs"]
+mod extent;
 mod kept;
 #[path = "../postgres/mod.rs"]
 mod postgres;
@@ -152,6 +154,11 @@ mod durable_stores {
     }
 }
 
+/// Returns why this run does not try a test.
+fn why_not(test: &harness::Test) -> Option<&'static str> {
+    (test.module.ends_with("::pooled") && extent::extent() == extent::Extent::Quick).then_some(extent::FOR_ALL)
+}
+
 fn main() -> std::process::ExitCode {
-    harness::main(env!("CARGO_TARGET_TMPDIR"))
+    harness::main_without(env!("CARGO_TARGET_TMPDIR"), why_not)
 }

@@ -3,7 +3,7 @@
 //!
 //! The events are a pure function of a seed: which worker runs which command when, and which fault hits it at which
 //! point ([`schedule`]). The kernel's interleaving is not, so a seed repeats the events, but not always their results.
-//! Each storm prints its seed first and again when it fails; `CSALOCK_SEED=N` repeats it. A storm lasts ten seconds,
+//! Each storm prints its seed first and again when it fails; `CSALOCK_SEED=N` repeats it. A storm lasts five seconds,
 //! longer with `CSALOCK_TESTS`. Ten minutes on one store: `CSALOCK_TESTS=hours cargo test --profile checked
 //! --test storm on_etcd -- --nocapture`
 
