@@ -167,7 +167,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand status" -l color -d 'Use
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one per line'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Update the display, as top(1) does, until q or Ctrl-C'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Update the display until Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all users; with NAME, only locks of this name'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l utc -d 'Show times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document'
@@ -180,7 +180,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand list" -l color -d 'Use c
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one per line'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Update the display, as top(1) does, until q or Ctrl-C'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Update the display until Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all users; with NAME, only locks of this name'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l utc -d 'Show times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document'

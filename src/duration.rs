@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 /// The longest wait of a caller; `None` is without end. (A type of its own, so that clap does not take it for an option that
 /// may be absent.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,14 +151,16 @@ pub fn about(span: Duration) -> String {
 
 /// Formats a time since 1970 as RFC 3339 in UTC, in seconds.
 pub fn rfc3339(since_1970: Duration) -> String {
-    let time = std::time::UNIX_EPOCH.checked_add(since_1970.min(LONGEST));
-    time.map(|time| humantime::format_rfc3339_seconds(time).to_string()).unwrap_or_default()
+    format!("{:.0}", timestamp(since_1970))
 }
 
 /// Formats a time since 1970 as RFC 3339 in UTC, in milliseconds.
 pub fn rfc3339_millis(since_1970: Duration) -> String {
-    let time = std::time::UNIX_EPOCH.checked_add(since_1970.min(LONGEST));
-    time.map(|time| humantime::format_rfc3339_millis(time).to_string()).unwrap_or_default()
+    format!("{:.3}", timestamp(since_1970))
+}
+
+fn timestamp(since_1970: Duration) -> Timestamp {
+    Timestamp::from_millisecond(since_1970.as_millis() as i64).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]

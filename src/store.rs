@@ -9,6 +9,7 @@
 //! - A process that dies at any instruction leaves either the old record or the new one.
 //! - Only a commit or a sweep changes records. Reads create nothing: a store that does not exist yet reads as empty.
 
+mod absences;
 mod answers;
 mod calls;
 pub(crate) mod directory;
@@ -19,6 +20,7 @@ mod history_file;
 mod identity;
 mod memory;
 mod mount;
+mod net;
 mod observed;
 mod path_checks;
 pub(crate) mod postgres;

@@ -37,12 +37,8 @@ pub fn would_get_sigttou(terminal: impl AsFd) -> bool {
         && tcgetattr(&terminal).is_ok_and(|modes| modes.local_modes.contains(LocalModes::TOSTOP))
 }
 
-/// Returns true if a write would not block. Ctrl-S, or a lost connection with a full buffer, blocks writes.
-pub fn is_writable(terminal: impl AsFd) -> bool {
-    is_writable_within(terminal, Duration::ZERO)
-}
-
-/// Returns true if the descriptor becomes writable within `span`; a writable pipe takes [`PIPE_BUF`] bytes.
+/// Returns true if the descriptor becomes writable within `span`; a writable pipe takes [`PIPE_BUF`] bytes. Ctrl-S, or a
+/// lost connection with a full buffer, blocks writes.
 pub fn is_writable_within(whatever: impl AsFd, span: Duration) -> bool {
     let span = span.try_into().ok();
     poll(&mut [PollFd::new(&whatever, PollFlags::OUT)], span.as_ref()) == Ok(1)

@@ -21,7 +21,7 @@ pub struct Status {
     /// Print the names only, one per line
     #[arg(short = '1', long, conflicts_with = "json")]
     pub names_only: bool,
-    /// Update the display, as top(1) does, until q or Ctrl-C
+    /// Update the display until Ctrl-C
     #[arg(short = 'W', long, conflicts_with_all = ["json", "names_only"])]
     pub watch: bool,
     /// Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all

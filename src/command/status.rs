@@ -1,7 +1,6 @@
 //! `csalock status`
 
 mod details;
-mod screen;
 mod select;
 mod watch;
 

@@ -20,7 +20,7 @@
 //! another server may answer its repetition. If that record is then removed, the delayed request would find the name
 //! free and create the record a second time. A transaction that creates a record therefore changes the *creation guard*
 //! of that name, and compares that the guard has not changed since the read that found no record: its revision must not
-//! exceed that of the read ([`births`]). The store has 256 guards, so few callers conflict.
+//! exceed that of the read ([`Absences`]). The store has 256 guards, so few callers conflict.
 //!
 //! **Reads** are always linearizable: a server that lost contact with the others does not answer from its own state.
 //!
@@ -44,16 +44,14 @@
 
 mod api;
 mod auth;
-pub(super) mod births;
 mod client;
-pub(super) mod connection;
-pub(super) mod dial;
-pub(super) mod errors;
+mod connection;
+mod errors;
 mod health;
 mod history;
 mod http;
 mod leases;
-pub(super) mod tls;
+mod tls;
 mod transaction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
@@ -69,9 +67,9 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use self::api::{Found, Pair, encoded, prefix_end};
-use self::births::Absences;
 use self::client::Client;
 use self::leases::KnownLeases;
+use super::absences::Absences;
 use super::{
     Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic,
     Version, Versioned, Visit, WriteSet,

@@ -66,9 +66,9 @@ pub use self::options::variables;
 use self::session::Row;
 use self::settings::Settings;
 pub use self::url::Database;
-use super::etcd::births::Absences;
-use super::etcd::connection::CallDeadline;
-use super::etcd::dial::Connector;
+use super::absences::Absences;
+use super::net::dial::Connector;
+use super::net::socket::CallDeadline;
 use super::{
     Abilities, Access, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Version,
     Versioned, Visit, WriteSet,

@@ -1,6 +1,7 @@
 //! The command line itself: options in every place, the words of usage errors, durations, colours.
 
 use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::sandbox::{Kind, Sandbox, has};
 
@@ -69,8 +70,9 @@ on_every_store! {
         for (typed, least, most) in [("1.5h", 5340, 5400), ("1d", 86_340, 86_400), ("90.5", 30, 91)] {
             let done = sandbox.csalock(["lock", "--json", "--ttl", typed, typed]).capture();
             let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
-            let expires = humantime::parse_rfc3339(found["expires"].as_str().unwrap()).unwrap();
-            let left = expires.duration_since(std::time::SystemTime::now()).unwrap_or_default().as_secs();
+            let expires: jiff::Timestamp = found["expires"].as_str().unwrap().parse().unwrap();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            let left = expires.as_second() - now.as_secs() as i64;
             assert!((least..=most).contains(&left), "{typed}: {left}");
         }
         let _holder = sandbox.holder("x");

@@ -19,8 +19,7 @@ fn past(sandbox: &Sandbox, words: &[&str]) -> Vec<Value> {
 
 /// Adds a grant of ten minutes to the history, and a lock that has its time.
 fn past_grant(sandbox: &Sandbox, name: &str, from: &str) {
-    let seconds =
-        humantime::parse_rfc3339(from).unwrap().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+    let seconds = from.parse::<jiff::Timestamp>().unwrap().as_second();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
     let at = |time: i64| format!("{:+}s", time - now);
     sandbox.csalock(["lock", "--forever", name]).env(CLOCK, at(seconds)).run();

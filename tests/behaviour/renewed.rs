@@ -178,7 +178,7 @@ on_every_shared_store! {
         send(keeper, Signal::SIGKILL);
         send(parent, Signal::SIGKILL);
         let until = renewed_until(sandbox, "x").unwrap();
-        let now = || humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
+        let now = || csalock::duration::rfc3339_millis(std::time::UNIX_EPOCH.elapsed().unwrap());
         wait_until("the lease is over", || now() > until);
         csalock(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
         if !has_namespaces("another pid namespace") {

@@ -78,7 +78,7 @@ fn screens(columns: u32) -> Option<String> {
         screen.line(command);
         let shown = if command.ends_with("--watch") {
             let shown = screen.shows(" locks, ");
-            screen.keys("q");
+            screen.keys("C-c");
             screen.done();
             format!("$ {command}\n{shown}")
         } else {

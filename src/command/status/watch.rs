@@ -1,117 +1,47 @@
-//! `status --watch`: redraws the table, or the details of one lock, at an interval, as top(1) does.
+//! `status --watch`: redraws the table, or the details of one lock, at an interval, until a signal ends it.
 
-use std::io::IsTerminal;
-use std::os::fd::AsFd;
+use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::errno::Errno;
-use nix::sys::signal::Signal;
 
 use super::details::Details;
-use super::screen::Screen;
 use super::select::select;
 use crate::cli::Status;
 use crate::command::context::Context;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::name::{escape, is_path};
-use crate::report::{LockTable, OutputStyle, wrapped};
-use crate::run::timer::wait_readable;
-use crate::signals::{self, Signals};
+use crate::report::{LockTable, OutputStyle, cut, wrapped};
 use crate::terminal;
-
-/// Reason to draw again, or to stop drawing.
-enum Event {
-    /// The interval is over, or the user asked for a new look at the locks.
-    Look,
-    /// The user scrolls by this many lines and pages.
-    Scroll(isize, isize),
-    /// The user pressed Ctrl-Z.
-    Stop,
-    /// The user has seen enough.
-    End(Exit),
-}
 
 pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
         return Err(Error::new(ErrorKind::InvalidInput, what, "use: while sleep 1; do csalock status; done").into());
     }
-    let others = [Signal::SIGTSTP, Signal::SIGCONT, Signal::SIGWINCH];
-    let signals = Signals::listen_also(context.inherited, &others)?;
     let mut details = Details::default();
     // Invalid arguments are reported before the first drawing.
     let mut view = View::of(context, asked, &mut details)?;
-    let screen = Screen::open()?;
-    let (mut top, mut looked, mut keys) = (0, context.host.boottime(), Vec::new());
+    // From here on the rows of the terminal are overwritten; what was printed before moves up.
+    write(&"\n".repeat(terminal::size(std::io::stdout()).0))?;
     loop {
-        let (lines, room) = view.lines(context, asked, &mut top);
-        screen.draw(&lines)?;
-        let left = (looked + asked.interval).saturating_sub(context.host.boottime());
-        match next_event(&signals, left, &mut keys)? {
-            Event::Look => screen.enter()?,
-            Event::Scroll(lines, pages) => {
-                top = top.saturating_add_signed(lines.saturating_add(pages.saturating_mul(room as isize)));
-                continue;
-            }
-            Event::Stop => {
-                screen.suspend();
-                signals::stop();
-                screen.enter()?;
-            }
-            Event::End(exit) => return Ok(exit),
-        }
+        draw(&view.lines(context, asked))?;
+        context.host.sleep(asked.interval);
         view = View::of(context, asked, &mut details)?;
-        looked = context.host.boottime();
     }
 }
 
-/// Waits at most this long for an event. `keys` are bytes of the keyboard that have no effect yet.
-fn next_event(signals: &Signals, pause: Duration, keys: &mut Vec<u8>) -> anyhow::Result<Event> {
-    let stdin = std::io::stdin();
-    let keyboard = stdin.is_terminal();
-    let watched = std::iter::once(signals.all_events()?).chain(keyboard.then_some(stdin.as_fd()));
-    if keys.is_empty() {
-        wait_readable(watched, Some(pause)).context("cannot wait for the terminal")?;
-    }
-    if let Some(came) = signals.next() {
-        return Ok(match came.signal {
-            Signal::SIGTSTP => Event::Stop,
-            Signal::SIGCONT | Signal::SIGWINCH => Event::Look,
-            signal => Event::End(Exit::Signal(signal)),
-        });
-    }
-    if keyboard && keys.is_empty() && wait_readable([stdin.as_fd()], Some(Duration::ZERO)) == Ok(true) {
-        let mut read = [0; 64];
-        match nix::unistd::read(&stdin, &mut read) {
-            Ok(length @ 1..) => keys.extend(&read[..length]),
-            Err(Errno::EAGAIN | Errno::EINTR) => {}
-            // The terminal is gone.
-            _ => return Ok(Event::End(Exit::Signal(Signal::SIGHUP))),
-        }
-    }
-    Ok(typed(keys))
+/// Draws the lines from the top, and erases everything else. The lines overwrite the old ones, so that nothing flickers.
+fn draw(lines: &[String]) -> anyhow::Result<()> {
+    let columns = terminal::size(std::io::stdout()).1;
+    let lines: String = lines.iter().map(|line| cut(line, columns) + "\x1b[K\r\n").collect();
+    write(&format!("\x1b[H{lines}\x1b[J"))
 }
 
-/// Removes the first key, and returns its effect. A terminal sends a sequence of bytes for an arrow or a page key.
-fn typed(keys: &mut Vec<u8>) -> Event {
-    let (length, event) = match keys.as_slice() {
-        [0x1b, b'[' | b'O', b'A', ..] => (3, Event::Scroll(-1, 0)),
-        [0x1b, b'[' | b'O', b'B', ..] => (3, Event::Scroll(1, 0)),
-        [0x1b, b'[', b'5', b'~', ..] => (4, Event::Scroll(0, -1)),
-        [0x1b, b'[', b'6', b'~', ..] => (4, Event::Scroll(0, 1)),
-        [b'k', ..] => (1, Event::Scroll(-1, 0)),
-        [b'j', ..] => (1, Event::Scroll(1, 0)),
-        [b' ', ..] => (1, Event::Scroll(0, 1)),
-        [b'q' | b'Q', ..] => (1, Event::End(Exit::Done)),
-        // The sequence of another key is not a series of letters.
-        [0x1b, others @ ..] => (1 + others.len(), Event::Look),
-        others => (others.len().min(1), Event::Look),
-    };
-    keys.drain(..length);
-    event
+fn write(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
 /// The locks at one moment.
@@ -157,27 +87,25 @@ impl View {
         }
     }
 
-    /// Returns all lines of the screen, and the number of those that scroll. `top` is the first of these; it becomes
-    /// smaller if the last line would not be at the bottom.
-    fn lines(&self, context: &Context, asked: &Status, top: &mut usize) -> (Vec<String>, usize) {
+    /// Returns the lines that fit the terminal, above the row of the cursor.
+    fn lines(&self, context: &Context, asked: &Status) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline(context, asked)];
         lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
-        let (header, row) = self.table.lines();
         if self.block.is_empty() {
+            let (header, row) = self.table.lines();
             lines.push(if self.style.colour { format!("\x1b[7m{header}\x1b[0m") } else { header });
+            lines.extend((0..self.table.len()).map(row));
+        } else {
+            lines.extend(self.block.iter().cloned());
         }
-        let number = if self.block.is_empty() { self.table.len() } else { self.block.len() };
-        let mut room = height.saturating_sub(lines.len());
-        let is_long = number > room;
-        room = room.saturating_sub(is_long.into());
-        *top = (*top).min(number.saturating_sub(room));
-        let shown = *top..number.min(*top + room);
-        let what = if self.block.is_empty() { "locks" } else { "lines" };
-        let place = is_long.then(|| format!("{what} {} to {} of {number}", shown.start + 1, shown.end));
-        lines.extend(shown.map(|at| self.block.get(at).cloned().unwrap_or_else(|| row(at))));
-        lines.extend(place);
-        (lines, room)
+        let room = height.saturating_sub(1);
+        if lines.len() > room {
+            let hidden = lines.len() - room.saturating_sub(1);
+            lines.truncate(room.saturating_sub(1));
+            lines.push(format!("{hidden} more lines: csalock status"));
+        }
+        lines
     }
 
     fn headline(&self, context: &Context, asked: &Status) -> String {
@@ -189,6 +117,6 @@ impl View {
         let only_files = !asked.names.is_empty() && asked.names.iter().all(|name| is_path(name.as_bytes()));
         let store = context.store(&asked.common).ok().filter(|_| !only_files);
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
-        format!("{now}  {counts}  q quits  {store}")
+        format!("{now}  {counts}  {store}")
     }
 }

@@ -19,15 +19,17 @@ use serde_json::{Value, json};
 
 use super::api::{Anything, Authenticated, understood};
 use super::auth::Auth;
-use super::connection::{CallDeadline, Connection};
-use super::dial::Connector;
-use super::errors::{CallError, Failed, RetryPolicy};
+use super::connection::Connection;
+use super::errors::Failed;
 use super::http::{Answer, Request};
 use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::answers::answered;
 use crate::store::calls::{Calls, pause};
+use crate::store::net::dial::Connector;
+use crate::store::net::error::{CallError, RetryPolicy};
+use crate::store::net::socket::CallDeadline;
 use crate::store::{Cluster, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round.
@@ -226,7 +228,7 @@ impl Client {
         let mut answers: Vec<Answer> = Vec::new();
         // A server or proxy that closes the connection after an answer has not seen the requests behind it.
         while answers.len() < requests.len() {
-            let mut line = open.map_or_else(|| self.connector.dial(server), Ok)?;
+            let mut line = open.map_or_else(|| self.connector.dial(server).map(Connection::new), Ok)?;
             answers.extend(line.exchange(server, &requests[answers.len()..], token)?);
             state.date = answers.last().and_then(|answer| answer.date);
             open = Some(line).filter(|_| answers.last().is_some_and(|answer| answer.keeps_open));
@@ -260,6 +262,7 @@ impl Client {
     pub(super) fn line(&self, deadline: &Arc<CallDeadline>) -> std::io::Result<(String, Option<String>, Connection)> {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let line = Connector { call_deadline: deadline.clone(), ..self.connector.clone() }.dial(&server)?;
+        let line = Connection::new(line);
         Ok((server, self.login.token(), line))
     }
 

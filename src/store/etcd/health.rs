@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::api::{Found, encoded, number};
 use super::client::Client;
-use super::errors::CallError;
 use crate::name::escape;
+use crate::store::net::error::CallError;
 use crate::store::{Finding, Verdict};
 
 /// Maximum time of each request.

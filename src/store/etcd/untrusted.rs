@@ -1,10 +1,10 @@
 //! Interpretation of an answer from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
 use super::api::{Anything, Authenticated, Done, Found, Granted, understood};
-use super::errors::CallError;
 use super::health::Members;
 use super::watch::begun;
 use crate::store::Cluster;
+use crate::store::net::error::CallError;
 
 /// Kind of request.
 #[derive(Debug, Clone, Copy)]

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 
 use super::api::encoded;
 use super::client::Client;
-use super::connection::{CallDeadline, Connection, is_readable};
+use super::connection::Connection;
 use super::http::Request;
 use crate::store::Subscription;
+use crate::store::net::socket::{CallDeadline, is_readable};
 
 /// Maximum time for a watch to begin, after which it is abandoned.
 const TO_BEGIN: Duration = Duration::from_millis(500);

@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::answers::answered;
 use crate::store::calls::{Calls, is_interrupted, pause};
-use crate::store::etcd::dial::Connector;
 use crate::store::guarded;
+use crate::store::net::dial::Connector;
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);

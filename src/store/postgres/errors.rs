@@ -2,9 +2,9 @@
 
 use std::io;
 
-use super::super::etcd::errors::{CallError, RetryPolicy};
 use crate::error::{Error, ErrorKind};
 use crate::name::escape;
+use crate::store::net::error::{CallError, RetryPolicy};
 
 /// Failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]

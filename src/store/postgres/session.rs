@@ -21,9 +21,9 @@ use super::settings::{Settings, SslMode, Target};
 use super::{auth, certificate};
 use crate::host::user_name;
 use crate::name::escape;
-use crate::store::etcd::connection::{Socket, Wire, is_readable};
-use crate::store::etcd::dial::Connector;
-use crate::store::etcd::errors::CallError;
+use crate::store::net::dial::Connector;
+use crate::store::net::error::CallError;
+use crate::store::net::socket::{Socket, Wire, is_readable};
 
 /// Maximum length of a message in bytes.
 const LONGEST: usize = 8 << 20;
@@ -389,7 +389,7 @@ mod tests {
         use std::sync::atomic::{AtomicUsize, Ordering};
 
         use crate::host::{Host, Unix};
-        use crate::store::etcd::connection::CallDeadline;
+        use crate::store::net::socket::CallDeadline;
 
         for columns in [0_u16, 65535] {
             let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -14,7 +14,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use super::certificate::Parts;
 use super::settings::{Settings, SslMode};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::etcd::tls;
+use crate::store::net::tls;
 
 /// Returns the TLS configuration, if the mode may use TLS.
 /// Fails if the certificates of the authorities are needed and cannot be read, or a file of this client cannot.

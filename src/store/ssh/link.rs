@@ -23,7 +23,7 @@ use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
 use crate::store::calls::{is_interrupted, until_signal_check};
-use crate::store::etcd::connection::poll;
+use crate::store::net::socket::poll;
 
 /// Maximum number of bytes of ssh's messages that are read.
 const MOST_SAID: usize = 4096;

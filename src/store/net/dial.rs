@@ -19,8 +19,8 @@ use nix::sys::socket::{
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 
-use super::connection::{CallDeadline, Connection, Socket, Wire};
-use super::errors::CallError;
+use super::error::CallError;
+use super::socket::{CallDeadline, Socket, Wire};
 use crate::host::{Host, addresses_of};
 use crate::store::calls::is_interrupted;
 use crate::store::guarded;
@@ -55,9 +55,9 @@ pub(in crate::store) struct Connector {
 
 impl Connector {
     /// Connects to `HOST:PORT`, with TLS if that is configured.
-    pub(in crate::store) fn dial(&self, server: &str) -> io::Result<Connection> {
+    pub(in crate::store) fn dial(&self, server: &str) -> io::Result<Wire> {
         let socket = Socket::new(self.connect(server)?, self.call_deadline.clone())?;
-        Ok(Connection::new(if self.tls.is_some() { self.encrypt(server, socket)? } else { Wire::Plain(socket) }))
+        if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire::Plain(socket)) }
     }
 
     /// Connects to `HOST:PORT`, without TLS.
