@@ -22,7 +22,7 @@ use crate::worker::{Figures, Worker};
 const PROCESSES: usize = 40;
 
 /// Minimum number of rounds of a meaningful storm.
-const FEW: usize = 200;
+const FEW: usize = 100;
 
 /// How much of what happened last is shown of each name.
 const LAST: usize = 15;
