@@ -88,21 +88,15 @@ fn a_command_may_be_the_first_process_of_a_namespace() {
 }
 
 #[test]
-fn a_child_that_cannot_be_told_to_start_is_no_command_that_failed() {
+fn a_child_that_cannot_be_told_to_start_ends() {
     if !has("strace") {
         return;
     }
     let sandbox = Sandbox::new(Kind::Directory);
-    for (fault, end, said) in [
-        ("sendmsg:error=EPIPE", 137, ""),
-        ("recvmsg:error=EIO", 126, "csalock: cannot run echo: I/O error; try again\n"),
-    ] {
-        let fault = format!("inject={fault}");
-        let words = ["-f", "-qq", "-o", "/dev/null", "-e", &fault, csalock(), "run", "-n", "x", "echo", "ran"];
-        let done = sandbox.call("strace", words).capture();
-        assert_eq!((done.seen_by_shell(), done.stdout.as_str(), done.stderr.as_str()), (end, "", said), "{fault}");
-        assert_eq!(sandbox.state("x"), "free");
-    }
+    let fault = ["-f", "-qq", "-o", "/dev/null", "-e", "inject=sendmsg:error=EPIPE"];
+    let done = sandbox.call("strace", [&fault[..], &[csalock(), "run", "-n", "x", "echo", "ran"]].concat()).capture();
+    assert_eq!((done.seen_by_shell(), done.stdout.as_str(), done.stderr.as_str()), (137, "", ""));
+    assert_eq!(sandbox.state("x"), "free");
 }
 
 /// A step of a filter of system calls: seccomp(2).
