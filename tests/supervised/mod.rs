@@ -9,7 +9,8 @@
 //! where it was built if that is below a private directory, such as /root.
 //!
 //! Temporary files are in directories of the run, which are then removed. If root runs the tests, they have mounts and a
-//! /dev/shm of their own: csalock leaves witnesses there, and its `gc` reads all of them.
+//! /dev/shm of their own: csalock leaves witnesses there, and its `gc` reads all of them. Where that is not possible, the
+//! last run to end removes the witnesses that are younger than itself.
 //!
 //! nohup(1) and background jobs of shells start programs with ignored signals, which csalock rightly passes on. The
 //! tests must not depend on that, so all dispositions are reset here.
@@ -17,10 +18,11 @@
 #![allow(unsafe_code, reason = "fork(2), and a function that is called before main")]
 
 use std::collections::BTreeSet;
+use std::fs::DirEntry;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::{OnceLock, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::libc;
 use nix::mount::{MsFlags, mount};
@@ -39,6 +41,16 @@ const IN_MEMORY: &str = "TEST_MEMORY_OF_CSALOCK";
 /// The directory in memory that all processes of a host share.
 const MEMORY: &str = "/dev/shm";
 
+/// The prefix of the name of a run's directory in memory, and that of a witness of csalock.
+const RUN: &str = "tests-of-csalock-";
+const WITNESS: &str = "csalock-";
+
+/// The greatest difference between the clock and the time of a file that was written then, which is that of the last tick.
+const TICK: Duration = Duration::from_millis(10);
+
+/// True if this run has a /dev/shm of its own.
+static HAS_OWN_MOUNTS: OnceLock<bool> = OnceLock::new();
+
 /// The name of the program in the directory for temporary files.
 const PROGRAM: &str = "csalock";
 
@@ -49,7 +61,10 @@ const KEPT: &str = "kept";
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// The directories of a run, each with the variable that names it.
-type Places = Vec<(&'static str, PathBuf)>;
+struct Places {
+    begun: SystemTime,
+    all: Vec<(&'static str, PathBuf)>,
+}
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -74,9 +89,10 @@ extern "C" fn begin() {
     let mut awaited: SigSet = ENDING.into_iter().collect();
     awaited.add(Signal::SIGCHLD);
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&awaited), None);
+    let _ = HAS_OWN_MOUNTS.set(separate_mounts());
     let places = make_places();
     // No process has been forked yet that could have the copy open for writing when it is executed.
-    if let Some((_, place)) = places.first() {
+    if let Some((_, place)) = places.all.first() {
         let _ = std::fs::copy(env!("CARGO_BIN_EXE_csalock"), place.join(PROGRAM));
     }
     // SAFETY: the process has a single thread before main.
@@ -94,11 +110,10 @@ extern "C" fn begin() {
             // when the shell that started it ends (setpgid(2)).
             let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
             let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
-            separate_mounts(&places);
             // SAFETY: the process has a single thread before main.
             unsafe {
                 std::env::set_var(MARK, getppid().to_string());
-                places.iter().for_each(|(variable, place)| std::env::set_var(variable, place));
+                places.all.iter().for_each(|(variable, place)| std::env::set_var(variable, place));
             }
         }
     }
@@ -106,36 +121,36 @@ extern "C" fn begin() {
 
 /// Makes the directories of this run. Other users may enter the first one.
 fn make_places() -> Places {
-    let parents = [("TMPDIR", std::env::temp_dir(), 0o755), (IN_MEMORY, MEMORY.into(), 0o700)];
-    let made = parents.into_iter().filter_map(|(variable, parent, mode)| {
-        let place = mkdtemp(&parent.join("tXXXXXX")).ok()?;
+    let begun = SystemTime::now() - TICK;
+    let parents = [("TMPDIR", std::env::temp_dir(), "t", 0o755), (IN_MEMORY, MEMORY.into(), RUN, 0o700)];
+    let made = parents.into_iter().filter_map(|(variable, parent, prefix, mode)| {
+        let place = mkdtemp(&parent.join(format!("{prefix}XXXXXX"))).ok()?;
         std::fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(mode)).ok()?;
         Some((variable, place))
     });
-    made.collect()
+    Places { begun, all: made.collect() }
 }
 
-/// Separates the mounts of this process from those of the machine, with a /dev/shm of its own, if it runs as root.
-fn separate_mounts(places: &Places) {
+/// Separates the mounts of this process from those of the machine, with a /dev/shm of its own, if it runs as root. Returns
+/// true if it has.
+fn separate_mounts() -> bool {
     const NOTHING: Option<&str> = None;
     // A program that was built there must remain visible.
     if std::env::current_exe().is_ok_and(|program| program.starts_with(MEMORY)) {
-        return;
+        return false;
     }
     // In a chroot(1) whose root is not a mount point, a mount would appear on the machine too. And a process that has left
     // the mount namespace of its root could not find its own program any more.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     if !mounts.lines().any(|line| line.split(' ').nth(4) == Some("/")) {
-        return;
+        return false;
     }
     let separate = || {
         unshare(CloneFlags::CLONE_NEWNS)?;
         mount(NOTHING, "/", NOTHING, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NOTHING)?;
         mount(Some("tmpfs"), MEMORY, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=1777"))
     };
-    if separate().is_ok() {
-        places.iter().for_each(|(_, place)| drop(std::fs::create_dir_all(place)));
-    }
+    separate().is_ok()
 }
 
 /// Waits for the end of the supervisor and removes what it left.
@@ -215,8 +230,23 @@ const SCANS: u32 = 20;
 /// Ends every process of this run and removes its directories.
 fn remove_all(supervisor: Pid, killed: BTreeSet<i32>, places: &Places) {
     end_all(supervisor, killed);
-    for (_, place) in places.iter().filter(|(_, place)| !place.join(KEPT).exists()) {
+    for (_, place) in places.all.iter().filter(|(_, place)| !place.join(KEPT).exists()) {
         let _ = std::fs::remove_dir_all(place);
+    }
+    remove_witnesses(places.begun);
+}
+
+/// Removes the witnesses that were left since the beginning of this run, if no other run needs them. That of a process
+/// beside the tests may be one of them: its locks then last as long as their leases, at worst.
+fn remove_witnesses(begun: SystemTime) {
+    let entries = || std::fs::read_dir(MEMORY).into_iter().flatten().flatten();
+    let starts_with =
+        |entry: &DirEntry, prefix| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix));
+    let is_young =
+        |entry: &DirEntry| entry.metadata().and_then(|found| found.modified()).is_ok_and(|time| time >= begun);
+    if !entries().any(|entry| starts_with(&entry, RUN)) {
+        let all = entries().filter(|entry| starts_with(entry, WITNESS) && is_young(entry));
+        all.for_each(|entry| drop(std::fs::remove_file(entry.path())));
     }
 }
 
@@ -253,8 +283,7 @@ fn is_running(pid: i32) -> bool {
 /// Returns true if the tests have mounts of their own, and so a /dev/shm of their own.
 #[allow(dead_code, reason = "one test asks")]
 pub(crate) fn has_own_mounts() -> bool {
-    let mounts_of = |pid: Pid| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-    mounts_of(getpid()) != mounts_of(getppid())
+    HAS_OWN_MOUNTS.get() == Some(&true)
 }
 
 #[allow(dead_code, reason = "not every test program clears an environment")]
