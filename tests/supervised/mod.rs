@@ -119,13 +119,13 @@ extern "C" fn begin() {
     }
 }
 
-/// Makes the directories of this run. Other users may enter the first one.
+/// Makes the directories of this run, which other users may enter: servers have a user of their own.
 fn make_places() -> Places {
     let begun = SystemTime::now() - TICK;
-    let parents = [("TMPDIR", std::env::temp_dir(), "t", 0o755), (IN_MEMORY, MEMORY.into(), RUN, 0o700)];
-    let made = parents.into_iter().filter_map(|(variable, parent, prefix, mode)| {
+    let parents = [("TMPDIR", std::env::temp_dir(), "t"), (IN_MEMORY, MEMORY.into(), RUN)];
+    let made = parents.into_iter().filter_map(|(variable, parent, prefix)| {
         let place = mkdtemp(&parent.join(format!("{prefix}XXXXXX"))).ok()?;
-        std::fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(mode)).ok()?;
+        std::fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(0o755)).ok()?;
         Some((variable, place))
     });
     Places { begun, all: made.collect() }
