@@ -238,8 +238,10 @@ on_every_store! {
     }
 
     fn a_file_has_one_lock_even_under_another_lock(sandbox: &Sandbox) {
-        let holder = sandbox.csalock(["run", "./file", "cat"]).without("CSALOCK_STORE").spawn();
-        wait_until("it is held", || sandbox.path("files/.csalock").exists());
+        let held = sandbox.path("held");
+        let script = format!("touch {}; exec cat", held.display());
+        let holder = sandbox.csalock(["run", "./file", "dash", "-c", &script]).without("CSALOCK_STORE").spawn();
+        wait_until("it is held", || held.exists());
         let try_it = "csalock run -nq ./file true; echo $?";
         let nested = format!("csalock run other dash -c '{try_it}'");
         // The store that the outer lock is in was chosen for that one.
