@@ -37,17 +37,18 @@ fn pack(project: &Path, program: &Path, to: &Path) -> Vec<PathBuf> {
 
 /// The packages of the tested program, packed once: the archive, the Debian package if it can be made, the checksums.
 fn packages() -> &'static [PathBuf] {
-    static PACKED: OnceLock<(TempDir, Vec<PathBuf>)> = OnceLock::new();
-    let (_, packages) = PACKED.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("csalock");
+    static PACKED: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    PACKED.get_or_init(|| {
+        // A directory in a static is never dropped, so it is not a temporary one.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let program = folder.join("csalock");
         fs::copy(CSALOCK, &program).unwrap();
         // A release is stripped. This halves the time to pack, too.
         run(Command::new("strip").arg(&program));
-        let packages = pack(&in_project(""), &program, &folder.path().join("packages"));
-        (folder, packages)
-    });
-    packages
+        pack(&in_project(""), &program, &folder.join("packages"))
+    })
 }
 
 fn debian_package() -> Option<&'static Path> {
