@@ -19,7 +19,6 @@ mod fence;
 mod gc;
 mod history;
 mod inspect;
-mod known;
 mod leases;
 mod lock_set;
 mod outage;
@@ -32,9 +31,8 @@ mod witness;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::commit::RecordUpdate;
+use self::commit::{Committed, RecordUpdate};
 use self::contention::CasRetry;
-use self::known::Known;
 use self::leases::IssuedLease;
 
 pub use acquire::{AcquireResult, Waiting};
@@ -68,7 +66,6 @@ pub struct Engine {
     /// Duration of leases that a keeper renews.
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
-    known: Mutex<Option<Known>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
@@ -99,7 +96,6 @@ impl Engine {
             location: None,
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),
-            known: Mutex::default(),
             #[cfg(debug_assertions)]
             trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
         }
@@ -154,11 +150,10 @@ impl Engine {
         let mut ask = ask.clone();
         // The grants that a lost commit would have ended, and the response to return if the next read knows none of them.
         let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
-        let mut known = self.take_known(name);
+        let mut conflicting = None;
         let mut facts = Facts::default();
         loop {
-            let is_read = known.is_none();
-            let (version, record) = known.take().map_or_else(|| self.read(name), Ok)?;
+            let (version, record) = conflicting.take().map_or_else(|| self.read(name), Ok)?;
             // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
             // the result of our own commit, and only its reply was lost.
             if let Some((ended, response)) = unclear.take()
@@ -168,26 +163,23 @@ impl Engine {
                 return Ok(Some(response));
             }
             match self.decide_again(&record, &ask, None, &mut facts)? {
-                Transition::Done(_) if !is_read => {}
                 Transition::Done(response) => return Ok(Some(response)),
                 Transition::Write { record: next, response, wake, over } => {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    if let Some(version) = self.commit_update(&[update], &[], by)? {
-                        R::changed(&response).iter().for_each(|proof| self.tell_supervisor(proof));
-                        return Ok(Some(R::numbered(response, version.number)));
+                    match self.commit_update(&[update], &[], by)? {
+                        Committed::Done(version) => {
+                            R::changed(&response).iter().for_each(|proof| self.tell_supervisor(proof));
+                            return Ok(Some(R::numbered(response, version.number)));
+                        }
+                        // A request that pauses reads again after its pause.
+                        Committed::Conflict(found) => conflicting = found.filter(|_| R::HAS_PRIORITY),
                     }
-                    known = self.take_known(name);
-                    // A known record may be so old that nothing is left of the grant, but its conflict may be certain.
-                    if is_read || (known.is_none() && self.store.scope() == Scope::Shared) {
-                        unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
-                        ask.repeat();
-                    }
+                    unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
+                    ask.repeat();
                     if !race.backoff()? {
                         return Ok(None);
                     }
-                    // A request that pauses reads again after its pause.
-                    known = known.filter(|_| R::HAS_PRIORITY);
                 }
             }
         }

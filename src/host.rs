@@ -109,9 +109,6 @@ pub trait Host: Send + Sync {
     /// Returns the liveness of a process in the pid domain `domain`, for a store with the scope `reach`.
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness;
 
-    /// Watches this process, so that a later call of [`Host::liveness`] for it needs less time.
-    fn watch(&self, _domain: &PidDomain, _process: &ProcessId) {}
-
     /// Returns true if the process has ended, and its parent `supervisor` is running and has not yet waited for it. The
     /// parent is then about to release the locks of the process.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;

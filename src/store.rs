@@ -52,7 +52,7 @@ pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use ssh::{Remote, Ssh, serve};
 pub use url::{Cluster, Layout, Location};
-pub use write_set::{CommitResult, Conflicting, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
+pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
 
 use crate::error::{Error, Result};
 use crate::host::{Host, boot_lease};
@@ -80,8 +80,6 @@ pub struct Abilities {
     pub wakes_hosts: bool,
     /// True if a commit certainly wakes waiters on other hosts, and subscribers of records learn of all changes.
     pub notifies: bool,
-    /// True if a commit returns the record that it conflicts with, where it certainly conflicts.
-    pub returns_conflicts: bool,
 }
 
 /// Subject of a subscription.
@@ -142,11 +140,12 @@ pub trait Store: Send + Sync {
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
 
     /// Makes all changes of the set, provided that each record still has its expected version and the leases are over.
+    /// Returns as soon as the changes stand.
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult>;
 
-    /// Prepares the next commit of this process, if that changes the record under `name` in the version that was read
-    /// last. The commit then takes less time. The process must not fork in between.
-    fn prepare(&self, _name: &[u8]) {}
+    /// Carries out what no other process waits for after a successful commit: writes its history, closes channels, and
+    /// removes what the changes replaced. Nothing that is correct depends on it.
+    fn finish(&self, _set: &WriteSet<'_>) {}
 
     /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means
     /// the store's default. Only a store whose calls never wait for other processes may ignore it.
@@ -165,7 +164,7 @@ pub trait Store: Send + Sync {
 
     /// Returns what the store can do.
     fn abilities(&self) -> Abilities {
-        Abilities { changes: 1, wakes_hosts: false, notifies: false, returns_conflicts: false }
+        Abilities { changes: 1, wakes_hosts: false, notifies: false }
     }
 
     /// Returns the hosts that may use the store.

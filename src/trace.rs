@@ -140,7 +140,7 @@ impl Trace {
         let swap = store.commit(set);
         let event = match &swap {
             Ok(CommitResult::Done(Version { number, mark })) => Event::Committed(*number, *mark),
-            Ok(CommitResult::Conflict) => Event::Conflict,
+            Ok(CommitResult::Conflict(_)) => Event::Conflict,
             Err(error) => Event::Unknown(error.to_string()),
         };
         // Without this line the checker assumes that the commit may have happened.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use self::wait::AfterWait;
 use super::blocked_callers::BlockedCallers;
-use super::commit::RecordUpdate;
+use super::commit::{Committed, RecordUpdate};
 use super::contention::CasRetry;
 use super::wait_policy::WaitClock;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
@@ -172,18 +172,14 @@ impl<'a> Acquisition<'a> {
     /// Reads the record, decides, and then commits or waits, until the attempt ends.
     fn run(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {
         let engine = self.engine;
-        // The record as this engine knows it. A step without such a record reads the store.
-        let mut committed = engine.take_known(self.name);
-        let mut may_be_old = committed.is_some();
+        // The record as the last commit left or found it. A step without such a record reads the store.
+        let mut committed = None;
         let mut retry = engine.race(self.name).until(self.give_up_at);
         loop {
             self.limit_store_calls(clock);
             let (version, record) = committed.take().map_or_else(|| engine.read(self.name), Ok)?;
             self.store_answered = true;
-            let is_old = std::mem::take(&mut may_be_old);
             let end = match self.decide(&record, clock)? {
-                // Only a commit proves that no other process has changed the record.
-                Transition::Done(_) if is_old => None,
                 Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
                 Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
                 Transition::Write { record: next, response: step, wake, over } => {
@@ -195,18 +191,16 @@ impl<'a> Acquisition<'a> {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     match self.commit(update, &mut retry) {
-                        Ok(Some(version)) => match self.after_commit(version, *next, step) {
+                        Ok(Committed::Done(version)) => match self.after_commit(version, *next, step) {
                             ControlFlow::Break(end) => Some(end),
                             ControlFlow::Continue(now) => {
                                 committed = Some(now);
                                 None
                             }
                         },
-                        Ok(None) => {
-                            let conflicting = engine.take_known(self.name);
+                        Ok(Committed::Conflict(found)) => {
                             // On a shared store, the next try reads after its pause.
-                            committed = conflicting.filter(|_| engine.store.scope() == Scope::Local);
-                            may_be_old = committed.is_some();
+                            committed = found.filter(|_| engine.store.scope() == Scope::Local);
                             self.after_lost_commit(record, &mut retry)?
                         }
                         Err(error) if joins => Some(self.after_refused_entry(record, error, clock)?),
@@ -260,8 +254,8 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Commits a change of the record. Returns `None` if another writer committed first.
-    fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
+    /// Commits a change of the record.
+    fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
         self.engine.commit_update(&[update], &[], None)
     }
@@ -274,10 +268,7 @@ impl<'a> Acquisition<'a> {
         step: AcquireStep,
     ) -> ControlFlow<AcquireResult, VersionedRecord> {
         match Acquire::numbered(step, version.number) {
-            AcquireStep::Granted(grant, before) => {
-                self.engine.keep_committed(version, now, &grant);
-                ControlFlow::Break(AcquireResult::Granted(grant, before))
-            }
+            AcquireStep::Granted(grant, before) => ControlFlow::Break(AcquireResult::Granted(grant, before)),
             AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
                 self.request.queued = true;

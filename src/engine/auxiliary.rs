@@ -29,7 +29,7 @@ impl Engine {
             }
             match self.commit_beside(key, version.as_ref(), body.as_deref(), WriteOptions::default())? {
                 CommitResult::Done(_) => return Ok(next),
-                CommitResult::Conflict => race.backoff()?,
+                CommitResult::Conflict(_) => race.backoff()?,
             };
         }
     }

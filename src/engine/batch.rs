@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::commit::RecordUpdate;
+use super::commit::{Committed, RecordUpdate};
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::Result;
 use crate::lock::{Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Record, Refusal, Transition};
@@ -118,7 +118,7 @@ impl Engine {
             if swapped.is_empty() {
                 return Ok(Batch::Done(answers, None));
             }
-            if let Some(version) = self.commit_update(&swapped, &[], None)? {
+            if let Committed::Done(version) = self.commit_update(&swapped, &[], None)? {
                 return Ok(Batch::Done(answers, Some(version)));
             }
             if !race.backoff()? {

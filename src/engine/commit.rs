@@ -1,12 +1,10 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
-use std::cell::{Cell, RefCell};
-
-use super::{Engine, values};
+use super::{Engine, VersionedRecord, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
-use crate::store::{CommitResult, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
+use crate::store::{CommitResult, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
@@ -18,6 +16,14 @@ pub(super) struct RecordUpdate<'a> {
     pub(super) wake: &'a [HandleHash],
     /// Leases whose expiry justifies the replacement.
     pub(super) over: &'a [Lease],
+}
+
+/// The result of a replacement of records.
+pub(super) enum Committed {
+    /// The version of the records now.
+    Done(Version),
+    /// Another writer committed first. The only record as it is, if the store returned it.
+    Conflict(Option<VersionedRecord>),
 }
 
 impl Engine {
@@ -40,7 +46,12 @@ impl Engine {
         body: Option<&[u8]>,
         options: WriteOptions,
     ) -> Result<CommitResult> {
-        self.commit(&WriteSet::from(Write { name, expect: expect.copied(), body, options }), &[])
+        let set = WriteSet::from(Write { name, expect: expect.copied(), body, options });
+        let done = self.commit(&set, &[])?;
+        if done.is_done() {
+            self.store.finish(&set);
+        }
+        Ok(done)
     }
 
     /// Returns the version of the record under `name`, even if its bytes cannot be read.
@@ -52,39 +63,29 @@ impl Engine {
     }
 
     /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants. `by`
-    /// is the owner that broke them. Returns `None` if another writer committed first.
+    /// is the owner that broke them.
     pub(super) fn commit_update(
         &self,
         records: &[RecordUpdate<'_>],
         beside: &[Write<'_>],
         by: Option<&Owner>,
-    ) -> Result<Option<Version>> {
+    ) -> Result<Committed> {
         let mut bodies = Vec::new();
         for RecordUpdate { record, .. } in records {
             let body = (!record.is_removable()).then(|| lock::encode(record));
             self.check_size(&record.name, body.as_deref())?;
             bodies.push(body);
         }
-        let wake_others = || {
-            // A command whose grant was broken should end before the next one starts.
-            records.iter().for_each(|update| self.tell_supervisors(update.before, update.record));
-            self.wake_waiters(records);
-        };
         // The next holder may end before this process runs again. Its end must not seem to come first.
         let ended_at = self.host.wall();
         let endings = || {
             let of = |update: &RecordUpdate<'_>| self.endings(update.before, update.record, by, ended_at);
             records.iter().flat_map(of).collect()
         };
-        let conflicting = RefCell::default();
-        let only =
-            if let ([update], []) = (records, beside) { update.expect.and(Some(&update.record.name)) } else { None };
         let mut set = WriteSet {
             changes: beside.to_vec(),
             history: LinesOfHistory::new(endings),
             limits: self.remembers,
-            on_commit: Cell::new(Some(&wake_others)),
-            conflicting: only.map(|_| &conflicting),
             ..WriteSet::default()
         };
         for (update, body) in records.iter().zip(&bodies) {
@@ -93,17 +94,25 @@ impl Engine {
             set.changes.push(Write { name, expect: update.expect, body: body.as_deref(), options });
             self.add_effects(&mut set, update);
         }
-        let CommitResult::Done(version) = self.commit(&set, records)? else {
-            only.inspect(|name| self.keep_conflicting(name, conflicting.take()));
-            return Ok(None);
+        let version = match self.commit(&set, records)? {
+            CommitResult::Done(version) => version,
+            CommitResult::Conflict(found) => {
+                let only = if let ([update], []) = (records, beside) { Some(update) } else { None };
+                let found =
+                    only.zip(found).and_then(|(only, found)| self.record_of(&only.record.name, Some(found)).ok());
+                return Ok(Committed::Conflict(found));
+            }
         };
+        // A command whose grant was broken should end before the next one starts.
+        records.iter().for_each(|update| self.tell_supervisors(update.before, update.record));
+        self.wake_waiters(records);
+        self.store.finish(&set);
         for RecordUpdate { before, record, .. } in records {
-            self.tell_of_first_waiter(before, record);
             self.remove_witnesses(before, record);
             // Leftovers of a failed removal do no harm, and the record is committed already.
             let _ = self.remove_leftovers(before, record);
         }
-        Ok(Some(version))
+        Ok(Committed::Done(version))
     }
 
     /// Adds the conditions and effects of the replacement of a record.
@@ -171,15 +180,6 @@ impl Engine {
         }
     }
 
-    /// Notifies the supervisors of the holders that a process waits, so that they know the record when they release the
-    /// lock. Other hosts may change the record of a shared store unnoticed, so it is read at the release anyway.
-    fn tell_of_first_waiter(&self, before: &Record, after: &Record) {
-        if before.waiters.is_empty() && !after.waiters.is_empty() && self.store.scope() == Scope::Local {
-            let supervised = after.holders.iter().filter(|grant| grant.owner.supervisor.is_some());
-            supervised.for_each(|grant| self.tell_supervisor(&grant.proof));
-        }
-    }
-
     /// Removes auxiliary objects that the new record no longer needs.
     fn remove_leftovers(&self, before: &Record, now: &Record) -> Result<()> {
         let fetched = self.remove_pages(before, now)?;
@@ -188,7 +188,7 @@ impl Engine {
         fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
         if !fetched.is_empty() {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
-            self.store.commit(&WriteSet { closed, ..WriteSet::default() })?;
+            self.store.finish(&WriteSet { closed, ..WriteSet::default() });
         }
         gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }

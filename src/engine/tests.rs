@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::host::Fake;
-use crate::store::guarded;
 
 use crate::lock::{EndReason, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Refusal, Release};
 use crate::store::{CommitResult, Memory, WriteSet};
@@ -184,7 +183,7 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
         .store()
         .commit(&WriteSet::of(&key, Some(&version), Some(&lock::encode_auxiliary(&key, &decision))))
         .unwrap();
-    assert_eq!(late, CommitResult::Conflict);
+    assert!(!late.is_done());
 }
 
 #[test]
@@ -234,45 +233,22 @@ fn a_holder_that_released_and_ended_after_the_read_is_not_shown_as_dead() {
     assert_eq!(engine.inspect_record(as_it_was).unwrap().record, Record::free(b"x"));
 }
 
-/// Does `what` as another process would: the engine still knows the record of before.
-fn meanwhile(engine: &Engine, what: impl FnOnce()) {
-    let known = guarded(&engine.known).take();
-    what();
-    *guarded(&engine.known) = known;
-}
-
 fn release(engine: &Engine, request: &AcquireRequest) -> Released {
     engine.release(b"x", request.handle.proof()).unwrap()
 }
 
 #[test]
-fn a_known_record_does_not_turn_a_loss_into_a_release() {
+fn a_loss_that_left_no_trace_is_not_a_release() {
     let (engine, host) = engine();
     let late = request(&engine, 1, Lifetime::Ttl(5000));
     take(&engine, &late, WaitPolicy::NONE);
     host.pass(Duration::from_secs(6));
     // The record keeps the ending for an owner that lives.
     host.set_liveness(1, Liveness::Dead);
-    meanwhile(&engine, || {
-        let next = request(&engine, 2, Lifetime::WhileOwnerLives);
-        assert!(matches!(take(&engine, &next, WaitPolicy::NONE), AcquireResult::Granted(..)));
-        assert!(release(&engine, &next).is_ok());
-    });
+    let next = request(&engine, 2, Lifetime::WhileOwnerLives);
+    assert!(matches!(take(&engine, &next, WaitPolicy::NONE), AcquireResult::Granted(..)));
+    assert!(release(&engine, &next).is_ok());
     // The record has no trace of the lost grant.
     let released = release(&engine, &late);
     assert!(matches!(released, Err(NotHolder { ending: None, stale: None, .. })), "{released:?}");
-}
-
-#[test]
-fn a_known_record_decides_nothing_without_a_commit() {
-    let (engine, _) = engine();
-    let [first, second] = [1, 2].map(|pid| request(&engine, pid, Lifetime::WhileOwnerLives));
-    engine.keep(engine.read(b"x").unwrap(), None);
-    meanwhile(&engine, || assert!(matches!(take(&engine, &first, WaitPolicy::NONE), AcquireResult::Granted(..))));
-    // The engine knows a free lock, and then the lock of another holder.
-    assert!(release(&engine, &first).is_ok());
-    take(&engine, &first, WaitPolicy::NONE);
-    meanwhile(&engine, || assert!(release(&engine, &first).is_ok()));
-    assert!(matches!(take(&engine, &second, WaitPolicy::NONE), AcquireResult::Granted(..)));
-    assert!(release(&engine, &second).is_ok());
 }

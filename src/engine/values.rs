@@ -2,7 +2,7 @@
 //! operations: the bytes of external values, and the wait for the holder.
 
 use super::acquire::Onlooker;
-use super::commit::RecordUpdate;
+use super::commit::{Committed, RecordUpdate};
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
@@ -214,7 +214,7 @@ impl Engine {
                 .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
                 .collect();
             let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-            if let Some(version) = self.commit_update(&[swapped], &beside, None)? {
+            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, None)? {
                 return Ok(Writing::numbered(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.

@@ -1,43 +1,15 @@
 //! Which processes of the pid namespace of this process live.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
-use super::{proc_stat, wait_set};
+use super::proc_stat;
 use crate::lock::{Liveness, ProcessId};
-
-/// A process that was watched while it lived, and its pidfd.
-#[derive(Debug, Default)]
-pub(super) struct WatchedProcess(OnceLock<(ProcessId, OwnedFd)>);
-
-impl WatchedProcess {
-    /// Watches this process from now on, if it lives and no other process is watched.
-    pub(super) fn watch(&self, process: &ProcessId) {
-        if let Ok(Some(pidfd)) = wait_set::pidfd(process)
-            // Only a look at /proc after the opening proves that the pidfd belongs to that process.
-            && fate_in_proc(process) == Liveness::Alive
-        {
-            let _ = self.0.set((*process, pidfd));
-        }
-    }
-
-    /// Returns the liveness of a process.
-    pub(super) fn fate(&self, process: &ProcessId) -> Liveness {
-        let watched = self.0.get().filter(|(watched, _)| watched == process);
-        // A pidfd is readable as soon as its process has ended.
-        let is_alive = |pidfd: &OwnedFd| {
-            matches!(poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO), Ok(0))
-        };
-        if watched.is_some_and(|(_, pidfd)| is_alive(pidfd)) { Liveness::Alive } else { fate_in_proc(process) }
-    }
-}
 
 /// When this process first saw a certain state of other processes, on CLOCK_BOOTTIME.
 #[derive(Debug, Default)]
@@ -52,7 +24,7 @@ impl FirstSight {
 }
 
 /// Returns the liveness of a process, as /proc and kill(2) show it.
-fn fate_in_proc(process: &ProcessId) -> Liveness {
+pub(super) fn liveness_of(process: &ProcessId) -> Liveness {
     match proc_stat::read(process.pid) {
         Ok(Some(stat)) if stat.start != process.start || stat.is_zombie() => Liveness::Dead,
         Ok(Some(_)) => Liveness::Alive,

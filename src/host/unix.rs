@@ -21,7 +21,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
 
 use super::Scope;
-use super::liveness::{FirstSight, WatchedProcess, is_absent, is_released_by, is_stopped};
+use super::liveness::{FirstSight, is_absent, is_released_by, is_stopped, liveness_of};
 use super::machine::{is_this_machine, machine};
 use super::namespaces::{
     BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, namespace, pid_namespace_of,
@@ -47,7 +47,6 @@ pub struct Unix {
     machine: OnceLock<String>,
     name: OnceLock<String>,
     random: Random,
-    watched: WatchedProcess,
     released: FirstSight,
 }
 
@@ -142,7 +141,7 @@ impl Host for Unix {
         let Ok(here) = self.known_space() else { return Liveness::Unknown };
         let is_this_boot = here.boot == domain.boot;
         let seen = if here.contains(domain) {
-            self.watched.fate(process)
+            liveness_of(process)
         } else if is_this_boot && pid_namespace_of(&here.pids) == pid_namespace_of(&domain.pids) {
             // The pid says that there is no such process, but start times differ between time namespaces.
             if is_absent(process) { Liveness::Dead } else { Liveness::Unknown }
@@ -155,12 +154,6 @@ impl Host for Unix {
             (Liveness::Dead, Scope::Shared) if is_this_boot => Liveness::Missing,
             (Liveness::Dead, Scope::Shared) => Liveness::Unknown,
             (seen, _) => seen,
-        }
-    }
-
-    fn watch(&self, domain: &PidDomain, process: &ProcessId) {
-        if self.known_space().is_ok_and(|here| here.contains(domain)) {
-            self.watched.watch(process);
         }
     }
 

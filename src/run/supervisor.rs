@@ -159,21 +159,15 @@ impl<'a> Supervisor<'a> {
                 return None;
             }
             let is_local = engine.store().scope() == Scope::Local;
-            let (version, record) = match engine.read(&target.name) {
-                Ok(read) => read,
+            let record = match engine.read(&target.name) {
+                Ok((_, record)) => record,
                 // The store has no leases of its own, so other callers see that the owner lives.
                 Err(error) if is_local || error.kind() == ErrorKind::System => return known,
                 Err(_) => return Some(Duration::ZERO),
             };
             match record.holders.iter().find(|grant| mine(grant)).map(|grant| &grant.lifetime) {
                 Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(lease).unwrap_or_default()),
-                Some(_) => {
-                    // The release of the lock needs no read if the first waiter stays the only one.
-                    if is_local {
-                        engine.expect_release((version, record));
-                    }
-                    None
-                }
+                Some(_) => None,
                 None => {
                     let ending = record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
                     let is_released = ending.is_some_and(|ending| ending.reason == EndReason::Released);

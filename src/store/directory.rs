@@ -232,33 +232,24 @@ impl Store for Directory {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let done = set.commit_alone(self, |change| {
+        set.commit_alone(self, |change| {
             let swap = self.in_store(change.expect.is_none() && change.body.is_some(), |root| {
-                let (keep, conflicting) = (change.options, set.conflicting);
-                let commit = Commit { store: self, root, keep, conflicting, stands: &|| set.changes_stand() };
+                let commit = Commit { store: self, root, keep: change.options };
                 let done = commit.swap(change.name, change.expect.as_ref(), change.body)?;
-                if done != CommitResult::Conflict {
+                if done.is_done() {
                     *guarded(&self.committed_in) = Some(root.id);
                 }
                 Ok(done)
             });
-            Ok(swap?.unwrap_or(CommitResult::Conflict))
-        })?;
-        if done != CommitResult::Conflict {
-            self.carry_out(set);
-        }
-        Ok(done)
+            Ok(swap?.unwrap_or(CommitResult::Conflict(None)))
+        })
     }
 
-    fn prepare(&self, name: &[u8]) {
-        let mut seen = guarded(&self.seen);
-        if let Some((entry, Some(look))) = seen.as_mut()
-            && entry.root.scope == Scope::Local
-            && entry.file_name == sys::os(&file_name(name))
-            && let Ok(ident) = self.ident()
-        {
-            look.create_draft(ident);
+    fn finish(&self, set: &WriteSet<'_>) {
+        if let Some((_, Some(look))) = &mut *guarded(&self.seen) {
+            look.remove_replaced();
         }
+        self.carry_out(set);
     }
 
     fn leases(&self) -> &dyn Leases {

@@ -253,7 +253,7 @@ impl Store for Etcd {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: true, returns_conflicts: true }
+        Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: true }
     }
 
     fn scope(&self) -> Scope {

@@ -220,8 +220,8 @@ mod tests {
         with(|history_file, place| {
             for number in 0..1000 {
                 history_file.append(format!("line {number}\n").as_bytes(), &limits(1000), NOW).unwrap();
-                // A child that another test forks has the lock for a moment, so the file may be shortened some lines late.
-                assert!(weight(place) <= 1200, "{}", weight(place));
+                // A child that another test forks has the lock for a moment. Each of the two files may then reach the size.
+                assert!(weight(place) <= 2000, "{}", weight(place));
             }
             let kept = lines(history_file);
             assert!(kept.len() > 50 && kept.last().unwrap() == "line 999\n", "{kept:?}");

@@ -43,10 +43,10 @@ impl Store for Memory {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let done = set.commit_alone(&self.leases, |change| {
+        set.commit_alone(&self.leases, |change| {
             let mut inside = guarded(&self.inside);
             if inside.records.get(change.name).map(|stored| stored.version) != change.expect {
-                return Ok(CommitResult::Conflict);
+                return Ok(CommitResult::Conflict(None));
             }
             inside.versions += 1;
             let version = Version { number: inside.versions, mark: 0 };
@@ -57,16 +57,16 @@ impl Store for Memory {
                 None => inside.records.remove(change.name),
             };
             Ok(CommitResult::Done(version))
-        })?;
-        if done != CommitResult::Conflict {
-            let inside = &mut *guarded(&self.inside);
-            inside.history.extend(set.history.iter().cloned());
-            while inside.history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
-                inside.history.remove(0);
-                inside.forgotten += 1;
-            }
+        })
+    }
+
+    fn finish(&self, set: &WriteSet<'_>) {
+        let inside = &mut *guarded(&self.inside);
+        inside.history.extend(set.history.iter().cloned());
+        while inside.history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
+            inside.history.remove(0);
+            inside.forgotten += 1;
         }
-        Ok(done)
     }
 
     fn leases(&self) -> &dyn Leases {

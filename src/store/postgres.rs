@@ -180,21 +180,19 @@ impl Store for Postgres {
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         if set.changes.is_empty() && set.history.is_empty() {
-            self.notify(set);
             return Ok(CommitResult::Done(Version::default()));
         }
         for lease in &set.expired {
             if !self.leases().is_expired(lease)? {
-                return Ok(CommitResult::Conflict);
+                return Ok(CommitResult::Conflict(None));
             }
         }
-        let done = self.transact(set)?;
-        if done != CommitResult::Conflict {
-            set.changes_stand();
-            self.notify(set);
-            self.prune_history(set);
-        }
-        Ok(done)
+        self.transact(set)
+    }
+
+    fn finish(&self, set: &WriteSet<'_>) {
+        self.notify(set);
+        self.prune_history(set);
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
@@ -211,7 +209,7 @@ impl Store for Postgres {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false, returns_conflicts: true }
+        Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false }
     }
 
     fn before_wait(&self) {

@@ -61,8 +61,8 @@ use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
 use super::history_file::{HistoryFile, watch};
 use super::{
-    BootLeases, CommitResult, Conflicting, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store,
-    Subscription, Swept, Topic, Version, Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
+    BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept,
+    Topic, Version, Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -153,24 +153,21 @@ impl Sqlite {
     }
 
     /// Makes one change. If it conflicts with a record, passes that record on, which saves the caller a read.
-    fn replace(&self, change: &Write<'_>, conflicting: Option<&Conflicting>) -> Result<CommitResult> {
+    fn replace(&self, change: &Write<'_>) -> Result<CommitResult> {
         let Write { name, body, options, .. } = *change;
         // A removal makes no bytes readable, so it needs no mode.
         let keep = WriteOptions { mode: options.mode.filter(|_| body.is_some()), ..options };
         let expect = match change.expect {
             None => None,
             Some(Version { number, mark: 0 }) if number <= i64::MAX as u64 => Some(number as i64),
-            Some(_) => return Ok(CommitResult::Conflict),
+            Some(_) => return Ok(CommitResult::Conflict(None)),
         };
         let swapped = self.writing(keep, |transaction| {
             let state = transaction.query_row(STATE, [name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
             let (found, last): (Option<i64>, i64) = state.ok_or_else(errors::without_counter)?;
             if found != expect {
-                if let Some(place) = conflicting {
-                    let now = transaction.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?;
-                    place.replace(now.transpose().ok());
-                }
-                return Ok(None);
+                let now = transaction.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?;
+                return Ok(CommitResult::Conflict(now.and_then(Result::ok)));
             }
             // A power cut may undo the last numbers. The clock makes the numbers after it higher nevertheless.
             let number = last.checked_add(1).filter(|number| *number > 0).ok_or_else(errors::without_counter)?;
@@ -180,12 +177,9 @@ impl Sqlite {
                 Some(body) => transaction.execute(WRITE, (name, number, body))?,
                 None => transaction.execute(REMOVE, [name])?,
             };
-            Ok(Some(number))
+            Ok(CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }))
         });
-        Ok(match swapped? {
-            Some(number) => CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }),
-            None => CommitResult::Conflict,
-        })
+        Ok(swapped?.unwrap_or(CommitResult::Conflict(None)))
     }
 }
 
@@ -211,21 +205,20 @@ impl Store for Sqlite {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let done = set.commit_alone(&self.leases, |change| self.replace(change, set.conflicting))?;
-        if done != CommitResult::Conflict {
-            if !(set.wake.is_empty() && set.closed.is_empty())
-                && let Ok(channels) = self.channels()
-            {
-                channels.carry_out(set);
-            }
-            for line in set.history.iter() {
-                let _ = self.history_file().append(line.as_bytes(), &set.limits, self.host.wall());
-            }
-            // The process that waits for this commit has been woken by now.
-            self.tend_journal();
-            self.note_files();
+        set.commit_alone(&self.leases, |change| self.replace(change))
+    }
+
+    fn finish(&self, set: &WriteSet<'_>) {
+        if !(set.wake.is_empty() && set.closed.is_empty())
+            && let Ok(channels) = self.channels()
+        {
+            channels.carry_out(set);
         }
-        Ok(done)
+        for line in set.history.iter() {
+            let _ = self.history_file().append(line.as_bytes(), &set.limits, self.host.wall());
+        }
+        self.tend_journal();
+        self.note_files();
     }
 
     fn set_deadline(&self, until: Option<Duration>) {

@@ -150,11 +150,8 @@ impl Store for Ssh {
             limits: set.limits,
         };
         match self.ask(&Request::Commit(commit.into()))? {
-            Reply::Committed(version) => {
-                set.changes_stand();
-                Ok(CommitResult::Done(version))
-            }
-            Reply::Conflict => Ok(CommitResult::Conflict),
+            Reply::Committed(version) => Ok(CommitResult::Done(version)),
+            Reply::Conflict => Ok(CommitResult::Conflict(None)),
             _ => Err(self.nonsense()),
         }
     }
@@ -177,7 +174,7 @@ impl Store for Ssh {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: 1, wakes_hosts: true, notifies: false, returns_conflicts: false }
+        Abilities { changes: 1, wakes_hosts: true, notifies: false }
     }
 
     fn scope(&self) -> Scope {

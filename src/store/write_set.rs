@@ -1,6 +1,6 @@
 //! Commits: what they write, under which conditions and with which effects.
 
-use std::cell::{Cell, LazyCell, RefCell};
+use std::cell::LazyCell;
 use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
@@ -11,13 +11,20 @@ use crate::history::Limits;
 use crate::lock::Lease;
 
 /// Result of a commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitResult {
     /// The store committed this version. After a removal, the version does not refer to a record.
     Done(Version),
     /// Another caller was faster, or the reply to our own success was lost. The caller must read again and first look
-    /// for its own step in the record.
-    Conflict,
+    /// for its own step in the record, unless the store returns the record that the only change certainly conflicts with.
+    Conflict(Option<Versioned>),
+}
+
+impl CommitResult {
+    /// Returns true if the changes stand.
+    pub fn is_done(&self) -> bool {
+        matches!(self, CommitResult::Done(_))
+    }
 }
 
 /// Effect that a power cut may have on a commit.
@@ -57,7 +64,7 @@ pub struct Write<'a> {
 /// A commit: changes, their conditions, and effects.
 ///
 /// The effects follow a successful commit, and nothing that is correct depends on them: a process that dies in between
-/// loses them. etcd carries them out in the transaction of the changes.
+/// loses them. A store carries them out with the changes, or when the commit is finished ([`super::Store::finish`]).
 #[derive(Default)]
 pub struct WriteSet<'a> {
     /// Changes of different names: all are made or none. All get the same version.
@@ -74,15 +81,7 @@ pub struct WriteSet<'a> {
     pub history: LinesOfHistory<'a>,
     /// Limits of the history.
     pub limits: Limits,
-    /// Called once, as soon as the changes stand: before all effects that other processes need not wait for.
-    pub on_commit: Cell<Option<&'a dyn Fn()>>,
-    /// Place for the record that the only change conflicts with, or for its absence. The store leaves it alone if it
-    /// cannot tell, or if it may have made the change nevertheless.
-    pub conflicting: Option<&'a Conflicting>,
 }
-
-/// A record with which a commit certainly conflicts, as far as the store knows it.
-pub type Conflicting = RefCell<Option<Option<Versioned>>>;
 
 /// Lines of history that are made when a store asks for them, which some stores do after the change.
 pub struct LinesOfHistory<'a>(LazyCell<Vec<String>, Box<dyn FnOnce() -> Vec<String> + 'a>>);
@@ -132,24 +131,10 @@ impl<'a> WriteSet<'a> {
         self.check_one_change()?;
         for lease in &self.expired {
             if !leases.is_expired(lease)? {
-                return Ok(CommitResult::Conflict);
+                return Ok(CommitResult::Conflict(None));
             }
         }
-        let done = match self.changes.first() {
-            None => CommitResult::Done(Version::default()),
-            Some(change) => replace(change)?,
-        };
-        if done != CommitResult::Conflict {
-            self.changes_stand();
-        }
-        Ok(done)
-    }
-
-    /// Tells the committing process that the changes stand, once.
-    pub(super) fn changes_stand(&self) {
-        if let Some(tell) = self.on_commit.take() {
-            tell();
-        }
+        self.changes.first().map_or(Ok(CommitResult::Done(Version::default())), replace)
     }
 }
 

@@ -48,6 +48,7 @@ fn plant(sandbox: &Sandbox, lines: &[String]) {
             CommitResult::Done(done) => version = Some(done),
             other => panic!("{other:?}"),
         }
+        store.finish(&set);
     }
     assert!(matches!(store.commit(&WriteSet::of(b"planted", version.as_ref(), None)), Ok(CommitResult::Done(_))));
 }

@@ -33,15 +33,12 @@ fn system_calls_do_not_grow() {
     check("system calls", |kind, words, limit| Some((fewest(|| calls(kind, words)), limit)));
 }
 
-/// A holder whose release meets a waiter. Without the variables of its lock, the waiter is not part of a deadlock. The
-/// supervisor has read the record with the waiter as soon as it has a pidfd of the waiter.
+/// A holder whose release meets a waiter. Without the variables of its lock, the waiter is not part of a deadlock.
 #[test]
 fn a_release_to_a_waiter_makes_few_system_calls() {
-    let wait =
-        "env -u CSALOCK_HANDLE csalock run L true & until grep -qs ^Pid: /proc/$PPID/fdinfo/*; do sleep 0.001; done";
+    let wait = "env -u CSALOCK_HANDLE csalock run L true & until csalock status --json L | grep -q '\"waiters\":\\[{'; do sleep 0.01; done";
     check("system calls of a hand-over", |kind, words, _| {
         let limit = match (kind, words) {
-            // Three of them close the new file of the next record in advance, open it again, and look whether it is empty.
             (Kind::Directory, RUN) => 155,
             (Kind::Sqlite, RUN) => 222,
             _ => return None,

@@ -110,6 +110,8 @@ on_every_kind_of_store! {
     fn another_process_can_be_made_the_owner(sandbox: &Sandbox) {
         let mut sleeper = sandbox.call("sleep", ["60"]).spawn();
         let pid = sleeper.pid().to_string();
+        // A process that has just been executed has no command line yet.
+        wait_until("it sleeps", || !std::fs::read(format!("/proc/{pid}/cmdline")).unwrap().is_empty());
         sandbox.csalock(["lock", "--pid", &pid, "x"]).run();
         let sight = sandbox.sight("x");
         assert_eq!(sight["holders"][0]["pid"].to_string(), pid);

@@ -128,7 +128,7 @@ fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     let second = rig.put(b"x", Some(&first), b"body");
     let lease = rig.store.leases().grant(60 * SECOND).unwrap();
     // The commit asks for the lease too, although another one was faster.
-    assert_eq!(rig.store.swap(b"x", Some(&first), Some(b"late")).unwrap(), CommitResult::Conflict);
+    assert!(!rig.store.swap(b"x", Some(&first), Some(b"late")).unwrap().is_done());
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
     rig.put(b"x", Some(&second), b"body");
     assert!(!rig.again().leases().is_expired(&lease).unwrap());
@@ -175,12 +175,12 @@ fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
     revision.store(version.number - 1, Ordering::SeqCst);
     let change = || WriteSet { expired: vec![&lease], ..WriteSet::of(b"x", Some(&version), Some(b"other")) };
     assert!(stale.leases().is_expired(&lease).unwrap());
-    assert_eq!(stale.commit(&change()).unwrap(), CommitResult::Conflict);
+    assert!(!stale.commit_and_finish(&change()).unwrap().is_done());
     // The transaction knows better than the reads that follow it.
     assert!(!stale.leases().is_expired(&lease).unwrap());
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
-    stored(stale.commit(&change()).unwrap());
+    stored(stale.commit_and_finish(&change()).unwrap());
 }
 
 #[test]
@@ -194,12 +194,12 @@ fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
     over.iter().for_each(|lease| rig.store.end_lease(lease));
     let swap = |store: &dyn Store, over: &[Lease]| {
         let expired = over.iter().collect();
-        store.commit(&WriteSet { expired, ..WriteSet::of(b"x", Some(&version), None) }).unwrap()
+        store.commit_and_finish(&WriteSet { expired, ..WriteSet::of(b"x", Some(&version), None) }).unwrap()
     };
     for lasting in [over.len() / 2, 0, over.len()] {
         let mut all = over.to_vec();
         all.insert(lasting, last.clone());
-        assert_eq!(swap(&*rig.again(), &all), CommitResult::Conflict, "{lasting}");
+        assert!(!swap(&*rig.again(), &all).is_done(), "{lasting}");
     }
     assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
     stored(swap(&*rig.store, over));
@@ -212,12 +212,12 @@ fn several_changes_are_one() {
     let change = |name, expect, body| Write { name, expect, body, options: WriteOptions::default() };
     let set = |changes| WriteSet { changes, ..WriteSet::default() };
     let wrong = vec![change(&b"a"[..], Some(version), Some(&b"2"[..])), change(b"b", Some(version), Some(b"2"))];
-    assert_eq!(rig.store.commit(&set(wrong)).unwrap(), CommitResult::Conflict);
+    assert!(!rig.store.commit_and_finish(&set(wrong)).unwrap().is_done());
     assert_eq!((rig.body(b"a"), rig.body(b"b")), (Some(b"1".to_vec()), None));
     let names: Vec<String> = (0..rig.store.abilities().changes - 1).map(|number| format!("name {number}")).collect();
     let mut right = vec![change(b"a", Some(version), None)];
     right.extend(names.iter().map(|name| change(name.as_bytes(), None, Some(b"2"))));
-    let version = stored(rig.store.commit(&set(right)).unwrap());
+    let version = stored(rig.store.commit_and_finish(&set(right)).unwrap());
     assert_eq!(rig.store.version(b"name 0"), Some(version));
     assert_eq!(rig.bodies().len(), names.len());
 }
@@ -412,7 +412,7 @@ fn reads_and_writes_need_a_majority() {
     cluster.kill(cluster.leader());
     let version = match store.swap(b"x", Some(&version), Some(b"two")).unwrap() {
         CommitResult::Done(version) => version,
-        CommitResult::Conflict => store.read(b"x").unwrap().unwrap().version,
+        CommitResult::Conflict(_) => store.read(b"x").unwrap().unwrap().version,
     };
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"two");
     cluster.kill(cluster.leader());
@@ -441,7 +441,7 @@ fn a_hung_leader_is_bypassed() {
         let body = step.to_string().into_bytes();
         version = match store.swap(b"x", Some(&version), Some(&body)).unwrap() {
             CommitResult::Done(version) => version,
-            CommitResult::Conflict => {
+            CommitResult::Conflict(_) => {
                 let found = store.read(b"x").unwrap().unwrap();
                 assert_eq!(found.body, body, "no other client writes there");
                 found.version
@@ -470,7 +470,7 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     assert!(!swallow.load(Ordering::SeqCst));
     let found = store.read(b"x").unwrap().unwrap();
     assert_eq!(found.body, b"two");
-    assert!(swapped == CommitResult::Conflict || swapped == CommitResult::Done(found.version));
+    assert!(!swapped.is_done() || swapped == CommitResult::Done(found.version));
     let direct = open(&cluster.url(&prefix));
     assert_eq!(direct.read(b"x").unwrap(), Some(found));
     assert!(!direct.leases().is_expired(&lease).unwrap());
@@ -525,14 +525,14 @@ fn a_creation_that_lost_does_not_happen_when_a_server_wakes_up() {
     let other = open(&cluster.url(&prefix));
     assert_eq!(store.read(b"x").unwrap(), None);
     let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
-    assert_eq!(store.swap(b"x", None, Some(b"one")).unwrap(), CommitResult::Conflict);
+    assert!(!store.swap(b"x", None, Some(b"one")).unwrap().is_done());
     stored(other.swap(b"x", Some(&version), None).unwrap());
     is_refused_later(cluster, &late.lock().unwrap());
     assert_eq!(store.read(b"x").unwrap(), None);
     // A name that was removed in the meantime is read again.
     let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
     stored(other.swap(b"x", Some(&version), None).unwrap());
-    assert_eq!(store.swap(b"x", None, Some(b"one")).unwrap(), CommitResult::Conflict);
+    assert!(!store.swap(b"x", None, Some(b"one")).unwrap().is_done());
     stored(store.swap(b"x", None, Some(b"one")).unwrap());
 }
 

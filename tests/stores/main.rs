@@ -71,7 +71,7 @@ mod every_store {
         many_acquisitions_leave_no_leftovers
         a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts
         the_place_of_a_record_shows_its_name_escaped
-        a_commit_announces_that_it_stands_once_and_before_the_history
+        a_commit_stands_before_it_is_finished
         lines_of_history_come_back_in_order
         the_time_of_a_store_is_that_of_the_host_that_keeps_it
     } }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{CommitResult, HistoryCursor, LinesOfHistory, Store, Version, WriteSet};
+use csalock::store::{HistoryCursor, LinesOfHistory, Store, Version, WriteSet};
 
 use crate::postgres::{self, Server};
 use crate::postgres_alone::{SECOND, open, wait_until};
@@ -63,12 +63,12 @@ fn no_function_or_operator_of_another_role_runs() {
     let lease = store.leases().grant(60 * SECOND).unwrap();
     let version = stored(store.swap(b"x", None, Some(br#"{"name":"x","holders":[{"since":1}]}"#)).unwrap());
     let history = || WriteSet { history: LinesOfHistory::new(|| vec!["line\n".into()]), ..WriteSet::default() };
-    stored(store.commit(&history()).unwrap());
+    stored(store.commit_and_finish(&history()).unwrap());
     let other = open(&url);
     assert!(other.leases().ttl(&lease).unwrap() > Duration::ZERO);
     other.leases().time().unwrap();
     let next = stored(other.swap(b"x", Some(&version), Some(b"{}")).unwrap());
-    assert_eq!(other.swap(b"x", Some(&version), None).unwrap(), CommitResult::Conflict);
+    assert!(!other.swap(b"x", Some(&version), None).unwrap().is_done());
     other.wake(b"waiter", &lease);
     other.end_lease(&lease);
     other.scan(&mut |_, _| Ok(())).unwrap();
@@ -119,7 +119,7 @@ impl Waiting {
             let commit = scope.spawn(|| {
                 let done = store.swap(name, None, Some(b"body"));
                 store.set_deadline(Some(Unix::new().boottime() + SECOND));
-                (done.is_ok_and(|done| done != CommitResult::Conflict), store.read(name).is_ok())
+                (done.is_ok_and(|done| done.is_done()), store.read(name).is_ok())
             });
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
             wait_until("it waits for the standby", || self.primary.sql(waits) != "0");
@@ -200,7 +200,7 @@ fn a_wake_up_that_fails_does_not_fail_the_commit() {
     let lease = store.leases().grant(60 * SECOND).unwrap();
     let wake = || vec![(b"waiter".to_vec(), Some(&lease))];
     let set = WriteSet { wake: wake(), ..WriteSet::of(b"x", None, Some(b"body")) };
-    stored(store.commit(&set).unwrap());
+    stored(store.commit_and_finish(&set).unwrap());
     assert!(store.read(b"x").unwrap().is_some());
 }
 

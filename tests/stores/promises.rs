@@ -1,6 +1,5 @@
 //! The promises that one process can see.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
@@ -12,8 +11,7 @@ use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, HistoryCursor, Layout, LinesOfHistory, Location, Scope, Store, Swept, Version, Versioned,
-    Write, WriteOptions, WriteSet,
+    Access, CommitResult, HistoryCursor, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
 };
 
 use crate::rig::{Effects, Kind, Rig, stored};
@@ -35,16 +33,16 @@ pub(crate) fn a_written_record_is_read_back(rig: &Rig) {
 
 pub(crate) fn the_first_swap_expects_none(rig: &Rig) {
     let version = rig.put(b"x", None, b"first");
-    assert_eq!(rig.store.swap(b"x", None, Some(b"second")).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.swap(b"x", None, None).unwrap(), CommitResult::Conflict);
+    assert!(!rig.store.swap(b"x", None, Some(b"second")).unwrap().is_done());
+    assert!(!rig.store.swap(b"x", None, None).unwrap().is_done());
     assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
 }
 
 pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
     let stale = rig.put(b"x", None, b"one");
     let version = rig.put(b"x", Some(&stale), b"two");
-    assert_eq!(rig.store.swap(b"x", Some(&stale), Some(b"three")).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.swap(b"x", Some(&stale), None).unwrap(), CommitResult::Conflict);
+    assert!(!rig.store.swap(b"x", Some(&stale), Some(b"three")).unwrap().is_done());
+    assert!(!rig.store.swap(b"x", Some(&stale), None).unwrap().is_done());
     assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
     assert_eq!(rig.body(b"x"), Some(b"two".to_vec()));
     assert_eq!(rig.bodies(), [b"two"]);
@@ -58,8 +56,8 @@ pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
         Version { number: u64::MAX, ..version },
         Version { number: 0, mark: 0 },
     ] {
-        assert_eq!(rig.store.swap(b"x", Some(&wrong), Some(b"two")).unwrap(), CommitResult::Conflict, "{wrong:?}");
-        assert_eq!(rig.store.swap(b"x", Some(&wrong), None).unwrap(), CommitResult::Conflict, "{wrong:?}");
+        assert!(!rig.store.swap(b"x", Some(&wrong), Some(b"two")).unwrap().is_done(), "{wrong:?}");
+        assert!(!rig.store.swap(b"x", Some(&wrong), None).unwrap().is_done(), "{wrong:?}");
     }
     assert_eq!(rig.body(b"x"), Some(b"one".to_vec()));
 }
@@ -67,12 +65,12 @@ pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
 pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     for expect in [version, Version { number: 0, mark: 0 }] {
-        assert_eq!(rig.store.swap(b"y", Some(&expect), None).unwrap(), CommitResult::Conflict);
-        assert_eq!(rig.store.swap(b"y", Some(&expect), Some(b"two")).unwrap(), CommitResult::Conflict);
+        assert!(!rig.store.swap(b"y", Some(&expect), None).unwrap().is_done());
+        assert!(!rig.store.swap(b"y", Some(&expect), Some(b"two")).unwrap().is_done());
     }
     rig.remove(b"x", &version);
-    assert_eq!(rig.store.swap(b"x", Some(&version), None).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.swap(b"x", Some(&version), Some(b"two")).unwrap(), CommitResult::Conflict);
+    assert!(!rig.store.swap(b"x", Some(&version), None).unwrap().is_done());
+    assert!(!rig.store.swap(b"x", Some(&version), Some(b"two")).unwrap().is_done());
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
@@ -80,14 +78,14 @@ pub(crate) fn a_conflict_passes_on_the_record_as_it_is(rig: &Rig) {
     let other = rig.again();
     rig.put(b"y", None, b"so that the store stays");
     let conflict = |expect: &Version, body: Option<&[u8]>| {
-        let found = RefCell::default();
-        let set = WriteSet { conflicting: Some(&found), ..WriteSet::of(b"x", Some(expect), body) };
-        assert_eq!(rig.store.commit(&set).unwrap(), CommitResult::Conflict);
-        found.take().expect("the store tells").map(|found| (found.version, found.body))
+        let CommitResult::Conflict(found) = rig.store.commit(&WriteSet::of(b"x", Some(expect), body)).unwrap() else {
+            panic!("a stale version was changed")
+        };
+        found.map(|found| (found.version, found.body))
     };
     for body in [None, Some(&b"late"[..])] {
         let stale = rig.put(b"x", None, b"one");
-        let next = stored(other.commit(&WriteSet::of(b"x", Some(&stale), Some(b"two"))).unwrap());
+        let next = stored(other.commit_and_finish(&WriteSet::of(b"x", Some(&stale), Some(b"two"))).unwrap());
         for _ in 0..2 {
             assert_eq!(conflict(&stale, body), Some((next, b"two".to_vec())));
         }
@@ -104,8 +102,8 @@ pub(crate) fn an_absence_that_another_opener_ended_conflicts(rig: &Rig) {
         // The name was never used, and then it was used.
         for _ in 0..2 {
             assert_eq!(rig.store.read(b"x").unwrap(), None);
-            let version = stored(other.commit(&WriteSet::of(b"x", None, Some(b"theirs"))).unwrap());
-            assert_eq!(rig.store.commit(&WriteSet::of(b"x", None, body)).unwrap(), CommitResult::Conflict);
+            let version = stored(other.commit_and_finish(&WriteSet::of(b"x", None, Some(b"theirs"))).unwrap());
+            assert!(!rig.store.commit_and_finish(&WriteSet::of(b"x", None, body)).unwrap().is_done());
             assert_eq!(rig.body(b"x"), Some(b"theirs".to_vec()));
             rig.remove(b"x", &version);
         }
@@ -333,9 +331,9 @@ pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
     assert_eq!(store.sweep(true).unwrap(), Swept::default());
     assert_eq!(store.sweep(false).unwrap(), Swept::default());
     store.describe(b"x");
-    stored(store.commit(&WriteSet { closed: vec![b"x".to_vec()], ..WriteSet::default() }).unwrap());
+    stored(store.commit_and_finish(&WriteSet { closed: vec![b"x".to_vec()], ..WriteSet::default() }).unwrap());
     assert_eq!(rig.footprint(), before);
-    assert_eq!(store.swap(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body")).unwrap(), CommitResult::Conflict);
+    assert!(!store.swap(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body")).unwrap().is_done());
     assert_eq!(store.read(b"x").unwrap(), None);
 }
 
@@ -344,7 +342,7 @@ pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     assert_eq!(other.read(b"x").unwrap(), rig.store.read(b"x").unwrap());
     let changed = stored(other.swap(b"x", Some(&version), Some(b"two")).unwrap());
-    assert_eq!(rig.store.swap(b"x", Some(&version), None).unwrap(), CommitResult::Conflict);
+    assert!(!rig.store.swap(b"x", Some(&version), None).unwrap().is_done());
     rig.remove(b"x", &changed);
     assert_eq!(other.read(b"x").unwrap(), None);
     let born = stored(other.swap(b"x", None, Some(b"three")).unwrap());
@@ -429,9 +427,11 @@ pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_l
     let over = Lease { clock, ends: 0, wall: 0 };
     let swap = |leases: &[Lease]| {
         let expired = leases.iter().collect();
-        rig.store.commit(&WriteSet { expired, ..WriteSet::of(b"x", Some(&version), Some(b"other")) }).unwrap()
+        rig.store
+            .commit_and_finish(&WriteSet { expired, ..WriteSet::of(b"x", Some(&version), Some(b"other")) })
+            .unwrap()
     };
-    assert_eq!(swap(&[over.clone(), lease]), CommitResult::Conflict);
+    assert!(!swap(&[over.clone(), lease]).is_done());
     assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
     stored(swap(&[over]));
     assert_eq!(rig.body(b"x"), Some(b"other".to_vec()));
@@ -445,37 +445,24 @@ pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
     }
 }
 
-/// The waiters whom the announcement wakes find the change, and do not wait for the history and the cleanup.
-pub(crate) fn a_commit_announces_that_it_stands_once_and_before_the_history(rig: &Rig) {
-    let lines = |store: &dyn Store| {
-        let mut count = 0;
-        store.read_history(&mut |_| count += 1).unwrap();
-        count
+/// The waiters that the caller then wakes find the change, and do not wait for the history and the cleanup.
+pub(crate) fn a_commit_stands_before_it_is_finished(rig: &Rig) {
+    let seen = || {
+        let (other, mut lines) = (rig.again(), 0);
+        other.read_history(&mut |_| lines += 1).unwrap();
+        (other.read(b"x").unwrap().map(|stored| stored.body), lines)
     };
-    let announced = |expect: Option<&Version>, body: &[u8]| {
-        let seen = RefCell::new(Vec::new());
-        let tell = || {
-            let other = rig.again();
-            let found = other.read(b"x").unwrap().map(|stored| stored.body);
-            seen.borrow_mut().push((found, lines(&*other)));
-        };
-        let write = Write { name: b"x", expect: expect.copied(), body: Some(body), options: WriteOptions::default() };
-        let set = WriteSet {
-            changes: vec![write],
-            history: LinesOfHistory::new(|| vec!["line\n".to_string()]),
-            ..WriteSet::default()
-        };
-        set.on_commit.set(Some(&tell));
-        let done = rig.store.commit(&set).unwrap();
-        drop(set);
-        (done, seen.into_inner())
-    };
-    let (born, seen) = announced(None, b"one");
-    let kept = usize::from(rig.is_on_servers());
-    assert_eq!(seen, [(Some(b"one".to_vec()), kept)]);
-    let (_, seen) = announced(Some(&stored(born)), b"two");
-    assert_eq!(seen, [(Some(b"two".to_vec()), if rig.kind == Kind::Beside { 0 } else { 1 + kept })]);
-    assert_eq!(announced(None, b"three"), (CommitResult::Conflict, Vec::new()));
+    let on_servers = usize::from(rig.is_on_servers());
+    let (mut expect, mut lines) = (None, 0);
+    for body in [&b"one"[..], b"two"] {
+        let history = LinesOfHistory::new(|| vec!["line\n".to_string()]);
+        let set = WriteSet { history, ..WriteSet::of(b"x", expect.as_ref(), Some(body)) };
+        expect = Some(stored(rig.store.commit(&set).unwrap()));
+        assert_eq!(seen(), (Some(body.to_vec()), lines + on_servers));
+        rig.store.finish(&set);
+        lines += usize::from(rig.kind != Kind::Beside);
+        assert_eq!(seen(), (Some(body.to_vec()), lines));
+    }
 }
 
 /// History is kept in order of arrival, or not at all; it is not a record.

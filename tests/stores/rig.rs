@@ -213,7 +213,7 @@ impl Rig {
 pub(crate) fn stored(swap: CommitResult) -> Version {
     match swap {
         CommitResult::Done(version) => version,
-        CommitResult::Conflict => panic!("an undisturbed commit met a conflict"),
+        CommitResult::Conflict(_) => panic!("an undisturbed commit met a conflict"),
     }
 }
 
@@ -245,6 +245,14 @@ fn footprint(directory: &Path) -> (u64, u64) {
 
 /// Commits of one change or of one effect, and versions.
 pub(crate) trait Effects: Store {
+    fn commit_and_finish(&self, set: &WriteSet<'_>) -> csalock::error::Result<CommitResult> {
+        let done = Store::commit(self, set)?;
+        if done.is_done() {
+            self.finish(set);
+        }
+        Ok(done)
+    }
+
     fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> csalock::error::Result<CommitResult> {
         self.swap_with(name, expect, body, WriteOptions::default())
     }
@@ -256,15 +264,18 @@ pub(crate) trait Effects: Store {
         body: Option<&[u8]>,
         options: WriteOptions,
     ) -> csalock::error::Result<CommitResult> {
-        self.commit(&WriteSet::from(Write { name, expect: expect.copied(), body, options }))
+        self.commit_and_finish(&WriteSet::from(Write { name, expect: expect.copied(), body, options }))
     }
 
     fn wake(&self, channel: &[u8], lease: &Lease) {
-        stored(self.commit(&WriteSet { wake: vec![(channel.to_vec(), Some(lease))], ..WriteSet::default() }).unwrap());
+        stored(
+            self.commit_and_finish(&WriteSet { wake: vec![(channel.to_vec(), Some(lease))], ..WriteSet::default() })
+                .unwrap(),
+        );
     }
 
     fn end_lease(&self, lease: &Lease) {
-        stored(self.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() }).unwrap());
+        stored(self.commit_and_finish(&WriteSet { ended: vec![lease], ..WriteSet::default() }).unwrap());
     }
 
     fn append_history(&self, line: &str, limits: &Limits) {
@@ -273,7 +284,7 @@ pub(crate) trait Effects: Store {
             limits: *limits,
             ..WriteSet::default()
         };
-        stored(self.commit(&set).unwrap());
+        stored(self.commit_and_finish(&set).unwrap());
     }
 
     fn version(&self, name: &[u8]) -> Option<Version> {

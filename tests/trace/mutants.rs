@@ -107,7 +107,7 @@ impl Store for Shared {
         let found = inside.records.get(name).cloned();
         let is_stale = found.as_ref().map(|stored| stored.version) != expect;
         if is_stale && !inside.strikes(self.0.wrong == Wrong::NothingCompared) {
-            return Ok(CommitResult::Conflict);
+            return Ok(CommitResult::Conflict(None));
         }
         inside.number += 1;
         if self.0.wrong == Wrong::NumbersForgotten && found.is_none() && inside.strikes(true) {
@@ -286,7 +286,7 @@ fn the_checker_accepts_a_correct_trace() {
 fn faults_of_stores_are_found() {
     let mut missed = Vec::new();
     for (wrong, why) in [
-        (Wrong::NothingCompared, "two commits replace one version"),
+        (Wrong::NothingCompared, "another record than the one that was there"),
         (Wrong::NothingStored, "two commits replace one version"),
         (Wrong::OtherBytes, "another record than the one that was there"),
         (Wrong::RemovalUndone, "two commits replace one version"),

@@ -62,7 +62,7 @@ fn check_commits(store: &dyn Store, name: &[u8]) -> Result<Option<&'static str>>
         Some("a read returns another record than the one that was written")
     } else if version.number <= first.version.number {
         Some("version numbers do not rise")
-    } else if store.commit(&WriteSet::of(name, Some(&first.version), Some(&first.body)))? != CommitResult::Conflict {
+    } else if store.commit(&WriteSet::of(name, Some(&first.version), Some(&first.body)))?.is_done() {
         Some("a commit succeeds although the record has changed")
     } else {
         None

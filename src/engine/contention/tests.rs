@@ -49,7 +49,7 @@ impl Store for Contended {
             }
             rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
         }
-        Ok(CommitResult::Conflict)
+        Ok(CommitResult::Conflict(None))
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
@@ -96,7 +96,7 @@ impl Contended {
     fn commit_with_another(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         let done = self.memory.commit(set)?;
         let name = set.changes[0].name;
-        if Value::of_key(name).is_some() && set.changes[0].body.is_some() && done != CommitResult::Conflict {
+        if Value::of_key(name).is_some() && set.changes[0].body.is_some() && done.is_done() {
             self.modes.lock().unwrap().push(set.changes[0].options.mode);
         }
         let interposed = self.interposed.lock().unwrap().take_if(|(after, _)| after == name);
@@ -233,7 +233,7 @@ fn a_value_that_another_writer_deleted_before_its_reply_was_lost_is_complete() {
         let bytes = memory.read(&key).unwrap().unwrap();
         memory.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap();
         memory.commit(&WriteSet::of(&key, Some(&bytes.version), None)).unwrap();
-        CommitResult::Conflict
+        CommitResult::Conflict(None)
     };
     let (engine, ..) = contended_by(Some((b"x".to_vec(), Box::new(delete))));
     assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
@@ -264,7 +264,7 @@ fn a_waiter_on_a_page_that_was_sealed_before_has_not_left() {
     let page = key.clone();
     let seal = move |memory: &Memory, _| {
         memory.commit(&WriteSet::of(&page, None, Some(&sealed))).unwrap();
-        CommitResult::Conflict
+        CommitResult::Conflict(None)
     };
     let (engine, _, rivals, _) = contended_by(Some((key, Box::new(seal))));
     // The other process comes after a commit whose reply is not lost.

@@ -124,7 +124,7 @@ impl KeeperConfig<'_> {
         }
         let (now, span) = (self.context.host.boottime(), self.context.lease());
         let mine = |grant: &Grant| grant.proof == self.proof;
-        let (version, record) = engine.read(name)?;
+        let (_, record) = engine.read(name)?;
         match record.holders.iter().find(|grant| mine(grant)).map(|grant| grant.lifetime.clone()) {
             Some(Lifetime::Keepalive(lease)) => {
                 let ends = match known {
@@ -134,7 +134,6 @@ impl KeeperConfig<'_> {
                 if let Some(ends) = ends.filter(|ends| now < LeaseSchedule { ends: *ends, span }.renewal()) {
                     return Ok(RenewResult::Held(Some((lease, ends))));
                 }
-                engine.keep((version, record), None);
                 match engine.renew(name, self.proof)? {
                     Ok(grant) => {
                         let ends = engine.ends(&grant.lifetime);

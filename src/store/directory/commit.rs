@@ -28,17 +28,13 @@ use super::pointer::{Pointer, Stage, UniqueId, after};
 use super::root::Root;
 use super::work::used_up;
 use crate::error::{Error, Result};
-use crate::store::{CommitResult, Conflicting, Durability, Layout, Scope, Version, WriteOptions, guarded};
+use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions, guarded};
 
 /// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
     pub(super) root: &'a Arc<Root>,
     pub(super) keep: WriteOptions,
-    /// Place for the record that the change conflicts with ([`crate::store::WriteSet::conflicting`]).
-    pub(super) conflicting: Option<&'a Conflicting>,
-    /// Called when others may see the change, before the cleanup.
-    pub(super) stands: &'a dyn Fn(),
 }
 
 impl Commit<'_> {
@@ -58,21 +54,20 @@ impl Commit<'_> {
             return match (expect, body) {
                 (None, Some(body)) => self.birth(&entry, body),
                 (None, None) => self.settle(None).map(|()| nothing_to_do),
-                (Some(_), _) => Ok(CommitResult::Conflict),
+                (Some(_), _) => Ok(CommitResult::Conflict(None)),
             };
         };
         let Some(pointer) = look.pointer else {
             // The directory never gets a pointer again, so no process can be using it.
             look.clear()?;
-            return Ok(CommitResult::Conflict);
+            return Ok(CommitResult::Conflict(None));
         };
         if pointer.stage == Stage::Unnumbered {
             self.finish_create(&look, &pointer)?;
-            return Ok(CommitResult::Conflict);
+            return Ok(CommitResult::Conflict(None));
         }
         if look.version().as_ref() != expect {
-            self.keep_conflicting(Some(look));
-            return Ok(CommitResult::Conflict);
+            return Ok(self.conflict(Some(look)));
         }
         match body {
             Some(body) => self.change(look, &pointer, body),
@@ -83,7 +78,7 @@ impl Commit<'_> {
 
     fn birth(&self, entry: &Entry, body: &[u8]) -> Result<CommitResult> {
         let unnumbered = Pointer { stage: Stage::Unnumbered, number: 0, ident: self.store.ident()? };
-        let Some(look) = entry.create(&unnumbered, body, self.keep)? else { return Ok(CommitResult::Conflict) };
+        let Some(look) = entry.create(&unnumbered, body, self.keep)? else { return Ok(CommitResult::Conflict(None)) };
         let numbered = self.next_number().and_then(|number| {
             let born = Pointer { stage: Stage::Inline, number, ..unnumbered };
             Ok(look.advance(&unnumbered, &born)?.then_some(born))
@@ -100,24 +95,21 @@ impl Commit<'_> {
         }
     }
 
-    fn change(&self, mut look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
+    fn change(&self, look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
         let number = self.number_after(&look, pointer)?;
         let Some(ident) = look.write(|| self.store.ident(), body, self.keep)? else {
-            self.keep_conflicting(look.entry.look()?);
-            return Ok(CommitResult::Conflict);
+            return Ok(self.conflict(look.entry.look()?));
         };
         let next = Pointer { stage: Stage::Current, number, ident };
         // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
         if look.advance(pointer, &next)? {
             self.settle(Some(&look))?;
-            (self.stands)();
-            look.remove_records();
             self.store.expect_no_change(look.after(next));
             return Ok(CommitResult::Done(next.version()));
         }
         // The reply to our rename may have been lost.
         let swap = self.was_it_us(&look.entry, next.ident)?;
-        if swap == CommitResult::Conflict {
+        if !swap.is_done() {
             look.withdraw(next.ident);
         }
         Ok(swap)
@@ -130,23 +122,23 @@ impl Commit<'_> {
             let now = look.entry.look()?;
             // If the reply to our rename was lost, our tombstone is there.
             if now.as_ref().is_none_or(|now| now.pointer != Some(end)) {
-                self.keep_conflicting(now);
-                return Ok(CommitResult::Conflict);
+                return Ok(self.conflict(now));
             }
         }
         self.settle(Some(&look))?;
-        look.discard_draft();
+        look.remove_replaced();
         // A register that cannot be used costs time, but the record is gone.
         if self.is_parked(&look.entry).unwrap_or(false) {
-            look.remove_records();
-            self.store.expect_no_change(look.after(end));
+            let mut look = look.after(end);
+            look.remove_replaced();
+            self.store.expect_no_change(look);
         } else if let Err(error) = self.purge(&look, &end)
             // The record is gone, whatever stays of its directory. A failed sync must be reported all the same.
             && self.keep.durability == Durability::Durable
         {
             return Err(error);
         }
-        Ok(if removed { CommitResult::Done(end.version()) } else { CommitResult::Conflict })
+        Ok(if removed { CommitResult::Done(end.version()) } else { CommitResult::Conflict(None) })
     }
 
     /// Returns true if this record stays as a tombstone, and purges those that it replaces. In a shared store, listings
@@ -181,26 +173,23 @@ impl Commit<'_> {
         let ours = look.as_ref().and_then(|look| look.pointer);
         let ours = ours.filter(|pointer| pointer.ident == ident && pointer.stage != Stage::Unnumbered);
         let Some(pointer) = ours else {
-            self.keep_conflicting(look);
-            return Ok(CommitResult::Conflict);
+            return Ok(self.conflict(look));
         };
         Ok(CommitResult::Done(pointer.version()))
     }
 
-    /// Passes on the record that this listing shows, which saves the caller a read. On a shared store a lost reply may
-    /// hide that the change was made.
-    fn keep_conflicting(&self, look: Option<Listing>) {
-        let (Some(mut look), Some(place), Scope::Local) = (look, self.conflicting, self.root.scope) else { return };
-        let found = match look.pointer {
-            Some(pointer) if pointer.stage == Stage::Tombstone => None,
-            Some(pointer) if pointer.is_in_use() => match look.read_record(&pointer, self.store.host.as_ref()) {
-                Ok(Some(found)) => Some(found),
-                _ => return,
-            },
-            _ => return,
+    /// Returns a conflict with the record that this listing shows, which saves the caller a read. On a shared store a lost
+    /// reply may hide that the change was made.
+    fn conflict(&self, look: Option<Listing>) -> CommitResult {
+        let Some(mut look) = look.filter(|_| self.root.scope == Scope::Local) else {
+            return CommitResult::Conflict(None);
         };
-        place.replace(Some(found));
-        self.store.expect_no_change(look);
+        let pointer = look.pointer.filter(Pointer::is_in_use);
+        let found = pointer.and_then(|pointer| look.read_record(&pointer, self.store.host.as_ref()).ok().flatten());
+        if found.is_some() {
+            self.store.expect_no_change(look);
+        }
+        CommitResult::Conflict(found)
     }
 
     /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.

@@ -10,7 +10,7 @@ use super::pointer::{Name, Pointer, Stage, UniqueId, boot_tag};
 use super::sys::{self, os};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::store::{Durability, Scope, Version, Versioned, WriteOptions};
+use crate::store::{Scope, Version, Versioned, WriteOptions};
 
 /// The result of listing an entry's directory.
 pub(super) struct Listing {
@@ -18,18 +18,25 @@ pub(super) struct Listing {
     directory: OwnedFd,
     pub(super) pointer: Option<Pointer>,
     records: Vec<UniqueId>,
+    /// The records that this process has replaced and not yet removed.
+    replaced: Vec<UniqueId>,
     silly_renames: Vec<Vec<u8>>,
     /// The record that the pointer leads to, if it was read.
     stored: Option<Versioned>,
-    /// The new, empty file of the next record. It may become the record only by a rename of the pointer of this listing:
-    /// another process that commits first may remove the file.
-    draft: Option<UniqueId>,
 }
 
 impl Listing {
     /// Returns a listing with only this pointer in it.
     pub(super) fn new(entry: Entry, directory: OwnedFd, pointer: Option<Pointer>) -> Listing {
-        Listing { entry, directory, pointer, records: Vec::new(), silly_renames: Vec::new(), stored: None, draft: None }
+        Listing {
+            entry,
+            directory,
+            pointer,
+            records: Vec::new(),
+            replaced: Vec::new(),
+            silly_renames: Vec::new(),
+            stored: None,
+        }
     }
 
     /// Lists the directory of a record.
@@ -56,7 +63,8 @@ impl Listing {
 
     /// Returns the listing after a commit that put this pointer in place, provided that no other process commits.
     pub(super) fn after(mut self, pointer: Pointer) -> Listing {
-        self.records = [pointer.ident].into_iter().filter(|_| pointer.stage == Stage::Current).collect();
+        self.replaced.append(&mut self.records);
+        self.records.extend(Some(pointer.ident).filter(|_| pointer.stage == Stage::Current));
         self.pointer = Some(pointer);
         self.stored = None;
         self
@@ -120,23 +128,6 @@ impl Listing {
         }
     }
 
-    /// Creates the file of the next record now, unless that fails, because the creation takes longer than all else.
-    pub(super) fn create_draft(&mut self, ident: UniqueId) {
-        self.discard_draft();
-        match sys::create_draft(&self.directory, &ident.record(), self.entry.kind(None)) {
-            Ok(()) => self.draft = Some(ident),
-            // The file may exist without its final mode.
-            Err(_) => drop(sys::remove_file(&self.directory, OsStr::new(&ident.record()))),
-        }
-    }
-
-    /// Removes the file that was created for the next record.
-    pub(super) fn discard_draft(&mut self) {
-        if let Some(draft) = self.draft.take() {
-            self.withdraw(draft);
-        }
-    }
-
     /// Returns true if another process has certainly changed a record in use since the listing. A look costs less than a
     /// file that is created in vain. A free record seldom has a rival, and on a shared store a look costs a request.
     fn is_overtaken(&self) -> bool {
@@ -146,24 +137,11 @@ impl Listing {
 
     /// Writes the file of a new record, and returns its id; `None` if another process was faster.
     pub(super) fn write(
-        &mut self,
+        &self,
         ident: impl FnOnce() -> Result<UniqueId>,
         body: &[u8],
         keep: WriteOptions,
     ) -> Result<Option<UniqueId>> {
-        if let Some(draft) = self.draft.filter(|_| keep.mode.is_none()) {
-            let synced = keep.durability >= Durability::Atomic;
-            match sys::fill_draft(&self.directory, &draft.record(), body, synced) {
-                Ok(()) => return Ok(self.draft.take()),
-                Err(Errno::ENOENT | Errno::ESTALE) => {
-                    self.draft = None;
-                    return Ok(None);
-                }
-                // Another program has changed the file.
-                Err(_) => {}
-            }
-        }
-        self.discard_draft();
         if self.is_overtaken() {
             return Ok(None);
         }
@@ -240,6 +218,13 @@ impl Listing {
         }
     }
 
+    /// Removes the records that this process has replaced, like [`Listing::remove_records`].
+    pub(super) fn remove_replaced(&mut self) {
+        for record in self.replaced.drain(..) {
+            let _ = sys::remove_file(&self.directory, OsStr::new(&record.record()));
+        }
+    }
+
     /// Waits until the names in the directory are on disk.
     pub(super) fn sync(&self) -> Result<()> {
         sys::sync_directory(&self.directory).map_err(self.entry.failed("sync the record's directory"))
@@ -250,15 +235,6 @@ impl Listing {
             // Another process uses the directory and removes it later.
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
             removed => removed.map_err(self.entry.failed("remove the record's directory")),
-        }
-    }
-}
-
-impl Drop for Listing {
-    /// Removes a draft that no commit has used. After a panic the next commit of another process does so.
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.discard_draft();
         }
     }
 }

@@ -63,7 +63,7 @@ impl Directory {
 
     /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
     fn sweep_entry(&self, root: &Arc<Root>, file_name: &[u8], is_parked: bool, dry_run: bool) -> Result<bool> {
-        let step = Commit { store: self, root, keep: WriteOptions::default(), conflicting: None, stands: &|| {} };
+        let step = Commit { store: self, root, keep: WriteOptions::default() };
         let entry = Entry::new(root, file_name.to_vec());
         let Some(look) = entry.look()? else {
             if !dry_run {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::{Advice, RawDir, RenameFlags};
 
@@ -99,23 +99,6 @@ pub(super) fn create_file(
     synced: bool,
 ) -> Result<(), Errno> {
     fill(create(at, name, kind)?, bytes, synced)
-}
-
-/// Creates a new, empty file with these additional open flags, mode and owner.
-pub(super) fn create_draft(at: impl AsFd, name: &str, kind: (OFlag, Mode, Ownership)) -> Result<(), Errno> {
-    create(at, name, kind).map(drop)
-}
-
-/// Writes these bytes into a file that was created empty, and syncs it if requested. Fails with EINVAL if it is not an
-/// empty file any more.
-pub(super) fn fill_draft(at: impl AsFd, name: &str, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = answered(nix::fcntl::openat(at, name, flags, Mode::empty()))?;
-    let found = fstat(&file)?;
-    if found.st_size != 0 || SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        return Err(Errno::EINVAL);
-    }
-    fill(file, bytes, synced)
 }
 
 fn create(at: impl AsFd, name: &str, (flags, mode, ownership): (OFlag, Mode, Ownership)) -> Result<OwnedFd, Errno> {

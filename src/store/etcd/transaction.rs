@@ -14,7 +14,7 @@ use super::leases::Pending;
 use super::{Etcd, history};
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock};
-use crate::store::{CommitResult, Conflicting, Version, Write, WriteSet};
+use crate::store::{CommitResult, Version, Write, WriteSet};
 
 /// Maximum number of leases that one transaction compares, or puts keys for.
 const MOST_LEASES: usize = 32;
@@ -45,8 +45,8 @@ struct Transaction<'a> {
     over: &'a [u64],
     /// Steps that the transaction can do without.
     effects: Vec<Value>,
-    /// The name to read if the comparison fails, and the place for its record.
-    conflicting: Option<(&'a [u8], &'a Conflicting)>,
+    /// The name to read if the comparison fails.
+    name: Option<&'a [u8]>,
 }
 
 impl Etcd {
@@ -56,11 +56,13 @@ impl Etcd {
             return Ok(CommitResult::Done(Version::default()));
         }
         let steps: Vec<_> = set.changes.iter().map(|change| self.step(change)).collect::<Result<_>>()?;
-        let Some(steps) = steps.into_iter().collect::<Option<Vec<_>>>() else { return Ok(CommitResult::Conflict) };
+        let Some(steps) = steps.into_iter().collect::<Option<Vec<_>>>() else {
+            return Ok(CommitResult::Conflict(None));
+        };
         let (mut compare, mut steps): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
         let mut births: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
         for change in set.changes.iter().filter(|change| change.expect.is_none() && change.body.is_some()) {
-            let Some(absent_at) = self.absent_at(change.name)? else { return Ok(CommitResult::Conflict) };
+            let Some(absent_at) = self.absent_at(change.name)? else { return Ok(CommitResult::Conflict(None)) };
             // etcd refuses a transaction that puts one key twice.
             let since = births.entry(self.birth_key(change.name)).or_insert(absent_at);
             *since = absent_at.min(*since);
@@ -116,8 +118,8 @@ impl Etcd {
         for over in earlier.chunks(MOST_LEASES) {
             // etcd treats a transaction without any change like a read, which may be stale.
             let steps = vec![delete(&self.lease_key(over[0]))];
-            if self.transact_once(Transaction { steps, over, ..Transaction::default() })? == CommitResult::Conflict {
-                return Ok(CommitResult::Conflict);
+            if !self.transact_once(Transaction { steps, over, ..Transaction::default() })?.is_done() {
+                return Ok(CommitResult::Conflict(None));
             }
         }
         let history = self.key("history", b"");
@@ -128,10 +130,9 @@ impl Etcd {
         }
         steps.extend(ended.iter().take(MOST_LEASES).map(|id| delete(&self.lease_key(*id))));
         let later = effects.split_off(effects.len().min(MOST_STEPS.saturating_sub(steps.len() + pending.len())));
-        let conflicting = set.changes.first().map(|change| change.name).zip(set.conflicting);
-        let done = self.transact_once(Transaction { compare, steps, pending, over, effects, conflicting })?;
-        if done != CommitResult::Conflict {
-            set.changes_stand();
+        let name = if let [change] = &set.changes[..] { Some(change.name) } else { None };
+        let done = self.transact_once(Transaction { compare, steps, pending, over, effects, name })?;
+        if done.is_done() {
             for ended in ended.get(MOST_LEASES..).unwrap_or_default().chunks(MOST_STEPS) {
                 let steps = ended.iter().map(|id| delete(&self.lease_key(*id))).collect();
                 let _ = self.transact_once(Transaction { steps, ..Transaction::default() });
@@ -162,11 +163,11 @@ impl Etcd {
 
     /// Runs one transaction.
     fn transact_once(&self, transaction: Transaction<'_>) -> Result<CommitResult> {
-        let Transaction { mut compare, mut steps, pending, over, effects, conflicting } = transaction;
+        let Transaction { mut compare, mut steps, pending, over, effects, name } = transaction;
         let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();
         compare.extend(keys.iter().map(|key| is_at(key, 0)));
         steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
-        let record = conflicting.map(|(name, _)| range(&self.record_key(name), false));
+        let record = name.map(|name| range(&self.record_key(name), false));
         let look: Vec<_> = keys.iter().map(|key| range(key, true)).chain(record).collect();
         let ask = |steps: &[Value], regrants: bool| {
             let requests = pending.iter().filter(|lease| regrants || !lease.is_granted).map(Pending::request);
@@ -186,13 +187,10 @@ impl Etcd {
             let until = self.client.host.boottime().saturating_add(SEEN_LASTING);
             self.leases.add_lasting(over, &done, until);
             // The first copy of a repeated transaction may have been committed.
-            let conflicting = conflicting.filter(|_| !was_resent);
-            if let (Some((name, place)), Some(read)) = (conflicting, done.responses.get(over.len()))
-                && read.found().is_none_or(|pair| pair.key == self.record_key(name))
-            {
-                place.replace(Some(read.found().cloned().map(Etcd::stored)));
-            }
-            return Ok(CommitResult::Conflict);
+            let name = name.filter(|_| !was_resent);
+            let read = name.zip(done.responses.get(over.len()).and_then(|read| read.found()));
+            let found = read.filter(|(name, pair)| pair.key == self.record_key(name));
+            return Ok(CommitResult::Conflict(found.map(|(_, pair)| Etcd::stored(pair.clone()))));
         }
         self.leases.settle(pending);
         if leaves_effects {

@@ -52,22 +52,22 @@ impl Postgres {
 
     /// Runs the transaction of a commit, and creates the schema if a record needs it.
     pub(super) fn transact(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict) };
+        let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict(None)) };
         let mut done = self.call(COMMIT, &parameters);
         if done.as_ref().is_err_and(|failed| failed.trouble.is_missing()) {
             let creates = |change: &Write<'_>| change.expect.is_none() && change.body.is_some();
             match set.changes.is_empty() {
-                false if !set.changes.iter().any(creates) => return Ok(CommitResult::Conflict),
+                false if !set.changes.iter().any(creates) => return Ok(CommitResult::Conflict(None)),
                 true if set.history.is_empty() => return Ok(CommitResult::Done(Version::default())),
                 _ => {}
             }
             self.create()?;
             // A new schema has numbers that no read has found yet.
-            let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict) };
+            let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict(None)) };
             done = self.call(COMMIT, &parameters);
         }
         let (mut rows, was_resent) = match done {
-            Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict),
+            Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict(None)),
             done => done.map_err(|failed| failed.error)?,
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
@@ -76,11 +76,10 @@ impl Postgres {
         }
         // The first copy of a repeated transaction may have been committed.
         let is_sure = !was_resent && !self.client.in_doubt.load(Ordering::SeqCst);
-        if let (Some(place), [change], true) = (set.conflicting, &set.changes[..], is_sure) {
-            row.remove(0);
-            place.replace(self.stored(row, change.name).ok());
-        }
-        Ok(CommitResult::Conflict)
+        let [change] = &set.changes[..] else { return Ok(CommitResult::Conflict(None)) };
+        row.remove(0);
+        let found = self.stored(row, change.name).ok().flatten();
+        Ok(CommitResult::Conflict(found.filter(|_| is_sure)))
     }
 
     /// Refuses a mode that lets fewer users read the record than may read the store.

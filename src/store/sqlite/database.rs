@@ -104,13 +104,13 @@ impl Sqlite {
         })
     }
 
-    /// Runs `work` in a write transaction on the database, which is created if there is none. Returns `T::default()` if
-    /// the file of the open database was removed or replaced.
-    pub(super) fn writing<T: Default>(
+    /// Runs `work` in a write transaction on the database, which is created if there is none. Returns `None` if the
+    /// file of the open database was removed or replaced.
+    pub(super) fn writing<T>(
         &self,
         keep: WriteOptions,
         work: impl Fn(&Transaction<'_>) -> Done<T>,
-    ) -> Result<T> {
+    ) -> Result<Option<T>> {
         let mut database = guarded(&self.database);
         let file = if database.is_none() { checks::check_file(&self.path)? } else { None };
         if database.is_none() && file.is_none() {
@@ -139,11 +139,11 @@ impl Sqlite {
             transaction.commit()?;
             Ok(value)
         });
-        done.or_else(|cause| {
+        done.map(Some).or_else(|cause| {
             // SQLite opens the log by the name of the database, which fails if the file is gone.
             let is_elsewhere = |open: Database| open.file.is_some() && open.file != checks::file_id(&self.path);
             match database.take().is_some_and(is_elsewhere) || errors::was_moved(&cause) {
-                true => Ok(T::default()),
+                true => Ok(None),
                 false => Err(self.explain(cause)),
             }
         })

@@ -22,8 +22,16 @@ fn open(path: &Path) -> Result<Sqlite> {
     Sqlite::open(path, Arc::new(Fake::new(1)))
 }
 
+impl Sqlite {
+    fn commit_and_finish(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let done = self.commit(set)?;
+        self.finish(set);
+        Ok(done)
+    }
+}
+
 fn put(path: &Path) -> Result<CommitResult> {
-    open(path)?.commit(&WriteSet::of(b"x", None, Some(b"body")))
+    open(path)?.commit_and_finish(&WriteSet::of(b"x", None, Some(b"body")))
 }
 
 /// Returns the kinds of the failures of a read and of a write there.
@@ -149,10 +157,12 @@ fn a_replaced_database_is_opened_again() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let store = open(&path).unwrap();
-    let CommitResult::Done(version) = store.commit(&WriteSet::of(b"x", None, Some(b"old"))).unwrap() else { panic!() };
+    let CommitResult::Done(version) = store.commit_and_finish(&WriteSet::of(b"x", None, Some(b"old"))).unwrap() else {
+        panic!()
+    };
     fs::remove_file(&path).unwrap();
     put(&path).unwrap();
-    assert_eq!(store.commit(&WriteSet::of(b"x", Some(&version), Some(b"new"))), Ok(CommitResult::Conflict));
+    assert!(!store.commit_and_finish(&WriteSet::of(b"x", Some(&version), Some(b"new"))).unwrap().is_done());
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
 }
 
@@ -166,7 +176,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
         (work(), fake.boottime() - began)
     };
     let read = || store.read(b"x").unwrap_err().kind();
-    let write = || store.commit(&WriteSet::of(b"y", None, Some(b"body"))).unwrap_err().kind();
+    let write = || store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))).unwrap_err().kind();
     let other = without_log(&path);
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
     assert_eq!(waited(&read), (ErrorKind::Unavailable, PATIENCE));
@@ -179,7 +189,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     assert_eq!(waited(&write), (ErrorKind::Busy, LEAST));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
     other.execute_batch("ROLLBACK").unwrap();
-    assert!(matches!(store.commit(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
+    assert!(matches!(store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
 }
 
 #[test]
@@ -191,7 +201,7 @@ fn with_a_log_a_writer_blocks_only_writers_and_a_reader_blocks_no_process() {
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
     let began = fake.boottime();
-    let write = || store.commit(&WriteSet::of(b"y", None, Some(b"body")));
+    let write = || store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body")));
     assert_eq!(write().unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(fake.boottime() - began, PATIENCE);
     other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_2").unwrap();
@@ -210,11 +220,12 @@ fn the_log_stays_short_even_if_each_process_commits_once() {
     let mut largest = 0;
     for _ in 0..100 {
         let store = open(&path).unwrap();
-        let CommitResult::Done(version) = store.commit(&WriteSet::of(b"y", None, Some(b"body"))).unwrap() else {
+        let CommitResult::Done(version) = store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))).unwrap()
+        else {
             panic!()
         };
         drop(store);
-        open(&path).unwrap().commit(&WriteSet::of(b"y", Some(&version), None)).unwrap();
+        open(&path).unwrap().commit_and_finish(&WriteSet::of(b"y", Some(&version), None)).unwrap();
         largest = largest.max(sizes(&path).1);
     }
     assert!(largest > 8 << 12 && largest < 16 << 12, "{largest}");
@@ -232,7 +243,7 @@ fn a_database_with_a_rollback_journal_gets_a_log_when_no_process_uses_it() {
     let store = open(&path).unwrap();
     assert!(store.read(b"x").unwrap().is_some());
     drop(other);
-    assert!(matches!(store.commit(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
+    assert!(matches!(store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
     assert_eq!(journal_mode(&Connection::open(&path).unwrap(), ""), "wal");
     assert!(store.read(b"y").unwrap().is_some());
 }
@@ -280,7 +291,7 @@ fn a_database_with_an_access_control_list_has_a_log_only_if_its_directory_passes
     put(&path).unwrap();
     assert_eq!(mode(), "delete");
     give("default", place.path()).unwrap();
-    open(&path).unwrap().commit(&WriteSet::of(b"y", None, Some(b"body"))).unwrap();
+    open(&path).unwrap().commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))).unwrap();
     assert_eq!(mode(), "wal");
 }
 
@@ -296,7 +307,7 @@ fn a_database_with_two_names_is_refused_under_both() {
         assert_eq!([failures(file), failures(name)], [(Some(ErrorKind::Denied), Some(ErrorKind::Denied)); 2]);
     }
     // An open database is refused too.
-    let put = || store.commit(&WriteSet::of(b"y", None, Some(b"body")));
+    let put = || store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body")));
     assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Denied);
     assert_eq!(put().unwrap_err().kind(), ErrorKind::Denied);
     fs::remove_file(place.path().join("also")).unwrap();
@@ -309,7 +320,7 @@ fn a_new_database_ignores_the_log_of_a_removed_one() {
     let path = place.path().join("db");
     let old = open(&path).unwrap();
     for name in [b"a", b"b", b"c"] {
-        old.commit(&WriteSet::of(name, None, Some(b"old"))).unwrap();
+        old.commit_and_finish(&WriteSet::of(name, None, Some(b"old"))).unwrap();
     }
     assert!(sizes(&path).1 > 0);
     // A process still uses the old database and its index.
@@ -317,9 +328,9 @@ fn a_new_database_ignores_the_log_of_a_removed_one() {
     let new = open(&path).unwrap();
     assert_eq!(new.read(b"a"), Ok(None));
     for name in [b"x", b"y"] {
-        assert!(matches!(new.commit(&WriteSet::of(name, None, Some(b"new"))), Ok(CommitResult::Done(_))));
+        assert!(matches!(new.commit_and_finish(&WriteSet::of(name, None, Some(b"new"))), Ok(CommitResult::Done(_))));
     }
-    assert_eq!(old.commit(&WriteSet::of(b"z", None, Some(b"old"))), Ok(CommitResult::Conflict));
+    assert!(!old.commit_and_finish(&WriteSet::of(b"z", None, Some(b"old"))).unwrap().is_done());
     for store in [open(&path).unwrap(), old] {
         let mut names = Vec::new();
         store
@@ -385,9 +396,9 @@ fn the_views_agree_with_the_records() {
     let junk: [&[u8]; 4] =
         [b"holder = \"\xff\0", b"[1]", br#"{"holders":"x","waiters":{"y":["z"]}}"#, br#"{"holders":["x",7]}"#];
     for (number, body) in junk.iter().enumerate() {
-        store.commit(&WriteSet::of(format!("junk {number}").as_bytes(), None, Some(body))).unwrap();
+        store.commit_and_finish(&WriteSet::of(format!("junk {number}").as_bytes(), None, Some(body))).unwrap();
     }
-    store.commit(&WriteSet::of(&record.name, None, Some(&lock::encode(&record)))).unwrap();
+    store.commit_and_finish(&WriteSet::of(&record.name, None, Some(&lock::encode(&record)))).unwrap();
     // A user can write a value that looks like a record.
     let key = lock::Value::key(b"v", 7);
     store

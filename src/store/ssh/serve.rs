@@ -167,11 +167,13 @@ impl Server<'_> {
             closed: commit.closed.iter().map(HandleHash::channel).collect(),
             history: LinesOfHistory::new(|| commit.history.iter().filter(is_line).cloned().collect()),
             limits: commit.limits,
-            ..WriteSet::default()
         };
         Ok(match self.store.commit(&set)? {
-            CommitResult::Done(version) => Reply::Committed(version),
-            CommitResult::Conflict => Reply::Conflict,
+            CommitResult::Done(version) => {
+                self.store.finish(&set);
+                Reply::Committed(version)
+            }
+            CommitResult::Conflict(_) => Reply::Conflict,
         })
     }
 

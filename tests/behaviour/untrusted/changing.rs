@@ -132,35 +132,6 @@ fn a_store_beside_a_file_that_is_exchanged_for_a_link_leads_nowhere() {
 }
 
 #[test]
-fn a_file_for_the_next_record_that_another_program_changes_is_not_used() {
-    let changes = [
-        ("more bytes", "head -c 3000 /dev/zero > $f"),
-        ("a link", "rm $f; ln -s $OUT/file $f"),
-        ("a link to nothing", "rm $f; ln -s none $f"),
-        ("a FIFO", "rm $f; mkfifo $f"),
-        ("a directory", "rm $f; mkdir $f"),
-        ("no file", "rm $f"),
-        ("a file without permissions", "chmod 0 $f"),
-    ];
-    for (what, change) in changes {
-        let sandbox = Sandbox::new(Kind::Directory);
-        let outside = Outside::new(&sandbox);
-        let holder = sandbox.holder("x");
-        let waiter = sandbox.waiter("x", "echo granted");
-        let find = "find $STORE/x -name 'rec.*' -size 0";
-        wait_until("the file is there", || {
-            !sandbox.script("dash", find).env("STORE", sandbox.store_path()).capture().stdout.is_empty()
-        });
-        plant(&sandbox, &format!("f=$({find}); {change}"));
-        let (holder, waiter) = (holder.wait(), waiter.wait());
-        assert_eq!((holder.code, holder.stderr.as_str()), (Some(0), ""), "{what}");
-        assert_eq!((waiter.code, waiter.stdout.as_str(), waiter.stderr.as_str()), (Some(0), "granted\n", ""), "{what}");
-        assert_eq!(bounded(&sandbox, &["run", "-n", "x", "true"]).code, Some(0), "{what}");
-        outside.is_as_it_was(what);
-    }
-}
-
-#[test]
 fn a_record_whose_directory_is_moved_away_is_not_read_from_there() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).run();

@@ -45,7 +45,7 @@ impl Store for Broken {
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         if self.fault == Fault::RefusesAll {
-            return Ok(CommitResult::Conflict);
+            return Ok(CommitResult::Conflict(None));
         }
         self.was_written.store(true, Ordering::Relaxed);
         let [change] = set.changes[..] else { panic!("{} changes", set.changes.len()) };

@@ -65,8 +65,6 @@ pub(crate) struct Act {
     pub(crate) serial: u64,
     pub(crate) doing: Doing,
     pub(crate) is_nfs: bool,
-    /// True if the client prepares its changes.
-    pub(crate) prepares: bool,
 }
 
 impl Act {
@@ -109,23 +107,19 @@ impl Act {
             Doing::Changes(version) | Doing::GivesBack(version) | Doing::Joins(version, _) => Some(version),
             Doing::Sweeps => return store.sweep(false).map(|_| Found::Swept),
             _ => {
-                let mut stored = store.read(NAME)?;
-                // The second read may find that nothing has changed.
-                if self.prepares {
-                    stored = store.read(NAME)?;
-                }
+                let stored = store.read(NAME)?;
                 return Ok(Found::Read(stored.map(|stored| (number(stored.version), stored.body))));
             }
         };
-        if self.prepares && matches!(self.doing, Doing::Changes(_) | Doing::GivesBack(_)) {
-            store.read(NAME)?;
-            store.prepare(NAME);
-        }
         let expect = expect.map(|(number, mark)| Version { number, mark });
-        let swap = store.commit(&WriteSet::of(NAME, expect.as_ref(), self.body().as_deref()))?;
-        Ok(Found::Swapped(match swap {
-            CommitResult::Done(version) => Some(number(version)),
-            CommitResult::Conflict => None,
+        let body = self.body();
+        let set = WriteSet::of(NAME, expect.as_ref(), body.as_deref());
+        Ok(Found::Swapped(match store.commit(&set)? {
+            CommitResult::Done(version) => {
+                store.finish(&set);
+                Some(number(version))
+            }
+            CommitResult::Conflict(_) => None,
         }))
     }
 

@@ -104,15 +104,6 @@ impl FileSystem {
                 self.change(at)?.insert(name.clone(), Node::File(bytes.clone()));
                 Ok(Answer::Done)
             }
-            Call::Write { at, name, bytes } => {
-                let gone = self.gone();
-                match self.directories.get_mut(at).ok_or(gone)?.get_mut(name) {
-                    Some(Node::File(content)) => content.extend(bytes),
-                    Some(Node::Directory(_)) => return Err(Errno::EISDIR),
-                    None => return Err(Errno::ENOENT),
-                }
-                Ok(Answer::Done)
-            }
             Call::Read { at, name } => match self.names(at)?.get(name) {
                 Some(Node::File(bytes)) => Ok(Answer::Bytes(bytes.clone())),
                 Some(Node::Directory(_)) => Err(Errno::EISDIR),

@@ -23,7 +23,6 @@ pub(crate) enum Call {
     OpenDirectory { at: Place, name: String },
     MakeDirectory { at: Place, name: String },
     Create { at: Place, name: String, bytes: Vec<u8> },
-    Write { at: Place, name: String, bytes: Vec<u8> },
     Read { at: Place, name: String },
     Rename { from: Place, old: String, to: Place, new: String },
     RemoveFile { at: Place, name: String },
@@ -45,7 +44,7 @@ impl Call {
             | Call::RemoveDirectory { at, .. }
             | Call::List { at } => vec![at],
             Call::Rename { from, to, .. } => vec![from, to],
-            Call::Write { .. } | Call::IsThere { .. } => Vec::new(),
+            Call::IsThere { .. } => Vec::new(),
         }
     }
 }

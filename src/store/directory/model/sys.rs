@@ -58,20 +58,6 @@ pub(super) fn create_file(
     }
 }
 
-pub(super) fn create_draft(at: impl AsFd, name: &str, kind: (OFlag, Mode, Ownership)) -> Result<(), Errno> {
-    match replay::directory(&at) {
-        Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: Vec::new() }),
-        None => real::create_draft(at, name, kind),
-    }
-}
-
-pub(super) fn fill_draft(at: impl AsFd, name: &str, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    match replay::directory(&at) {
-        Some(at) => replay::done(Call::Write { at, name: name.to_string(), bytes: bytes.to_vec() }),
-        None => real::fill_draft(at, name, bytes, synced),
-    }
-}
-
 pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
     real::sync_directory(directory)
 }

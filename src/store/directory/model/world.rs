@@ -37,8 +37,6 @@ pub(crate) enum Script {
     Takes(u8),
     /// Acquires, changes and releases the lock this many times.
     TakesAndChanges(u8),
-    /// The same, but prepares the change and the release.
-    Prepares(u8),
     /// Changes the record of another holder, as a waiter does, or breaks the lock of a dead holder.
     Joins,
     Sweeps,
@@ -94,7 +92,7 @@ impl Model for World {
             doing: if matches!(script, Script::Sweeps) { Doing::Sweeps } else { Doing::Looks },
             is_dead: false,
             rounds: match script {
-                Script::Takes(rounds) | Script::TakesAndChanges(rounds) | Script::Prepares(rounds) => *rounds,
+                Script::Takes(rounds) | Script::TakesAndChanges(rounds) => *rounds,
                 Script::Joins | Script::Sweeps => 1,
             },
             swaps: 0,
@@ -194,8 +192,7 @@ fn changes(call: &Call) -> bool {
 impl World {
     fn act(&self, state: &State, at: usize) -> Act {
         let client = &state.clients[at];
-        let prepares = matches!(self.clients[at], Script::Prepares(_));
-        Act { client: at, serial: client.swaps, doing: client.doing, is_nfs: self.is_nfs, prepares }
+        Act { client: at, serial: client.swaps, doing: client.doing, is_nfs: self.is_nfs }
     }
 
     /// Runs a client up to its next call, even if that call belongs to the next operation.
@@ -232,7 +229,7 @@ impl World {
     fn begin_after_holding(&self, state: &mut State, at: usize) {
         let client = &mut state.clients[at];
         if let Doing::Holds(version) = client.doing {
-            let changes = matches!(self.clients[at], Script::TakesAndChanges(_) | Script::Prepares(_));
+            let changes = matches!(self.clients[at], Script::TakesAndChanges(_));
             client.doing = if changes { Doing::Changes(version) } else { Doing::GivesBack(version) };
         }
     }
@@ -312,7 +309,7 @@ impl World {
         let mut doing = Doing::Looks;
         loop {
             serial += 1;
-            let act = Act { client: NEWCOMER, serial, doing, is_nfs: self.is_nfs, prepares: false };
+            let act = Act { client: NEWCOMER, serial, doing, is_nfs: self.is_nfs };
             doing = match (doing, to_its_end(&act, &mut files)) {
                 _ if serial > 2 * MOST_SWAPS => return false,
                 (Doing::Looks, Some(Found::Read(found))) => Doing::Takes(found.map(|(version, _)| version)),

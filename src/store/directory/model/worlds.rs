@@ -9,7 +9,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 use self::extent::is_complete;
 use super::file_system::Wrong;
-use super::world::Script::{self, Joins, Prepares, Sweeps, Takes, TakesAndChanges};
+use super::world::Script::{self, Joins, Sweeps, Takes, TakesAndChanges};
 use super::world::{Faults, ONE_HOLDER, World};
 
 #[path = "../../../../tests/extent/mod.rs"]
@@ -65,11 +65,10 @@ fn a_record_is_changed_and_removed() {
 }
 
 #[test]
-fn a_prepared_change_is_overtaken() {
+fn a_change_is_overtaken() {
     let one_dies = Faults { crashes: 1, ..NOTHING };
-    explore("prepared, joined", false, &[Prepares(1), Joins], one_dies, Faults { crashes: 2, ..NOTHING });
-    explore("prepared, taken", false, &[Prepares(1), Takes(1)], one_dies, Faults { crashes: 2, ..NOTHING });
-    explore("prepared, swept", false, &[Prepares(1), Sweeps], one_dies, one_dies);
+    let clients = [TakesAndChanges(1), Joins];
+    explore("changes, joined", false, &clients, one_dies, Faults { crashes: 2, ..NOTHING });
 }
 
 #[test]
