@@ -143,8 +143,8 @@ pub trait Store: Send + Sync {
     /// Returns as soon as the changes stand.
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult>;
 
-    /// Carries out what no other process waits for after a successful commit: writes its history, closes channels, and
-    /// removes what the changes replaced. Nothing that is correct depends on it.
+    /// Carries out the effects that a successful commit has not: wakes waiters through the store, writes the history,
+    /// closes channels, and removes what the changes replaced. Nothing that is correct depends on it.
     fn finish(&self, _set: &WriteSet<'_>) {}
 
     /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means

@@ -188,7 +188,10 @@ impl Engine {
         fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
         if !fetched.is_empty() {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
-            self.store.finish(&WriteSet { closed, ..WriteSet::default() });
+            let set = WriteSet { closed, ..WriteSet::default() };
+            // A store behind ssh(1) carries the effects out where it is, with the commit.
+            self.store.commit(&set)?;
+            self.store.finish(&set);
         }
         gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }

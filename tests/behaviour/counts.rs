@@ -36,7 +36,8 @@ fn system_calls_do_not_grow() {
 /// A holder whose release meets a waiter. Without the variables of its lock, the waiter is not part of a deadlock.
 #[test]
 fn a_release_to_a_waiter_makes_few_system_calls() {
-    let wait = "env -u CSALOCK_HANDLE csalock run L true & until csalock status --json L | grep -q '\"waiters\":\\[{'; do sleep 0.01; done";
+    let wait = "env -u CSALOCK_HANDLE csalock run L true & \
+                until csalock status --json L | grep -q '\"waiters\":\\[{'; do sleep 0.01; done";
     check("system calls of a hand-over", |kind, words, _| {
         let limit = match (kind, words) {
             (Kind::Directory, RUN) => 155,

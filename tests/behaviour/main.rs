@@ -88,7 +88,7 @@ fn why_not(test: &harness::Test) -> Option<&'static str> {
     }
     let turn = test.name.len() % 2;
     let is_left_out = match kind {
-        "etcd" | "sqlite" | "shared" | "postgres" if BY_TURNS.contains(&first) && !extent::is_turn_of(turn, 2) => true,
+        "etcd" | "sqlite" | "shared" if BY_TURNS.contains(&first) && !extent::is_turn_of(turn, 2) => true,
         "etcd" | "sqlite" | "shared" => IN_A_DIRECTORY.contains(&first),
         "postgres" => !ON_POSTGRES.contains(&first),
         "ssh" => !ON_SSH.contains(&first),
