@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use crate::etcd;
 use crate::etcd::between::{Between, Fate, Where};
 use crate::etcd::fair::fair;
-use crate::extent::is_complete;
+use crate::extent::{is_complete, turn};
 use crate::sandbox::wait_until;
 use crate::syscalls::fixture::{Fixture, Place};
 use crate::syscalls::invariants::{self, Mishap};
@@ -119,7 +119,7 @@ fn every_exchange_may_be_cut() {
         if !is_complete() {
             // A call that waits for a missing server takes long.
             cuts.retain(|cut| cut.what != What::FromNowOn);
-            let (every, first) = (cuts.len().div_ceil(SAMPLE).max(1), std::process::id() as usize / 3);
+            let (every, first) = (cuts.len().div_ceil(SAMPLE).max(1), turn() / 3);
             cuts = cuts.into_iter().skip(first % every).step_by(every).collect();
         }
         let (before, began) = (failures.len(), Instant::now());

@@ -3,7 +3,7 @@
 
 use crate::etcd::Place;
 use crate::etcd::fair::fair;
-use crate::extent::{Extent, extent};
+use crate::extent::{Extent, extent, turn};
 use crate::hosts;
 use crate::sandbox::{Call, Job, Network, Sandbox, has_namespaces, wait_until};
 use crate::{postgres, ssh};
@@ -187,7 +187,7 @@ enum Away {
 /// A quick run tries one of the ways.
 fn a_command_is_ended_before_its_lease_when_the_server_is_away(start: fn() -> Option<Hosts>) {
     let ways = [Away::Killed, Away::Stopped, Away::CutOff];
-    let chosen = ways[std::process::id() as usize % ways.len()];
+    let chosen = ways[turn() % ways.len()];
     for way in ways.into_iter().filter(|way| *way == chosen || extent() > Extent::Quick) {
         let Some(hosts) = start() else { return };
         let Hosts { server, network, .. } = &hosts;

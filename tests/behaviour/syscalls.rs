@@ -6,7 +6,7 @@
 //! The calls before `main` are left out. `CSALOCK_TESTS=hours` tries a kill before every call, and each way to fail
 //! each time. The others take a sample of the points that differ: a kill after each call that others can see, because a
 //! later read before it makes no difference, and each way to fail once for each command, process, call and path. `quick`
-//! does so in a third of the scenarios, others in each run; `all` in every one. Each test prints how many points it
+//! does so in a third of the scenarios, others for each commit; `all` in every one. Each test prints how many points it
 //! tried. `CSALOCK_SCENARIO=PART` selects scenarios.
 
 pub(crate) mod calls;
@@ -24,7 +24,7 @@ use self::invariants::Mishap;
 use self::scenarios::{ALL, Scenario};
 use self::tracer::{Fault, Made, Point, Traced, trace};
 
-use crate::extent::{choose, is_complete, scenario_part};
+use crate::extent::{choose, is_complete, scenario_part, turn};
 use crate::sandbox::{PREFIX, csalock, skip};
 
 /// Number of points in a sample of each scenario.
@@ -78,13 +78,13 @@ fn every_call(place: Place) {
     assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// The scenarios that are wanted. Without a part of their names, a quick run has one in three, others in each run.
+/// The scenarios that are wanted. Without a part of their names, a quick run has one in three.
 pub(crate) fn scenarios() -> impl Iterator<Item = &'static Scenario> {
     let part = scenario_part();
     let is_wanted = |scenario: &&Scenario| part.as_ref().is_none_or(|part| scenario.name.contains(part));
     let wanted: Vec<_> = ALL.iter().filter(is_wanted).collect();
     assert!(!wanted.is_empty(), "CSALOCK_SCENARIO={}: no scenario has this in its name", part.unwrap_or_default());
-    let third = (std::process::id() as usize % 3, 3);
+    let third = (turn() % 3, 3);
     let (first, every) = if part.is_none() { choose(third, (0, 1), (0, 1)) } else { (0, 1) };
     wanted.into_iter().skip(first).step_by(every)
 }
@@ -102,7 +102,7 @@ fn every_call_of(place: Place, scenario: &Scenario, known: &mut HashSet<String>)
     let undisturbed = run.stdout;
     let mut points = points(scenario, &run.made, known);
     if !is_complete() {
-        let (every, first) = (points.len().div_ceil(SAMPLE).max(1), std::process::id() as usize / 3);
+        let (every, first) = (points.len().div_ceil(SAMPLE).max(1), turn() / 3);
         points = points.into_iter().skip(first % every).step_by(every).collect();
     }
     for point in &points {

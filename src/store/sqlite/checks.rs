@@ -69,7 +69,16 @@ pub(super) type FileId = (u64, u64);
 
 /// Returns the identity of the file at this path, if there is one, and if it has no other name.
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
-    look(path).ok().filter(|found| found.links == 1 && found.is_mount != Some(true)).map(|found| found.id)
+    look(path).ok().filter(Found::is_sole).map(|found| found.id)
+}
+
+/// Returns true if this path names another file than the one with this identity, or none. It returns false if that
+/// cannot be found out.
+pub(super) fn is_elsewhere(path: &Path, id: FileId) -> bool {
+    match look(path) {
+        Ok(found) => found.id != id || !found.is_sole(),
+        Err(errno) => matches!(errno, Errno::ENOENT | Errno::ENOTDIR),
+    }
 }
 
 /// Object at a path.
@@ -79,6 +88,13 @@ struct Found {
     id: FileId,
     /// Whether it is a mount of its own, which kernels before 5.8 do not say.
     is_mount: Option<bool>,
+}
+
+impl Found {
+    /// Returns true if the file has no other name.
+    fn is_sole(&self) -> bool {
+        self.links == 1 && self.is_mount != Some(true)
+    }
 }
 
 fn look(path: &Path) -> nix::Result<Found> {

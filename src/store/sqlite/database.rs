@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -141,8 +140,8 @@ impl Sqlite {
         });
         done.map(Some).or_else(|cause| {
             // SQLite opens the log by the name of the database, which fails if the file is gone.
-            let is_elsewhere = |open: Database| open.file.is_some() && open.file != checks::file_id(&self.path);
-            match database.take().is_some_and(is_elsewhere) || errors::was_moved(&cause) {
+            let file = database.take().and_then(|open| open.file);
+            match file.is_some_and(|file| checks::is_elsewhere(&self.path, file)) || errors::was_moved(&cause) {
                 true => Ok(None),
                 false => Err(self.explain(cause)),
             }
@@ -189,9 +188,8 @@ impl Sqlite {
     /// of this connection. No other process removes the log meanwhile, except by mistake.
     pub(super) fn has_other_files(&self) -> bool {
         let log = guarded(&self.database).as_ref().and_then(|open| open.log);
-        let is_other = |path: &Path, id: &checks::FileId| checks::file_id(path) != Some(*id);
-        guarded(&self.committed_in).is_some_and(|file| is_other(&self.path, &file))
-            || log.is_some_and(|log| is_other(&with_suffix(&self.path, "-wal"), &log))
+        guarded(&self.committed_in).is_some_and(|file| checks::is_elsewhere(&self.path, file))
+            || log.is_some_and(|log| checks::is_elsewhere(&with_suffix(&self.path, "-wal"), log))
     }
 
     /// Returns the connection, and opens it if necessary.

@@ -153,6 +153,20 @@ fn a_database_that_lost_something_is_corrupt_and_never_free() {
 }
 
 #[test]
+fn a_database_that_cannot_be_looked_at_is_not_called_replaced() {
+    let place = tempfile::tempdir().unwrap();
+    let (directory, moved) = (place.path().join("locks"), place.path().join("moved"));
+    fs::create_dir(&directory).unwrap();
+    let store = open(&directory.join("db")).unwrap();
+    store.commit_and_finish(&WriteSet::of(b"x", None, Some(b"body"))).unwrap();
+    assert!(!store.is_replaced());
+    fs::rename(&directory, &moved).unwrap();
+    assert!(store.is_replaced());
+    symlink("locks", &directory).unwrap();
+    assert!(!store.is_replaced());
+}
+
+#[test]
 fn a_replaced_database_is_opened_again() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");

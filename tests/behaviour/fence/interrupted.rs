@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{names, sandbox, shown, write};
-use crate::extent::{choose, is_complete};
+use crate::extent::{choose, is_complete, turn};
 use crate::sandbox::{Sandbox, csalock, skip};
 use crate::syscalls::tracer::{Fault, Made, Point, Traced, trace, trace_overtaken};
 use crate::syscalls::{before_main, calls};
@@ -51,7 +51,7 @@ fn points(calls: &[(usize, Made)], most: usize, fault: Fault) -> Vec<Point> {
     let all: Vec<Point> =
         calls.iter().enumerate().filter(is_new).map(|(_, (call, made))| at(*call, made, fault)).collect();
     let every = all.len().div_ceil(most).max(1);
-    let first = std::process::id() as usize % every;
+    let first = turn() % every;
     all.into_iter().skip(first).step_by(every).collect()
 }
 
@@ -123,7 +123,7 @@ fn a_writer_whose_call_fails_says_what_it_has_written() {
         }
     }
     let every = all.len().div_ceil(choose(60, 1000, 10_000)).max(1);
-    for point in all.into_iter().skip(std::process::id() as usize % every).step_by(every) {
+    for point in all.into_iter().skip(turn() % every).step_by(every) {
         let sandbox = prepared();
         let run = trace(sandbox.csalock(WRITER).into_command(), Some(point));
         let why = format!("{} {}", crate::syscalls::shown(&point, &run), crate::syscalls::said(&run));

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::etcd::fair::is_within;
-use crate::extent::{Extent, extent};
+use crate::extent::{Extent, extent, turn};
 use crate::programs::write_program;
 use crate::{etcd, postgres, ssh};
 
@@ -503,9 +503,9 @@ pub(crate) fn wait_until_or_show(what: &str, mut is_so: impl FnMut() -> bool, ev
     }
 }
 
-/// The steps, from the first on, at which a command is killed: others in each run, and each of them where there is time, as
+/// The steps, from the first on, at which a command is killed: one in three, and each of them where there is time, as
 /// in `syscalls.rs`.
 pub(crate) fn steps() -> impl Iterator<Item = usize> {
-    let (first, every) = if extent() > Extent::Quick { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
+    let (first, every) = if extent() > Extent::Quick { (1, 1) } else { (1 + turn() % 3, 3) };
     (first..).step_by(every)
 }
