@@ -150,7 +150,11 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
     let mut idle: Vec<_> = (0..8).map(|_| connect()).collect();
     wait_until("it is full", || {
         // A process of the server that has just ended its session has its place a moment longer.
-        idle.iter_mut().filter(|one| one.try_wait().unwrap().is_some()).for_each(|refused| *refused = connect());
+        for one in &mut idle {
+            if one.try_wait().unwrap().is_some() {
+                *one = connect();
+            }
+        }
         connections() == "8"
     });
     let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
