@@ -101,11 +101,6 @@ impl Engine {
         }
     }
 
-    /// Sets the limits for the history that the engine keeps.
-    pub fn remembering(self, limits: Limits) -> Engine {
-        Engine { remembers: limits, ..self }
-    }
-
     /// Returns the engine's store.
     pub fn store(&self) -> &dyn Store {
         self.store.as_ref()

@@ -44,7 +44,6 @@ pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
-pub use path_checks::path_findings;
 pub use postgres::{Database, Postgres, variables as postgres_variables};
 pub use scratch::Scratch;
 pub use secret::Secret;

@@ -1,27 +1,29 @@
 //! `csalock doctor`: checks whether a store is suitable.
 //!
-//! A store reports what only it knows ([`crate::store::Store::diagnose`]). This module checks every store alike,
-//! through the engine. The self-test uses a lock under a name that cannot be typed. It runs in the store or, if the
-//! store does not exist yet, in a temporary store.
+//! A store reports the risks that only it knows ([`crate::store::Store::diagnose`]). This module checks every store
+//! alike: the hosts that share it, its records, a trial of write, read and delete, and its clock.
 
-mod contents;
-mod self_test;
+mod trial;
 
-use std::ffi::OsStr;
+use std::time::Duration;
 
 use super::context::{Context, print, print_json};
 use crate::cli::Doctor;
 use crate::duration::shown as span;
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
-use crate::name::escape;
+use crate::lock::Liveness;
+use crate::name::{escape, shell_quote};
 use crate::report::{HealthJson, OutputStyle, health};
 use crate::signals::Signals;
-use crate::store::{self, Finding, Location, Scope, Scratch, Verdict};
+use crate::store::{Finding, Location, Scope, Scratch, Verdict};
 
 /// Maximum width of a line in columns, however wide the terminal is.
 const WIDEST: usize = 100;
+
+/// Maximum difference between two clocks that is not reported. People and jobs compare their times.
+const FAR: Duration = Duration::from_secs(10);
 
 pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
     let location = match &asked.name {
@@ -41,48 +43,47 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
     if signals.pending() {
         return Ok(signals.exit());
     }
-    tell(asked, &url, &findings)?;
+    if asked.common.json {
+        print_json(&HealthJson::new(url.as_encoded_bytes(), &findings))?;
+    } else {
+        let style = super::status::output_style(&asked.common, false);
+        let width = style.width.map(|width| width.min(WIDEST));
+        print(health(&findings, OutputStyle { width, ..style }))?;
+    }
     let is_bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
     Ok(if is_bad { ErrorKind::Unavailable.into() } else { Exit::Done })
 }
 
-fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()> {
-    if asked.common.json {
-        return print_json(&HealthJson::new(url.as_encoded_bytes(), findings));
-    }
-    let style = super::status::output_style(&asked.common, false);
-    print(health(findings, OutputStyle { width: style.width.map(|width| width.min(WIDEST)), ..style }))
-}
-
-/// Returns all findings.
 fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Finding> {
     let engine = match context.engine(location) {
         Ok(engine) => engine,
-        Err(error) => {
-            let mut findings = vec![Finding::failed("store", &error)];
-            findings.extend(store::path_findings(location));
-            return findings;
-        }
+        Err(error) => return vec![Finding::failed("store", &error)],
     };
     let mut findings = engine.store().diagnose();
     findings.push(hosts(&engine));
     findings.extend(host(&engine));
-    findings.extend(contents::findings(context, location, &engine));
-    drop(engine);
+    let records = records(location, &engine);
     // If the records cannot be read, a second wait for the store is useless.
-    let is_readable = findings.iter().all(|finding| finding.topic != "records" || finding.verdict != Verdict::Bad);
+    let is_readable = records.iter().all(|finding| finding.verdict != Verdict::Bad);
+    findings.extend(records);
     if is_readable && !signals.pending() {
-        findings.extend(self_test(context, location).unwrap_or_else(|error| vec![Finding::failed("locks", &error)]));
+        findings.extend(
+            use_store(context, location, engine).unwrap_or_else(|error| vec![Finding::failed("locks", &error)]),
+        );
     }
     findings
 }
 
-/// Tests that a lock can be acquired, refused and released.
-fn self_test(context: &Context, location: &Location) -> Result<Vec<Finding>> {
-    let mark: String = context.host.random()?.iter().map(|byte| format!("{byte:02x}")).collect();
-    let scratch = Scratch::of(location, &mark)?;
-    let location = scratch.as_ref().map_or(location, |scratch| &scratch.location);
-    self_test::findings(context, location, &mark)
+/// Tries the store and reads its clock. A store that does not exist yet stays missing: a temporary one is used.
+fn use_store(context: &Context, location: &Location, engine: Engine) -> Result<Vec<Finding>> {
+    let number = context.host.unique_number()?;
+    let scratch = Scratch::of(location, number)?;
+    let engine = match &scratch {
+        Some(scratch) => context.engine(&scratch.location)?,
+        None => engine,
+    };
+    let trial = trial::finding(engine.store(), engine.host(), number)?;
+    Ok(std::iter::once(trial).chain(clock(location, &engine)?).collect())
 }
 
 /// Returns which hosts share the store, and the consequences of that.
@@ -111,12 +112,10 @@ fn host(engine: &Engine) -> Option<Finding> {
     match known {
         Err(error) => Some(Finding::failed("host", &error)),
         Ok(home) if engine.store().scope() == Scope::Shared && home.machine.starts_with('@') => {
+            let name = escape(engine.host().name().as_bytes());
             Some(Finding::doubtful(
                 "host",
-                format!(
-                    "it has no /etc/machine-id, so it is known by its name alone: \"{}\"",
-                    escape(engine.host().name().as_bytes())
-                ),
+                format!("it has no /etc/machine-id, so it is known by its name alone: \"{name}\""),
                 "make one (systemd-machine-id-setup), or check that no two hosts have one name",
             ))
         }
@@ -124,7 +123,50 @@ fn host(engine: &Engine) -> Option<Finding> {
     }
 }
 
-/// Returns an error for an unexpected result.
-fn unexpected(what: &str) -> Error {
-    Error::new(ErrorKind::Bug, what, "report this as a bug, unless another program writes to the store")
+/// Counts the locks that are held and waited for, and the records that are unreadable.
+fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
+    let (mut held, mut waiting, mut unreadable) = (0, 0, Vec::new());
+    let scanned = engine.for_each_lock(&mut |status| {
+        match status {
+            Ok(status) => {
+                held += u64::from(status.is_held());
+                waiting += status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count();
+            }
+            Err(error) => unreadable.push(error),
+        }
+        Ok(())
+    });
+    if let Err(error) = scanned {
+        return vec![Finding::failed("records", &error)];
+    }
+    let mut findings = vec![Finding::good("records", format!("{held} held, {waiting} waiting"))];
+    if let [error, others @ ..] = unreadable.as_slice() {
+        let store = shell_quote(location.url().as_encoded_bytes());
+        let cure = format!("run `csalock status --store {store}`: it names each with the next step");
+        let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
+        findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
+    }
+    findings
+}
+
+/// Compares the clock of a shared store with this host's. No lease ends by either, but jobs and people use both.
+fn clock(location: &Location, engine: &Engine) -> Result<Option<Finding>> {
+    if engine.store().scope() == Scope::Local {
+        return Ok(None);
+    }
+    let (ours, theirs) = (engine.host().wall(), engine.time()?);
+    let apart = ours.abs_diff(theirs);
+    Ok(Some(if matches!(location, Location::Directory { .. }) && theirs.subsec_nanos() == 0 {
+        let cure = "an expired lock is noticed up to two seconds later: use a file system with finer times";
+        Finding::doubtful("clock", "the file system keeps times in whole seconds only", cure)
+    } else if apart > FAR {
+        let order = if theirs > ours { "ahead of" } else { "behind" };
+        let found = format!("the store's clock is {} {order} this host's", span(apart));
+        Finding::doubtful("clock", found, "set both clocks by NTP; no lease ends by them, but jobs and people use them")
+    } else {
+        Finding::good(
+            "clock",
+            format!("it differs from this host's by less than {}; no lease ends by either", span(FAR)),
+        )
+    }))
 }

@@ -269,6 +269,6 @@ impl Store for Etcd {
     }
 
     fn diagnose(&self) -> Vec<Finding> {
-        health::examine(&self.client, &self.record_key(b""))
+        health::examine(&self.client)
     }
 }

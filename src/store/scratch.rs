@@ -17,27 +17,21 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Returns a scratch store in the nearest existing directory of a store that was never used. Returns `None` for a
-    /// used store, which is tested itself. `mark` must be unguessable.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the directory cannot be made.
-    pub fn of(location: &Location, mark: &str) -> Result<Option<Scratch>> {
-        let (path, was_used) = match location {
-            Location::Directory { path, layout: Layout::Beside, .. } => (path, path.exists()),
-            Location::Directory { path, .. } => (path, path.join(".work").exists()),
-            Location::Sqlite { path } => (path, std::fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0)),
+    /// Creates a scratch store in the nearest existing directory of a store that was never used. Returns `None` for a
+    /// used store, which is tested itself. No other user can guess the random `number`.
+    pub fn of(location: &Location, number: u64) -> Result<Option<Scratch>> {
+        let mut location = location.clone();
+        let was_used = match &location {
+            Location::Directory { path, layout: Layout::Beside, .. } => path.exists(),
+            Location::Directory { path, .. } => path.join(".work").exists(),
+            Location::Sqlite { path } => std::fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0),
             Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => return Ok(None),
         };
+        let (Location::Directory { path, .. } | Location::Sqlite { path }) = &mut location else { return Ok(None) };
         let Some(parent) = path.ancestors().find(|path| path.is_dir()).filter(|_| !was_used) else { return Ok(None) };
-        let directory = parent.join(format!(".doctor-{mark}"));
+        let directory = parent.join(format!(".doctor-{number:016x}"));
         mkdir(&directory, Mode::S_IRWXU).map_err(|errno| Error::os(errno, "create", &directory))?;
-        let mut location = location.clone();
-        match &mut location {
-            Location::Directory { path, .. } | Location::Sqlite { path } => *path = directory.join("store"),
-            Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => {}
-        }
+        *path = directory.join("store");
         Ok(Some(Scratch { location, directory }))
     }
 }

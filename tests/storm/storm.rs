@@ -290,8 +290,12 @@ fn nothing_is_left(ground: &Ground) -> Vec<String> {
     };
     ground.open().scan(&mut look).unwrap();
     let doctor = ground.csalock(&["doctor"]);
-    if doctor.code != Some(0) || !doctor.stdout.contains("leftovers  none") {
+    if doctor.code != Some(0) {
         wrong.push(format!("the doctor says: {doctor:?}"));
+    }
+    let left = ground.csalock(&["gc", "-v", "--dry-run"]);
+    if left.code != Some(0) || !left.stdout.is_empty() || !left.stderr.is_empty() {
+        wrong.push(format!("there are leftovers: {left:?}"));
     }
     wrong
 }

@@ -237,14 +237,6 @@ impl Client {
         Ok(answers)
     }
 
-    /// Reads a path of one server with GET.
-    pub(super) fn get(&self, at: usize, path: &str, share: Duration) -> Answered<Vec<u8>> {
-        let mut state = guarded(&self.state);
-        self.connector.call_deadline.set(self.host.boottime() + share);
-        let mut answers = self.exchange(&mut state, at, &[Request { path, body: None }], None)?;
-        answers.pop().map(|answer| answer.body).ok_or(CallError::Closed)
-    }
-
     /// Sends a request to one server, once.
     pub(super) fn ask_one<A: DeserializeOwned>(
         &self,

@@ -8,20 +8,14 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::api::{Found, encoded, number};
+use super::api::number;
 use super::client::Client;
 use crate::name::escape;
+use crate::store::Finding;
 use crate::store::net::error::CallError;
-use crate::store::{Finding, Verdict};
 
-/// Maximum time of each request.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Number of timed reads.
-const READS: usize = 5;
-
-/// Read time above which every lock is slow.
-const SLOW: Duration = Duration::from_millis(100);
+/// Maximum time of a request to one server.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Status that one server reports.
 #[derive(Debug, Default, Deserialize)]
@@ -39,30 +33,30 @@ pub(super) struct Members {
     members: Vec<IgnoredAny>,
 }
 
-pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
-    let cluster = &client.cluster;
+pub(super) fn examine(client: &Client) -> Vec<Finding> {
     let mut versions = BTreeSet::new();
-    let servers = (0..cluster.endpoints.len()).flat_map(|at| of_server(client, at, &mut versions));
+    let servers = (0..client.cluster.endpoints.len()).flat_map(|at| of_server(client, at, &mut versions));
     let mut findings: Vec<Finding> = servers.collect();
     findings.extend(versions.iter().filter_map(|version| of_version(version)));
-    let reading = of_reading(client, records);
-    // A cluster that does not answer allows no further checks.
-    if reading.verdict == Verdict::Bad {
-        return [findings, vec![reading]].concat();
+    if !versions.is_empty() {
+        findings.extend(of_members(client));
+        findings.extend([of_login(client), of_transport(client)]);
     }
-    findings.push(reading);
-    findings.extend(of_members(client));
-    findings.push(of_login(client));
-    findings.push(of_transport(client));
     findings
 }
 
-/// Returns the reachability, role and state of one server, and records its version.
+/// Returns the reachability and state of one server, and adds its version.
 fn of_server(client: &Client, at: usize, versions: &mut BTreeSet<String>) -> Vec<Finding> {
     let server = &client.cluster.endpoints[at][..];
-    let status: Status = match client.ask_one(at, "/v3/maintenance/status", &json!({}), PATIENCE) {
+    let status: Status = match client.ask_one(at, "/v3/maintenance/status", &json!({}), SERVER_TIMEOUT) {
         Ok(status) => status,
-        Err(trouble) => return vec![of_trouble(client, server, trouble)],
+        Err(trouble) => {
+            let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster);
+            // Other servers may answer.
+            let is_last = client.cluster.endpoints.len() == 1;
+            let doubt = || Finding::doubtful("server", error.message(), error.hint());
+            return vec![if is_last { Finding::failed("server", &error) } else { doubt() }];
+        }
     };
     let version = if status.version.is_empty() { "unknown" } else { &status.version };
     versions.insert(version.to_string());
@@ -75,37 +69,15 @@ fn of_server(client: &Client, at: usize, versions: &mut BTreeSet<String>) -> Vec
         let cure = "check `etcdctl alarm list`; for NOSPACE compact, defragment and disarm";
         findings.push(Finding::bad("alarm", format!("{server}: {}", escape(error.as_bytes())), cure));
     }
-    if let Ok(health) = client.get(at, "/health", PATIENCE)
-        && String::from_utf8_lossy(&health).contains("\"false\"")
-    {
-        findings.push(Finding::bad("health", format!("{server} reports that it is not healthy"), "check its log"));
-    }
     findings
 }
 
-/// Returns a finding about a server that did not answer, since the others may answer.
-fn of_trouble(client: &Client, server: &str, trouble: CallError) -> Finding {
-    let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster);
-    match client.cluster.endpoints.len() {
-        1 => Finding::failed("server", &error),
-        _ => Finding::doubtful("server", error.message(), error.hint()),
-    }
-}
-
-/// Fault of etcd that concerns locks, and the releases that have it: 3.MINOR.PATCH.
-struct Fault {
-    what: &'static str,
-    releases: &'static [(u32, Range<u32>)],
-}
-
-const FAULTS: [Fault; 4] = [
-    Fault { what: "members may store different data", releases: &[(5, 0..3)] },
-    Fault { what: "a leader that was stuck may revoke leases that last", releases: &[(4, 0..31), (5, 0..13)] },
-    Fault {
-        what: "a server that was paused may answer reads with an old state",
-        releases: &[(4, 20..42), (5, 0..28), (6, 0..9)],
-    },
-    Fault { what: "users may bypass their roles", releases: &[(4, 0..44), (5, 0..30), (6, 0..11)] },
+/// Faults of etcd that concern locks, and the releases that have them: 3.MINOR.PATCH.
+const FAULTS: [(&str, &[(u32, Range<u32>)]); 4] = [
+    ("members may store different data", &[(5, 0..3)]),
+    ("a leader that was stuck may revoke leases that last", &[(4, 0..31), (5, 0..13)]),
+    ("a server that was paused may answer reads with an old state", &[(4, 20..42), (5, 0..28), (6, 0..9)]),
+    ("users may bypass their roles", &[(4, 0..44), (5, 0..30), (6, 0..11)]),
 ];
 
 /// Returns a warning about a version with known faults.
@@ -121,17 +93,18 @@ fn faults(version: &str) -> Vec<String> {
     let (Some(major), Some(minor)) = (parts.next().flatten(), parts.next().flatten()) else {
         return vec!["not the version of a release".to_string()];
     };
+    if (major, minor) < (3, 4) {
+        return vec!["older than 3.4, the first release that csalock supports".to_string()];
+    }
+    if major > 3 {
+        return Vec::new();
+    }
     // A pre-release, for example 3.6.0-rc.1, counts as its first release.
     let patch = parts.next().flatten().unwrap_or_default();
-    match (major, minor) {
-        (..3, _) | (3, ..4) => return vec!["older than 3.4, the first release that csalock supports".to_string()],
-        (4.., _) => return Vec::new(),
-        _ => {}
-    }
     let mut faults = Vec::new();
-    for Fault { what, releases } in &FAULTS {
-        let has_it = releases.iter().find(|(of, patches)| *of == minor && patches.contains(&patch));
-        faults.extend(has_it.map(|(_, patches)| format!("{what} (fixed in 3.{minor}.{})", patches.end)));
+    for (what, releases) in FAULTS {
+        let found = releases.iter().find(|(of, patches)| *of == minor && patches.contains(&patch));
+        faults.extend(found.map(|(_, patches)| format!("{what} (fixed in 3.{minor}.{})", patches.end)));
     }
     if minor == 4 {
         faults.push("3.4 is end-of-life".to_string());
@@ -139,41 +112,19 @@ fn faults(version: &str) -> Vec<String> {
     faults
 }
 
-/// Returns a finding about whether the majority answers, and how fast.
-fn of_reading(client: &Client, records: &[u8]) -> Finding {
-    let question = json!({"key": encoded(records), "keys_only": true});
-    let mut times = Vec::new();
-    for _ in 0..READS {
-        let begun = client.host.boottime();
-        if let Err(error) = client.ask::<Found>("/v3/kv/range", &question) {
-            return Finding::failed("reading", &error);
-        }
-        times.push(client.host.boottime().saturating_sub(begun));
-    }
-    times.sort();
-    let median = times[READS / 2];
-    let what = format!("a read that most members agree to takes {:.1} ms", median.as_secs_f64() * 1000.0);
-    match median > SLOW {
-        true => Finding::doubtful("reading", what, "check the network to etcd, and its disks (`etcdctl check perf`)"),
-        false => Finding::good("reading", what),
-    }
-}
-
 /// Returns the number of members, and how many of them the URL names.
 fn of_members(client: &Client) -> Option<Finding> {
     let known = client.cluster.endpoints.len();
     let members = client.ask::<Members>("/v3/cluster/member/list", &json!({})).ok()?.members.len();
-    Some(match (members, known) {
-        (1, _) => {
-            let cure = "use three members if locks must work without one of them";
-            Finding::doubtful("members", "one: while it is down, no lock can be acquired or released", cure)
-        }
-        (members, 1) => {
-            let what =
-                format!("{members}, and the store's URL names one: while that is down, csalock cannot find the others");
-            Finding::doubtful("members", what, "name several: etcd://HOST:PORT,HOST:PORT/PREFIX")
-        }
-        (members, known) => Finding::good("members", format!("{members}, of which the store's URL names {known}")),
+    Some(if members == 1 {
+        let cure = "use three members if locks must work without one of them";
+        Finding::doubtful("members", "one: while it is down, no lock can be acquired or released", cure)
+    } else if known == 1 {
+        let what =
+            format!("{members}, and the store's URL names one: while that is down, csalock cannot find the others");
+        Finding::doubtful("members", what, "name several: etcd://HOST:PORT,HOST:PORT/PREFIX")
+    } else {
+        Finding::good("members", format!("{members}, of which the store's URL names {known}"))
     })
 }
 
@@ -189,17 +140,14 @@ fn of_login(client: &Client) -> Finding {
 }
 
 fn of_transport(client: &Client) -> Finding {
-    if client.cluster.tls {
-        return Finding::good("transport", "TLS");
-    }
     let is_local = |server: &String| ["127.", "[::1]", "localhost:"].iter().any(|local| server.starts_with(local));
-    match client.cluster.endpoints.iter().all(is_local) {
-        true => Finding::good("transport", "plain, within this host"),
-        false => Finding::doubtful(
-            "transport",
-            "plain: a listener on the network can read all records and passwords",
-            "give etcd certificates and use etcds://",
-        ),
+    if client.cluster.tls {
+        Finding::good("transport", "TLS")
+    } else if client.cluster.endpoints.iter().all(is_local) {
+        Finding::good("transport", "plain, within this host")
+    } else {
+        let what = "plain: a listener on the network can read all records and passwords";
+        Finding::doubtful("transport", what, "give etcd certificates and use etcds://")
     }
 }
 

@@ -1,9 +1,10 @@
-//! Findings about the health of an SQLite store: its kind, its location and its journal. The checks only read.
+//! Findings about an SQLite store: its location, and users who can block it. The checks only read.
+
+use std::os::unix::fs::MetadataExt;
 
 use super::{Sqlite, checks};
-use crate::name::{escape_path, shell_quote};
-use crate::store::Finding;
-use crate::store::path_checks::Place;
+use crate::name::escape_path;
+use crate::store::{Finding, path_checks};
 
 impl Sqlite {
     pub(super) fn findings(&self) -> Vec<Finding> {
@@ -14,28 +15,19 @@ impl Sqlite {
             Ok(None) => Finding::good("store", format!("SQLite database {path}: not there yet")),
             Err(error) => Finding::failed("store", error),
         }];
-        findings.extend(Place { what: "database", path: &self.path }.findings());
-        findings.push(Finding::good("clock", "leases count on this host's time since boot, which cannot be set"));
-        if checked.is_ok() && std::fs::metadata(&self.path).is_ok_and(|found| found.len() > 0) {
-            findings.extend(self.journal());
-        }
+        findings.extend(path_checks::findings(&self.path));
+        findings.extend(self.readers());
         findings
     }
 
-    /// Returns a finding about the journal, which keeps the database whole if a writer is killed.
-    fn journal(&self) -> Option<Finding> {
-        let mode = self.reading(|connection| {
-            Ok(Some(connection.query_row("PRAGMA journal_mode", [], |row| row.get::<_, String>(0))?))
-        });
-        let path = shell_quote(self.path.as_os_str().as_encoded_bytes());
-        let cure = format!("sqlite3 {path} 'PRAGMA journal_mode = DELETE'");
-        Some(match mode {
-            Err(error) => Finding::failed("database", &error),
-            Ok(mode) => match mode?.as_str() {
-                "wal" => Finding::good("journal", "write-ahead log, which each change extends"),
-                "delete" => Finding::good("journal", "rollback journal, removed by each change"),
-                mode => Finding::bad("journal", format!("{mode}: a killed writer leaves a damaged database"), cure),
-            },
+    /// Returns a finding if users may read the database but not write it: SQLite lets a reader lock it.
+    fn readers(&self) -> Option<Finding> {
+        let database = std::fs::metadata(&self.path).ok()?.mode();
+        let directory = std::fs::metadata(self.path.parent()?).ok()?.mode();
+        let is_reader = |class: u32| database >> class & 0o6 == 0o4 && directory >> class & 0o1 == 0o1;
+        (is_reader(3) || is_reader(0)).then(|| {
+            let found = "users who may only read the database can block all changes";
+            Finding::doubtful("readers", found, "chmod go-r the database, or use a dir: store")
         })
     }
 }
