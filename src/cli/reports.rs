@@ -144,8 +144,8 @@ pub struct Gc {
 
 /// Check a store, and say how to repair what is wrong
 ///
-/// Checks the store, its file system and its permissions, and tries a lock under a name of its own. It leaves nothing
-/// behind. Exits with 0 if locks work there, even with warnings, and with 69 otherwise.
+/// Checks the store, its file system and its permissions, and tries to write, read and delete a record. It leaves
+/// nothing behind. Exits with 0 if locks work there, even with warnings, and with 69 otherwise.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock doctor [OPTION]... [NAME]")]
 pub struct Doctor {

@@ -72,8 +72,11 @@ fn of_server(client: &Client, at: usize, versions: &mut BTreeSet<String>) -> Vec
     findings
 }
 
-/// Faults of etcd that concern locks, and the releases that have them: 3.MINOR.PATCH.
-const FAULTS: [(&str, &[(u32, Range<u32>)]); 4] = [
+/// MINOR and PATCH of releases 3.MINOR.PATCH.
+type Releases = &'static [(u32, Range<u32>)];
+
+/// Faults of etcd that concern locks, and the releases that have them.
+const FAULTS: [(&str, Releases); 4] = [
     ("members may store different data", &[(5, 0..3)]),
     ("a leader that was stuck may revoke leases that last", &[(4, 0..31), (5, 0..13)]),
     ("a server that was paused may answer reads with an old state", &[(4, 20..42), (5, 0..28), (6, 0..9)]),
