@@ -13,6 +13,9 @@
 //!    version that it read in step 2. After a conflict it goes back to step 2.
 //! 4. **Publish.** It renames its own draft to FILE. If the draft is not there, another writer did so in its step 2.
 //!
+//! **Why flock(2) around "compare, rename" is not enough.** A writer that is stopped with the lock blocks all later
+//! writers. If its host sleeps, an NFS server gives the lock to another host, and the late rename replaces newer bytes.
+//!
 //! **Why a late writer changes nothing.** The commit is the write: it compares the token and makes the bytes the
 //! newest in one step. All later renames only carry it out, for whichever process comes first. They cannot come too
 //! late:
@@ -26,15 +29,10 @@
 //! So the renames to FILE happen in the order of the commits, and the tokens of the commits never fall. Readers see
 //! all bytes of one write.
 //!
-//! **Crashes.** A process that dies before its commit has written nothing. If it dies between commit and rename,
-//! readers see the earlier bytes until the next writer, of any token, settles the mark. Its write was never reported
-//! as done. A commit follows a sync of the draft and of its name, so after a power cut too the draft is there or was
-//! renamed.
-//!
-//! **Failures.** If the rename fails, or the result of the commit is unknown, the writer withdraws the draft: it
-//! renames it to a name that no process publishes (`.csalock-fence-not.…`). That too happens once, so the write is
-//! either published or withdrawn. While a withdrawn draft is there, the token before it counts
-//! ([`FenceMark::before`]). The writer then takes its mark back by compare-and-swap and removes the draft.
+//! **Crashes and failures.** A process that dies before its commit has written nothing. If it dies between commit and
+//! rename, or the rename fails, readers see the earlier bytes until the next writer, of any token, settles the mark.
+//! The write was never reported as done. A commit follows a sync of the draft and of its name, so after a power cut too
+//! the draft is there or was renamed. An error that leaves the result of a write open says so.
 //!
 //! **Leftovers.** The name of a draft contains the version of the mark that its commit expects. When a later version
 //! is settled, that commit can only fail. So the next writer removes such drafts, except those that live processes
@@ -91,98 +89,77 @@ impl<'a> Fence<'a> {
     pub fn inspect(&self) -> Result<Option<Newest>> {
         let (_, mark) = self.engine.fence_mark(self.place.name())?;
         let published = mark.draft.is_empty() || !self.place.has(&mark.draft)?;
-        let token = self.newest(&mark)?;
-        Ok((token > 0).then_some(Newest { token, published }))
+        Ok((mark.token > 0).then_some(Newest { token: mark.token, published }))
     }
 
     /// Returns the newest token if it is above this one. Publishes the newest write, if that is left to do.
     pub fn refusal(&self, token: u64) -> Result<Option<u64>> {
         let (_, mark) = self.engine.fence_mark(self.place.name())?;
-        let newest = self.settle(&mark)?;
-        Ok((token < newest).then_some(newest))
+        self.settle(&mark)?;
+        Ok((token < mark.token).then_some(mark.token))
     }
 
     /// Replaces the file by this draft, unless the newest token is above this one.
     pub fn replace(&self, mut draft: Draft<'_>, token: u64) -> Result<Replacement> {
         draft.finish()?;
-        let (mut newest, mut expected) = (0, None);
+        let mut newest = 0;
+        let mut may_stand = false;
         let committed = self.engine.change_fence_mark(self.place.name(), &mut |version, mark| {
-            newest = self.settle(mark)?;
+            self.settle(mark)?;
+            newest = mark.token;
             if token < newest {
                 return Ok(None);
             }
             draft.expect(version, self.engine.host())?;
             self.place.sync()?;
             self.place.check()?;
-            expected = Some(version);
-            Ok(Some(FenceMark { token, before: newest, draft: draft.name().to_string() }))
+            may_stand = true;
+            Ok(Some(FenceMark { token, draft: draft.name().to_string() }))
         });
-        let done = Replacement::Done(newest);
-        match committed {
-            Ok(Some(version)) => self.finish(&mut draft, version).map(|()| done),
-            Ok(None) => Ok(Replacement::FencedOff(newest)),
-            Err(error) => match expected {
-                Some(expected) if draft.is_there() => self.take_back(&mut draft, expected, error).map(|()| done),
-                _ => Err(error),
-            },
+        let version = match committed {
+            Ok(Some(version)) => Some(version),
+            Ok(None) => return Ok(Replacement::FencedOff(newest)),
+            Err(error) if may_stand => self.version_despite(error, &mut draft)?,
+            Err(error) => return Err(error),
+        };
+        draft.leave();
+        let mark = FenceMark { token, draft: draft.name().to_string() };
+        self.publish(&mark).and_then(|_| self.place.sync()).map_err(Error::outcome_unknown)?;
+        if let Some(version) = version {
+            self.place.sweep(version.number, self.engine.store().scope(), draft.time());
         }
+        Ok(Replacement::Done(newest))
     }
 
-    /// Publishes the draft of a mark, unless that was done, and returns the newest token.
-    fn settle(&self, mark: &FenceMark) -> Result<u64> {
-        if !mark.draft.is_empty() {
-            let unfinished = |error: Error| {
-                let draft = escape_path(&self.place.path_of(&mark.draft));
-                let what = format!("{}; its newest bytes, with token {}, are in {draft}", error.message(), mark.token);
-                Error::new(error.kind(), what, "remove the obstacle, then try again")
-            };
-            if self.place.publish(&mark.draft).map_err(unfinished)? {
-                self.place.sync()?;
-            }
+    /// Publishes the draft of a mark, if there is one and that is left to do.
+    fn settle(&self, mark: &FenceMark) -> Result<()> {
+        if !mark.draft.is_empty() && self.publish(mark)? { self.place.sync() } else { Ok(()) }
+    }
+
+    /// Publishes the draft of a mark. Returns false if that was done.
+    fn publish(&self, mark: &FenceMark) -> Result<bool> {
+        let unfinished = |error: Error| {
+            let draft = escape_path(&self.place.path_of(&mark.draft));
+            let what = format!("{}; its newest bytes, with token {}, are in {draft}", error.message(), mark.token);
+            Error::new(error.kind(), what, "remove the obstacle, then try again")
+        };
+        self.place.publish(&mark.draft).map_err(unfinished)
+    }
+
+    /// Finds out whether the commit of this draft stands although it failed with this error. Returns its version, or
+    /// `None` if another writer has published the draft and has replaced the mark since.
+    fn version_despite(&self, error: Error, draft: &mut Draft<'_>) -> Result<Option<Version>> {
+        let found = self.engine.fence_mark(self.place.name());
+        if let Ok((version, mark)) = &found
+            && mark.draft == draft.name()
+        {
+            return Ok(*version);
         }
-        self.newest(mark)
-    }
-
-    /// Returns the newest token, according to a mark whose draft was published or withdrawn. (If its writer has taken
-    /// the mark back since, the draft is gone and the higher token is returned. It was issued, so it may refuse
-    /// others.)
-    fn newest(&self, mark: &FenceMark) -> Result<u64> {
-        let is_withdrawn = !mark.draft.is_empty() && self.place.has(&draft::withdrawn(&mark.draft))?;
-        Ok(if is_withdrawn { mark.before } else { mark.token })
-    }
-
-    /// Publishes a draft whose mark was committed in this version.
-    fn finish(&self, draft: &mut Draft<'_>, version: Version) -> Result<()> {
-        if let Err(error) = self.place.publish(draft.name()) {
-            return self.take_back(draft, None, error);
+        // The server of a shared file system may still carry out the commit, which then needs the draft.
+        if found.is_ok() && self.engine.store().scope() == Scope::Local {
+            return if self.place.has(draft.name())? { Err(error) } else { Ok(None) };
         }
         draft.leave();
-        self.place.sync().map_err(Error::outcome_unknown)?;
-        self.place.sweep(version.number, self.engine.store().scope(), draft.time());
-        Ok(())
-    }
-
-    /// Withdraws a draft after this error, and takes its mark back, whose commit expected this version. Succeeds if
-    /// another process has published the draft.
-    fn take_back(&self, draft: &mut Draft<'_>, expected: Option<Version>, error: Error) -> Result<()> {
-        let is_local = self.engine.store().scope() == Scope::Local;
-        match draft.withdraw() {
-            Ok(true) => {}
-            Ok(false) if is_local => return self.place.sync().map_err(Error::outcome_unknown),
-            Ok(false) | Err(_) => return Err(error.outcome_unknown()),
-        }
-        let mut found = None;
-        let taken_back = self.engine.change_fence_mark(self.place.name(), &mut |version, mark| {
-            found = version;
-            Ok((mark.draft == draft.name()).then(|| mark.withdrawn()))
-        });
-        // A commit that another host has not carried out yet could still make a mark with this draft.
-        let may_come = !is_local && found == expected;
-        match taken_back {
-            Ok(Some(_)) => draft.remove_withdrawn(),
-            Ok(None) if !may_come => draft.remove_withdrawn(),
-            _ => {}
-        }
-        Err(error)
+        Err(error.outcome_unknown())
     }
 }

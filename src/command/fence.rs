@@ -16,7 +16,7 @@ use crate::fence::{Draft, Fence, Place, Replacement};
 use crate::name::{self, escape, escape_path};
 use crate::report::{FenceJson, NewestJson, RefusalReport};
 use crate::signals::Signals;
-use crate::store::Location;
+use crate::store::{Location, refuse_file_mounted_alone};
 
 pub(super) fn run(context: &Context, asked: &cli::Fence) -> anyhow::Result<Exit> {
     if asked.common.store.is_some() {
@@ -24,7 +24,9 @@ pub(super) fn run(context: &Context, asked: &cli::Fence) -> anyhow::Result<Exit>
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave it out").into());
     }
     let token = if asked.show { 0 } else { token(asked.token)? };
-    let place = Place::open(path(context, asked)?)?;
+    let path = path(context, asked)?;
+    refuse_file_mounted_alone(&path)?;
+    let place = Place::open(path)?;
     let engine = context.engine(&Location::beside(place.folder()))?;
     let fence = Fence::new(&engine, &place);
     if asked.show {

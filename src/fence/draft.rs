@@ -17,29 +17,20 @@ use crate::lock::codec::checksum;
 use crate::name::escape_path;
 use crate::store::Version;
 
-/// Beginning of the names of drafts, and of withdrawn drafts.
+/// Beginning of the names of drafts.
 const DRAFT: &str = ".csalock-fence.";
-const WITHDRAWN: &str = ".csalock-fence-not.";
 
-/// A draft in the directory of its file. It is removed with this value, unless it was published or may be published.
+/// A draft in the directory of its file. It is removed with this value, unless a mark names it.
 pub struct Draft<'a> {
     place: &'a Place,
     file: File,
     name: String,
     /// The version of the mark that the commit of this draft expects, 0 for none.
     version: u64,
-    state: State,
+    /// True if the draft is gone, or if a mark names it: then other processes decide about it.
+    is_left: bool,
     /// Number of bytes written.
     bytes: u64,
-}
-
-/// The state of a draft's name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// The name is there, and no other process publishes it unless a mark names it.
-    There,
-    /// The name is gone, or other processes decide about it.
-    Left,
 }
 
 impl<'a> Draft<'a> {
@@ -51,7 +42,7 @@ impl<'a> Draft<'a> {
             let name = new_name(place, 0, host)?;
             let opened = openat(place.directory(), name.as_str(), flags, Mode::from_bits_truncate(mode));
             let file = opened.map_err(|errno| failed(errno, "create a draft in", place.folder()))?;
-            let draft = Draft { place, file: File::from(file), name, version: 0, state: State::There, bytes: 0 };
+            let draft = Draft { place, file: File::from(file), name, version: 0, is_left: false, bytes: 0 };
             // A lock of another process means that it removes the draft as a leftover, and so does a missing name. On a
             // file system without locks, other writers leave the draft alone.
             let locked = draft.file.try_lock_exclusive();
@@ -76,11 +67,6 @@ impl<'a> Draft<'a> {
         fstat(&self.file).map_or(0, |found| found.st_mtime)
     }
 
-    /// Returns true if the draft has its name, as far as this process knows.
-    pub(super) fn is_there(&self) -> bool {
-        self.state == State::There
-    }
-
     /// Appends bytes.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|error| self.cannot_write(&error))?;
@@ -97,6 +83,7 @@ impl<'a> Draft<'a> {
     pub(super) fn finish(&mut self) -> Result<()> {
         if let Some(wanted) = self.place.file()? {
             let made = fstat(&self.file).map_err(|errno| self.cannot_write(&errno.into()))?;
+            self.place.check_sticky(&wanted, &made)?;
             let mut mode = Mode::from_bits_truncate(wanted.st_mode & 0o7777);
             let group = Some(Gid::from_raw(wanted.st_gid));
             if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid)
@@ -137,61 +124,30 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Leaves the name to other processes, or to the file.
+    /// Lets other processes decide about the draft.
     pub(super) fn leave(&mut self) {
-        self.state = State::Left;
-    }
-
-    /// Renames the draft, so that no process can publish it. Returns false if it was published.
-    pub(super) fn withdraw(&mut self) -> Result<bool> {
-        self.leave();
-        let withdrawn = withdrawn(&self.name);
-        let renamed = self.place.rename(&self.name, &withdrawn);
-        if !renamed.map_err(|errno| failed(errno, "withdraw a draft in", self.place.folder()))?
-            && !self.place.has(&withdrawn)?
-        {
-            return Ok(false);
-        }
-        // The name alone counts now. A full disk gets its space back at once.
-        let _ = self.file.set_len(0);
-        self.place.sync().map(|()| true)
-    }
-
-    pub(super) fn remove_withdrawn(&self) {
-        self.place.remove(&withdrawn(&self.name));
+        self.is_left = true;
     }
 }
 
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
-        if self.is_there() {
+        if !self.is_left {
             self.place.remove(&self.name);
         }
     }
 }
 
-/// Returns the name of this draft after it is withdrawn.
-pub(super) fn withdrawn(draft: &str) -> String {
-    format!("{WITHDRAWN}{}", draft.strip_prefix(DRAFT).unwrap_or(draft))
-}
-
-/// Returns true if this is the name of a draft of this file.
-pub(super) fn is_draft_of(file: &[u8], name: &str) -> bool {
-    name.starts_with(DRAFT) && version_of(file, name).is_some()
-}
-
-/// Returns the version of the mark that the commit of this draft expects, if the name is that of a draft of this file,
-/// withdrawn or not.
+/// Returns the version of the mark that the commit of this draft expects, if the name is that of a draft of this file.
 pub(super) fn version_of(file: &[u8], name: &str) -> Option<u64> {
-    let rest = name.strip_prefix(DRAFT).or_else(|| name.strip_prefix(WITHDRAWN))?;
+    let rest = name.strip_prefix(DRAFT)?;
     let (version, random) = rest.strip_prefix(&hash(file))?.strip_prefix('.')?.split_once('.')?;
     let is_random = random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
-    version.parse().ok().filter(|_| is_random)
+    if is_random { version.parse().ok() } else { None }
 }
 
 fn new_name(place: &Place, version: u64, host: &dyn Host) -> Result<String> {
-    let random = u64::from_be_bytes(host.random()?[..8].try_into().unwrap_or_default());
-    Ok(format!("{DRAFT}{}.{version}.{random:016x}", hash(place.name())))
+    Ok(format!("{DRAFT}{}.{version}.{:016x}", hash(place.name()), host.unique_number()?))
 }
 
 /// Returns a part of the names of a file's drafts. Names of files may be too long to be part of another.
@@ -207,8 +163,7 @@ mod tests {
     fn only_names_of_drafts_of_this_file_are_drafts() {
         let of_x = format!("{DRAFT}{}.17.00000000000000ff", hash(b"x"));
         assert_eq!(version_of(b"x", &of_x), Some(17));
-        assert_eq!(version_of(b"x", &withdrawn(&of_x)), Some(17));
-        assert!(is_draft_of(b"x", &of_x) && !is_draft_of(b"x", &withdrawn(&of_x)) && !is_draft_of(b"y", &of_x));
+        assert_eq!(version_of(b"y", &of_x), None);
         let start = format!("{DRAFT}{}", hash(b"x"));
         for name in ["", "x", "../x", DRAFT, &format!("{start}.17./../../x"), &format!("{start}.x.00000000000000ff")] {
             assert_eq!(version_of(b"x", name), None, "{name}");

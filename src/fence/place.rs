@@ -93,9 +93,9 @@ impl Place {
         }
     }
 
-    /// Renames a draft to the file. Returns false if it is not there: it was published or withdrawn.
+    /// Renames a draft to the file. Returns false if it is not there: it was published.
     pub(super) fn publish(&self, draft: &str) -> Result<bool> {
-        if !draft::is_draft_of(self.name(), draft) {
+        if draft::version_of(self.name(), draft).is_none() {
             let what = format!("{}: its fence mark names {}", escape_path(&self.path), escape(draft.as_bytes()));
             return Err(Error::new(ErrorKind::Corrupt, what, "that is not a draft; see who wrote the mark"));
         }
@@ -109,6 +109,17 @@ impl Place {
             return Err(Error::new(ErrorKind::Denied, what, "ask that user"));
         }
         self.rename(draft, self.os_name()).map_err(|errno| failed(errno, "replace", &self.path))
+    }
+
+    /// Fails if the sticky bit of the directory lets the maker of a draft not replace the file: after the commit, no
+    /// other user could complete the write.
+    pub(super) fn check_sticky(&self, file: &FileStat, draft: &FileStat) -> Result<()> {
+        let directory = fstat(&self.directory).map_err(|errno| failed(errno, "examine", self.folder()))?;
+        let is_sticky = Mode::from_bits_truncate(directory.st_mode).contains(Mode::S_ISVTX);
+        if is_sticky && ![0, file.st_uid, directory.st_uid].contains(&draft.st_uid) {
+            return Err(failed(Errno::EPERM, "replace", &self.path));
+        }
+        Ok(())
     }
 
     /// Renames a draft. Returns false if it is not there.

@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct FenceMark {
     /// Token of the newest write.
     pub token: u64,
-    /// Newest token before that write; it counts instead if the write was withdrawn.
-    pub before: u64,
-    /// File name of the draft with the bytes of that write; empty if there is none to publish.
+    /// File name of the draft with the bytes of that write; empty without a write.
     pub draft: String,
 }
 
@@ -18,11 +16,5 @@ impl FenceMark {
     /// NUL byte.
     pub fn key(file: &[u8]) -> Vec<u8> {
         [file, b"\0fence"].concat()
-    }
-
-    /// Returns the mark after the write of this mark was withdrawn.
-    #[must_use]
-    pub fn withdrawn(&self) -> FenceMark {
-        FenceMark { token: self.before, before: self.before, draft: String::new() }
     }
 }

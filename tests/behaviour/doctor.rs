@@ -111,7 +111,7 @@ const CLOCK: &str = "good clock: it differs from this host's by less than 10s; n
 const HOSTS: &str = "good hosts: other hosts may share it: a holder renews a lease of 1m, and waiters on other hosts are \
                      woken by the store";
 
-const LOCKS: &str = "good locks: a record is written, read and deleted in N ms";
+const LOCKS: &str = "good locks: a record is written and deleted in N ms";
 
 on_every_store! {
     fn the_trial_of_doctor_leaves_nothing(sandbox: &Sandbox) {

@@ -26,7 +26,7 @@ pub(super) fn finding(store: &dyn Store, host: &dyn Host, number: u64) -> Result
     {
         let _ = write(store, &key, Some(&left.version), None);
     }
-    let found = format!("a record is written, read and deleted in {:.1} ms", took.as_secs_f64() * 1e3);
+    let found = format!("a record is written and deleted in {:.1} ms", took.as_secs_f64() * 1e3);
     Ok(match broken? {
         Some(broken) => Finding::bad("locks", broken, "do not use this store for locks; name another one with --store"),
         None if took > SLOW => {

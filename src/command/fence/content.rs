@@ -1,7 +1,6 @@
 //! The bytes that replace a file: stdin, or the output of a command.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{ErrorKind as IoErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -21,50 +20,48 @@ const CHUNK: usize = 64 << 10;
 /// than [`Exit::Done`] if the command failed or a signal arrived.
 pub(super) fn read(context: &Context, command: &[OsString], signals: &Signals, draft: &mut Draft<'_>) -> Result<Exit> {
     if command.is_empty() {
-        return from_stdin(context, signals, draft);
+        if context.inherited.closed(0) {
+            return Err(unreadable("stdin", "it is closed"));
+        }
+        let end_at_signal = &mut || Some(signals.exit());
+        let ended = copy("stdin", std::io::stdin().lock(), signals.interrupt()?, draft, end_at_signal)?;
+        return Ok(ended.unwrap_or(Exit::Done));
     }
     let (command, output) = PipedCommand::start(command, signals, context.inherited)?;
-    let copied = copy_output(&command, output, signals, draft);
+    let forward_signal = &mut || {
+        forward(&command, signals);
+        None
+    };
+    let copied = copy("the output of the command", output, signals.all_events()?, draft, forward_signal);
     // After an error the command writes in vain. It is not left behind.
     let status = wait(&command, signals)?;
-    copied.map(|()| status)
+    copied.map(|_| status)
 }
 
-fn from_stdin(context: &Context, signals: &Signals, draft: &mut Draft<'_>) -> Result<Exit> {
-    if context.inherited.closed(0) {
-        return Err(unreadable("stdin", "it is closed"));
-    }
-    let mut stdin = std::io::stdin().lock();
+/// Copies a source into the draft until its end. Calls `on_signal` at signals, and ends if it returns a status.
+fn copy(
+    what: &str,
+    mut source: impl Read + AsFd,
+    signals: BorrowedFd<'_>,
+    draft: &mut Draft<'_>,
+    on_signal: &mut dyn FnMut() -> Option<Exit>,
+) -> Result<Option<Exit>> {
     let mut chunk = vec![0; CHUNK];
     loop {
-        if is_readable(&stdin, signals.interrupt()?).1 {
-            return Ok(signals.exit());
+        let mut polled = [PollFd::new(source.as_fd(), PollFlags::POLLIN), PollFd::new(signals, PollFlags::POLLIN)];
+        let _ = poll(&mut polled, PollTimeout::NONE);
+        let [is_readable, has_signal] = polled.map(|descriptor| descriptor.any().unwrap_or(false));
+        if has_signal && let Some(ended) = on_signal() {
+            return Ok(Some(ended));
         }
-        match stdin.read(&mut chunk) {
-            Ok(0) => return Ok(Exit::Done),
-            Ok(read) => draft.append(&chunk[..read])?,
-            Err(error) if error.kind() == IoErrorKind::Interrupted => {}
-            Err(error) => return Err(unreadable("stdin", &error.to_string())),
-        }
-    }
-}
-
-/// Copies the output of a command until its end, and passes on signals.
-fn copy_output(command: &PipedCommand, mut output: File, signals: &Signals, draft: &mut Draft<'_>) -> Result<()> {
-    let mut chunk = vec![0; CHUNK];
-    loop {
-        let (has_output, has_signal) = is_readable(&output, signals.all_events()?);
-        if has_signal {
-            forward(command, signals);
-        }
-        if !has_output {
+        if !is_readable {
             continue;
         }
-        match output.read(&mut chunk) {
-            Ok(0) => return Ok(()),
+        match source.read(&mut chunk) {
+            Ok(0) => return Ok(None),
             Ok(read) => draft.append(&chunk[..read])?,
             Err(error) if error.kind() == IoErrorKind::Interrupted => {}
-            Err(error) => return Err(unreadable("the output of the command", &error.to_string())),
+            Err(error) => return Err(unreadable(what, &error.to_string())),
         }
     }
 }
@@ -86,13 +83,6 @@ fn forward(command: &PipedCommand, signals: &Signals) {
     let received = std::iter::from_fn(|| signals.next());
     let ours = received.filter(|received| FORWARDED.contains(&received.signal) && !received.from_terminal);
     ours.for_each(|received| command.send(received.signal));
-}
-
-/// Waits until one of these is readable, and returns which of them are.
-fn is_readable(source: impl AsFd, signals: BorrowedFd<'_>) -> (bool, bool) {
-    let mut polled = [PollFd::new(source.as_fd(), PollFlags::POLLIN), PollFd::new(signals, PollFlags::POLLIN)];
-    let _ = poll(&mut polled, PollTimeout::NONE);
-    (polled[0].any().unwrap_or(false), polled[1].any().unwrap_or(false))
 }
 
 fn unreadable(source: &str, why: &str) -> Error {

@@ -118,8 +118,7 @@ impl<'a> Still<'a> {
             }
             rest = &rest[length..];
         }
-        let plain = between(&plain, "  space      ", " inodes free", "63.9 MiB and 9970 of 10000");
-        between(&plain, " and released in ", " ms\n", "0.5")
+        between(&plain, " and deleted in ", " ms\n", "0.5")
     }
 }
 
