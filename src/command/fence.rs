@@ -25,7 +25,9 @@ pub(super) fn run(context: &Context, asked: &cli::Fence) -> anyhow::Result<Exit>
     }
     let token = if asked.show { 0 } else { token(asked.token)? };
     let path = path(context, asked)?;
-    refuse_file_mounted_alone(&path)?;
+    // No file can be renamed to a mount, so no write could be completed.
+    refuse_file_mounted_alone(&path)
+        .map_err(|error| Error::new(error.kind(), error.message(), "mount the directory"))?;
     let place = Place::open(path)?;
     let engine = context.engine(&Location::beside(place.folder()))?;
     let fence = Fence::new(&engine, &place);

@@ -110,6 +110,9 @@ fn a_file_that_is_mounted_without_its_directory_is_refused() {
         let done = script("count", command);
         assert_eq!((done.code, done.stderr.as_str()), (Some(77), said.as_str()), "{command}");
     }
+    let done = script("count", "fence --token 5 there/count < /dev/null");
+    let said = said.replace(", or name a store of all callers with --store", "");
+    assert_eq!((done.code, done.stderr), (Some(77), said));
     let elsewhere = format!("run --store {} there/count true", sandbox.store());
     assert_eq!(script("count", &elsewhere).code, Some(0));
     // The lock of a directory is in the directory above, which every caller on the host sees.
