@@ -19,15 +19,6 @@ fn shown(verdict: Verdict) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the name of a verdict in documents, which is stable.
-fn name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Good => "good",
-        Verdict::Doubtful => "doubtful",
-        Verdict::Bad => "bad",
-    }
-}
-
 /// Returns the findings as lines, each with its verdict and, below it, how to fix it; a summary follows.
 pub fn health(findings: &[Finding], style: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
@@ -37,8 +28,8 @@ pub fn health(findings: &[Finding], style: OutputStyle) -> String {
     for finding in findings {
         let (verdict, paint) = shown(finding.verdict);
         let (paint, end) = if style.colour { (paint, "\x1b[0m") } else { ("", "") };
-        let mut first = format!("{paint}{}{end}  {}  ", cell(verdict, "warning".len()), cell(finding.topic, topics));
-        let fix = (!finding.cure.is_empty()).then(|| format!("fix: {}", finding.cure));
+        let mut first = format!("{paint}{}{end}  {}  ", cell(verdict, "warning".len()), cell(&finding.topic, topics));
+        let fix = finding.cure.as_ref().map(|cure| format!("fix: {cure}"));
         for line in std::iter::once(&finding.found).chain(&fix).flat_map(|text| wrapped(text, width)) {
             let _ = writeln!(text, "{first}{line}");
             first = " ".repeat(margin);
@@ -59,31 +50,17 @@ fn sum(findings: &[Finding]) -> String {
 
 /// The output of `doctor --json`.
 #[derive(Debug, Serialize)]
-pub struct HealthJson {
+pub struct HealthJson<'a> {
     store: String,
-    findings: Vec<FindingJson>,
-    verdict: &'static str,
+    findings: &'a [Finding],
+    verdict: Verdict,
 }
 
-#[derive(Debug, Serialize)]
-struct FindingJson {
-    topic: &'static str,
-    found: String,
-    verdict: &'static str,
-    cure: Option<String>,
-}
-
-impl HealthJson {
+impl HealthJson<'_> {
     /// Returns the document for the store with this URL.
-    pub fn new(url: &[u8], findings: &[Finding]) -> HealthJson {
-        let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
-        let of = |finding: &Finding| FindingJson {
-            topic: finding.topic,
-            found: finding.found.clone(),
-            verdict: name(finding.verdict),
-            cure: Some(finding.cure.clone()).filter(|cure| !cure.is_empty()),
-        };
-        HealthJson { store: text(url), findings: findings.iter().map(of).collect(), verdict: name(worst) }
+    pub fn new<'a>(url: &[u8], findings: &'a [Finding]) -> HealthJson<'a> {
+        let verdict = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
+        HealthJson { store: text(url), findings, verdict }
     }
 }
 

@@ -206,9 +206,11 @@ impl Store for Ssh {
             Ok(_) => return vec![what, Finding::failed("server", &self.nonsense())],
             Err(error) => return vec![what, Finding::failed("server", &error)],
         };
-        let there = |(topic, found, verdict, cure): (String, String, _, _)| {
-            let found = escape(format!("{topic}: {found}").as_bytes());
-            Finding { topic: "there", found, verdict, cure }
+        let there = |finding: Finding| Finding {
+            topic: "there".to_string(),
+            found: escape(format!("{}: {}", finding.topic, finding.found).as_bytes()),
+            cure: finding.cure.map(|cure| escape(cure.as_bytes())),
+            ..finding
         };
         std::iter::once(what).chain(findings.into_iter().map(there)).collect()
     }

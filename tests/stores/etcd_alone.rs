@@ -628,7 +628,7 @@ fn doctor_examines_a_cluster() {
     let nothing = open(&format!("etcd://127.0.0.1:{}/p", etcd::free_port()));
     nothing.set_deadline(Some(Unix::new().boottime()));
     assert_eq!(worst(&nothing.diagnose(), "server"), Some(Verdict::Bad));
-    assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_empty()));
+    assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_none()));
 }
 
 fn with_ca(cluster: &Cluster) -> Access {

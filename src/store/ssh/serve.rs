@@ -132,7 +132,7 @@ impl Server<'_> {
             Request::Unsubscribe(_) => Reply::Done,
             Request::History(after) => self.history(id, after)?,
             Request::Sweep { dry_run } => store.sweep(dry_run)?.into(),
-            Request::Diagnose => store.diagnose().into(),
+            Request::Diagnose => Reply::Findings(store.diagnose()),
         })
     }
 

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::history::Limits;
 use crate::lock::codec::text;
 use crate::lock::{HandleHash, Lease, Sighting};
-use crate::store::{Finding, Swept, Verdict, Version, Versioned, WriteOptions};
+use crate::store::{Finding, Swept, Version, Versioned, WriteOptions};
 
 /// Version of the protocol.
 pub(super) const VERSION: u32 = 1;
@@ -84,8 +84,7 @@ pub(super) enum Reply {
         is_anew: bool,
     },
     Swept(u64, Vec<Error>),
-    /// Topic, observation, verdict and hint of each finding.
-    Findings(Vec<(String, String, Verdict, String)>),
+    Findings(Vec<Finding>),
     /// The subscription with this id was notified, and has ended.
     Notified,
 }
@@ -133,13 +132,6 @@ impl From<Stored> for Versioned {
 impl From<Swept> for Reply {
     fn from(Swept { removed, passed_over }: Swept) -> Reply {
         Reply::Swept(removed, passed_over)
-    }
-}
-
-impl From<Vec<Finding>> for Reply {
-    fn from(findings: Vec<Finding>) -> Reply {
-        let parts = |finding: Finding| (finding.topic.to_string(), finding.found, finding.verdict, finding.cure);
-        Reply::Findings(findings.into_iter().map(parts).collect())
     }
 }
 
