@@ -18,7 +18,7 @@ pub struct Scratch {
 
 impl Scratch {
     /// Creates a scratch store in the nearest existing directory of a store that was never used. Returns `None` for a
-    /// used store, which is tested itself. No other user can guess the random `number`.
+    /// used store, which is tested itself. The `number` must be unique.
     pub fn of(location: &Location, number: u64) -> Result<Option<Scratch>> {
         let mut location = location.clone();
         let was_used = match &location {

@@ -14,7 +14,7 @@ const SLOW: Duration = Duration::from_secs(2);
 /// a reply was lost.
 const TRIES: u32 = 3;
 
-/// Tries the store with a record whose name has this random number, and deletes it.
+/// Tries the store with a record whose name has this unique number, and deletes it.
 pub(super) fn finding(store: &dyn Store, host: &dyn Host, number: u64) -> Result<Finding> {
     // A page of a queue that no record knows is a leftover. No user can type its name, which has a NUL.
     let key = Page::key(b"csalock doctor", number);
