@@ -42,7 +42,7 @@ pub use context::Context;
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use outage::RETRY_INTERVAL;
-pub use request::AcquireRequest;
+pub use request::{AcquireRequest, EndsWith};
 pub use values::{ValueWrite, WriteResult};
 pub use wait_policy::WaitPolicy;
 

@@ -46,8 +46,8 @@ pub use queue::effective_owner;
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use replacement::{Replacement, Successor};
 pub use request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, Orphan, OwnerDied, Prepare,
-    QueuePosition, Refusal, Release, Renew, Request, Transition,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, Orphan, OwnerDied, Phase,
+    Prepare, QueuePlace, QueuePosition, Refusal, Release, Renew, Request, Transition,
 };
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};

@@ -7,7 +7,7 @@ use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json};
 use super::lookup::{names_of, nothing_claimed};
 use crate::cli::{Claim, Unclaim};
-use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, LockStatus, OpenLockSet};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, LockStatus, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
@@ -38,7 +38,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let this = ThisProcess::look()?;
     let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
-        owner_outlives_process: true,
+        ends_with: EndsWith::Owner,
         claim: Some(id.clone()),
         lifetime: Lifetime::UntilReleased,
         ..request(context, &asked.waiting, handle, process, Vec::new(), command)?

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, print_json};
 use crate::cli::{Del, Put, Writing};
-use crate::engine::{AcquireRequest, ValueWrite, WriteResult};
+use crate::engine::{AcquireRequest, EndsWith, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
@@ -73,7 +73,7 @@ fn write(
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
     let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
-        release_on_exit: true,
+        ends_with: EndsWith::Exit,
         ..request(context, &asked.waiting, handle, process, vec![process], command)?
     };
     let signals = Signals::listen(context.inherited)?;

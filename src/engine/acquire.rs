@@ -15,7 +15,8 @@ use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
 use crate::lock::{
-    self, Acquire, AcquireStep, EndedGrant, Facts, Grant, Lifetime, Record, Refusal, Request as _, Transition,
+    self, Acquire, AcquireStep, EndedGrant, Facts, Grant, Lifetime, Phase, QueuePlace, Record, Refusal, Request as _,
+    Transition,
 };
 use crate::signals::Interrupt;
 use crate::store::{Scope, SignalsEndCalls, Subscription, Version};
@@ -82,7 +83,7 @@ impl Engine {
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
             Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),
-            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.request.queued,
+            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.request.place.is_queued(),
             Ok(AcquireResult::Refused(_)) => false,
             _ => true,
         };
@@ -96,13 +97,8 @@ impl Engine {
 
     /// Confirms a provisional grant permanently. Returns `None` if the grant was lost in the meantime.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
-        let for_good = AcquireRequest {
-            provisional: false,
-            confirming: true,
-            refuse_stale: false,
-            invocation: None,
-            ..request.clone()
-        };
+        let for_good =
+            AcquireRequest { phase: Phase::Confirm, refuse_stale: false, invocation: None, ..request.clone() };
         let taken = self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)?;
         Ok(if let AcquireResult::Granted(grant, _) = taken { Some(*grant) } else { None })
     }
@@ -166,7 +162,7 @@ impl<'a> Acquisition<'a> {
         let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
         let answers_again = self.store_answered || error.is_unreached();
         (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
-            || (error.is_refused_change() && self.request.queued)
+            || (error.is_refused_change() && self.request.place.is_queued())
     }
 
     /// Reads the record, decides, and then commits or waits, until the attempt ends.
@@ -271,7 +267,9 @@ impl<'a> Acquisition<'a> {
             AcquireStep::Granted(grant, before) => ControlFlow::Break(AcquireResult::Granted(grant, before)),
             AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-                self.request.queued = true;
+                if now.waiter(&self.request.entry.proof).is_some() {
+                    self.request.place = QueuePlace::InRecord;
+                }
                 ControlFlow::Continue((Some(version), lock::committed(now, version.number)))
             }
         }
@@ -281,11 +279,13 @@ impl<'a> Acquisition<'a> {
     fn enqueue(&mut self, page: u64) -> Result<()> {
         self.listen()?;
         let (engine, name, entry) = (self.engine, self.name, &self.request.entry);
-        if let Some(place) = self.request.position.take().filter(|place| place.page != page) {
-            engine.dequeue(name, place.page, &entry.proof)?;
+        if let Some(before) = self.request.place.on_page()
+            && before.page != page
+        {
+            engine.dequeue(name, before.page, &entry.proof)?;
         }
-        self.request.position = engine.enqueue(name, page, entry)?;
-        self.request.full = self.request.position.is_none().then_some(page);
+        self.request.place =
+            engine.enqueue(name, page, entry)?.map_or(QueuePlace::BesidePage(page), QueuePlace::OnPage);
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ pub use self::confirm::confirm_all;
 use super::acquire::CANCEL_GRACE;
 use super::{AcquireRequest, AcquireResult, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
-use crate::lock::{EndedGrant, Grant, Refusal};
+use crate::lock::{EndedGrant, Grant, Phase, Refusal};
 use crate::signals::Interrupt;
 use crate::store::SignalsEndCalls;
 
@@ -133,7 +133,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
     /// Acquires all names, or returns the end of the attempt.
     fn take_all(&mut self) -> Result<Option<AcquireAllResult>> {
         if self.are_one_change() {
-            match self.take_together(self.request.provisional)? {
+            match self.take_together(self.request.phase)? {
                 Some(AcquireAllResult::Refused(_, Refusal::Busy(_))) if !self.policy.is_none() => {}
                 end => return Ok(end),
             }
@@ -150,7 +150,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
     /// Makes sure that the call still has all grants: confirms them, or, if a later call of [`confirm_all`] does that,
     /// tries each name again. Returns false if it has not.
     fn keep_all(&mut self) -> Result<bool> {
-        if !self.request.provisional {
+        if self.request.phase != Phase::Provisional {
             return self.confirm();
         }
         for at in 0..self.locks.len() {
@@ -172,12 +172,11 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.locks.iter().all(|lock| std::ptr::eq(lock.engine, engine)) && engine.changes_at_once(self.locks.len())
     }
 
-    /// Acquires all names by one batch, including those already held; permanently, unless `provisional` is set.
-    fn take_together(&mut self, provisional: bool) -> Result<Option<AcquireAllResult>> {
+    /// Acquires all names by one batch, including those already held.
+    fn take_together(&mut self, phase: Phase) -> Result<Option<AcquireAllResult>> {
         let names: Vec<&[u8]> = self.locks.iter().map(|lock| lock.name).collect();
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
-        let confirming = self.request.provisional && !provisional;
-        let request = AcquireRequest { provisional, confirming, ..self.request_beside_held(true) };
+        let request = AcquireRequest { phase, ..self.request_beside_held(true) };
         let give_up_at = self.until.saturating_add(CANCEL_GRACE);
         let engine = self.locks[0].engine;
         let rest = self.rest_of_policy();
@@ -198,7 +197,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Returns the request for a provisional grant beside those that the call has.
     fn request_beside_held(&self, only_tries: bool) -> AcquireRequest {
-        let mut request = AcquireRequest { provisional: true, ..self.request.clone() };
+        let mut request = AcquireRequest { phase: Phase::Provisional, ..self.request.clone() };
         if self.held.iter().any(Option::is_some) {
             request.enclosing_grants.push(request.handle.proof());
         }

@@ -2,8 +2,19 @@
 
 use super::{Engine, WaitPolicy};
 use crate::host::Invocation;
-use crate::lock::{Acquire, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Waiter};
+use crate::lock::{Acquire, Handle, HandleHash, Lifetime, Mode, Owner, Phase, ProcessId, Waiter};
 use crate::store::Scope;
+
+/// How a grant ends that no process releases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndsWith {
+    /// The grant ends with the process that acquires it. Its end without a release leaves a stale lock.
+    Process,
+    /// The grant ends with the process that acquires it, and that end is a normal release.
+    Exit,
+    /// The grant ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
+    Owner,
+}
 
 /// A request for a lock, and its terms.
 #[derive(Debug, Clone)]
@@ -16,10 +27,8 @@ pub struct AcquireRequest {
     pub owner: Owner,
     /// The process that waits.
     pub process: ProcessId,
-    /// True if the owner keeps the lock when that process ends: the grant must then be confirmed.
-    pub owner_outlives_process: bool,
-    /// True if the end of the owner counts as a normal release.
-    pub release_on_exit: bool,
+    /// How the grant ends if no process releases it.
+    pub ends_with: EndsWith,
     /// The id under which the request claims the name, if it does.
     pub claim: Option<Vec<u8>>,
     /// True if a newer request of this kind takes the place of this one in the queue.
@@ -30,10 +39,8 @@ pub struct AcquireRequest {
     pub slots: Option<u32>,
     /// True if the request fails when the holder ended without a release.
     pub refuse_stale: bool,
-    /// True if the grant depends on the waiting process until a second request without this flag.
-    pub provisional: bool,
-    /// True if the request may only confirm an existing grant.
-    pub confirming: bool,
+    /// Whether the grant depends on the waiting process for now.
+    pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
     /// several names in order.
     pub enclosing_grants: Vec<HandleHash>,
@@ -49,15 +56,13 @@ impl AcquireRequest {
             mode: Mode::Exclusive,
             owner,
             process,
-            owner_outlives_process: false,
-            release_on_exit: false,
+            ends_with: EndsWith::Process,
             claim: None,
             latest_only: false,
             lifetime: Lifetime::WhileOwnerLives,
             slots: None,
             refuse_stale: false,
-            provisional: false,
-            confirming: false,
+            phase: Phase::Direct,
             enclosing_grants: Vec::new(),
             invocation: None,
         }
@@ -69,18 +74,18 @@ impl Engine {
     /// store once, because each answer costs three system calls while a directory does not exist.
     pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
         let needs_leases = self.needs_leases_in(scope);
-        let lifetime = match request.provisional && needs_leases {
+        let lifetime = match request.phase == Phase::Provisional && needs_leases {
             // Not all users of the store can see whether the process of a provisional grant lives.
             true => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
             false => self.lifetime_in_store(needs_leases, &request.lifetime),
         };
-        let confirms =
-            request.owner_outlives_process || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));
+        let confirms = request.ends_with == EndsWith::Owner
+            || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));
         let entry = Waiter {
             mode: request.mode,
             lifetime,
             needs_confirmation: confirms,
-            release_on_exit: request.release_on_exit,
+            release_on_exit: request.ends_with == EndsWith::Exit,
             claim: request.claim.clone(),
             latest_only: request.latest_only,
             enclosing_grants: request.enclosing_grants.clone(),
@@ -91,8 +96,7 @@ impl Engine {
             slots: request.slots,
             queue: !policy.is_none(),
             refuse_stale: request.refuse_stale,
-            provisional: request.provisional,
-            confirming: request.confirming,
+            phase: request.phase,
             ..Acquire::new(entry)
         }
     }

@@ -13,7 +13,9 @@ use super::queue::{
 };
 use super::record::{Grant, Record, Waiter};
 use super::replacement;
-use super::request::{Acquire, AcquireStep, Cancel, Edge, NotHolder, QueuePosition, Refusal, Request, Transition};
+use super::request::{
+    Acquire, AcquireStep, Cancel, Edge, NotHolder, Phase, QueuePlace, QueuePosition, Refusal, Request, Transition,
+};
 
 impl Request for Acquire {
     type Response = AcquireStep;
@@ -57,7 +59,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     if let Some(claimed) = claimed(record, request, facts)? {
         return Ok(Transition::Done(claimed));
     }
-    if request.confirming {
+    if request.phase == Phase::Confirm {
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
         return Ok(refused(Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))));
     }
@@ -71,7 +73,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         return Ok(refused(Refusal::Stale(stale)));
     }
     let in_record = next.waiter(&me).is_some();
-    let place = request.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+    let place = request.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
     if !in_record && place.is_none() {
         if next.pages.is_some() {
@@ -104,7 +106,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     match place {
         _ if in_record => wait(record, &me, facts),
         Some(place) => wait_on_page(record, place, &request.entry, facts),
-        None => Ok(queue_on_page(next, request.full, facts)),
+        None => Ok(queue_on_page(next, &request.place, facts)),
     }
 }
 
@@ -119,7 +121,7 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
         let wake = grant_waiting(&mut next, facts)?;
         return Ok(write(next, AcquireStep::Refused(Refusal::Stale(vec![stale])), wake));
     }
-    if grant.provisional.is_none() || request.provisional {
+    if grant.provisional.is_none() || request.phase == Phase::Provisional {
         return Ok(Transition::Done(granted(grant.clone(), before)));
     }
     Ok(confirm(record, at, request, before))
@@ -208,10 +210,10 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
 }
 
 /// Returns the step for a request whose queue has no room left in the record.
-fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Step {
+fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     next.pages = match next.pages {
         None => Some(Pages { first: facts.wall, last: facts.wall }),
-        Some(pages) if full == Some(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
+        Some(pages) if *place == QueuePlace::BesidePage(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),
     };
     write(next, AcquireStep::Again, Vec::new())

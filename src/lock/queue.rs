@@ -8,7 +8,7 @@ use super::owner::{Owner, PidDomain, ProcessId};
 use super::page::Pages;
 use super::protocol::{grant_status, has_dead_owner, is_decided};
 use super::record::{Grant, Mode, Record, Waiter};
-use super::request::Acquire;
+use super::request::{Acquire, Phase};
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.
 pub(super) const INLINE_WAITERS: usize = 16;
@@ -148,7 +148,7 @@ pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<Handle
 }
 
 pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: &Facts) -> Result<Grant, Query> {
-    let is_tentative = myself.map_or(waiter.needs_confirmation, |request| request.provisional);
+    let is_tentative = myself.map_or(waiter.needs_confirmation, |request| request.phase == Phase::Provisional);
     let provisional = is_tentative.then_some(waiter.process);
     let lifetime = match (myself, provisional, (&waiter.lease, &waiter.lifetime)) {
         (Some(request), ..) => request.entry.lifetime.clone(),

@@ -59,7 +59,8 @@ pub(super) fn enter(next: &mut Record, entry: Waiter) -> Vec<HandleHash> {
 pub(super) fn refusal(record: &Record, request: &Acquire) -> Option<Refusal> {
     let me = &request.entry.proof;
     let replacement = record.replacement.as_ref().filter(|replacement| replacement.waiters.contains(me));
-    let is_lost = replacement.is_some() || (request.entry.latest_only && request.queued && record.waiter(me).is_none());
+    let is_lost = replacement.is_some()
+        || (request.entry.latest_only && request.place.is_queued() && record.waiter(me).is_none());
     is_lost.then(|| {
         Refusal::Replaced(replacement.and_then(|replacement| successor(record, &replacement.by)).map(Box::new))
     })

@@ -104,6 +104,19 @@ pub struct Gc;
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Note(pub Vec<Sighting>);
 
+/// Whether a grant stands, or depends on the waiting process until the caller repeats the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub enum Phase {
+    /// The grant stands.
+    Direct,
+    /// The grant depends on the waiting process.
+    Provisional,
+    /// A provisional grant stands from now on. The caller was told of it, and a release may have ended it since, so the
+    /// request accepts no new grant.
+    Confirm,
+}
+
 /// Request to acquire the lock.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
@@ -114,18 +127,12 @@ pub struct Acquire {
     pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
-    /// True if the store has accepted the caller's entry into the queue.
-    pub queued: bool,
+    /// Where the store has the entry.
+    pub place: QueuePlace,
     /// True to refuse the lock if a holder is gone and did not release it.
     pub refuse_stale: bool,
-    /// True to make the grant depend on the waiting process until the caller repeats the request without this flag.
-    pub provisional: bool,
-    /// True to accept only an existing grant: the caller was told of it, and a release may have ended it since.
-    pub confirming: bool,
-    /// Position of the entry on the pages.
-    pub position: Option<QueuePosition>,
-    /// Number of a page that is full.
-    pub full: Option<u64>,
+    /// What the request does with a grant.
+    pub phase: Phase,
 }
 
 impl Acquire {
@@ -135,13 +142,36 @@ impl Acquire {
             entry,
             slots: None,
             queue: false,
-            queued: false,
+            place: QueuePlace::Nowhere,
             refuse_stale: false,
-            provisional: false,
-            confirming: false,
-            position: None,
-            full: None,
+            phase: Phase::Direct,
         }
+    }
+}
+
+/// Where the store has the entry of a caller, as far as the caller knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub enum QueuePlace {
+    /// The caller has not entered the queue.
+    Nowhere,
+    /// The store has accepted the entry into the record.
+    InRecord,
+    /// The entry is on a page.
+    OnPage(QueuePosition),
+    /// The page with this number is full, so the entry needs another one.
+    BesidePage(u64),
+}
+
+impl QueuePlace {
+    /// Returns true if the store has accepted the entry.
+    pub fn is_queued(&self) -> bool {
+        matches!(self, QueuePlace::InRecord | QueuePlace::OnPage(_))
+    }
+
+    /// Returns the position of the entry, if it is on a page.
+    pub fn on_page(&self) -> Option<&QueuePosition> {
+        if let QueuePlace::OnPage(position) = self { Some(position) } else { None }
     }
 }
 

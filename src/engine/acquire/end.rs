@@ -28,7 +28,7 @@ impl Acquisition<'_> {
             }
             // A cycle that is detected only during the wait finds this waiter in the queue.
             Refusal::Deadlock(_)
-                if (self.request.position.is_some() || record.waiter(&me).is_some())
+                if (self.request.place.on_page().is_some() || record.waiter(&me).is_some())
                     && self.leave_if_possible()?.is_some() =>
             {
                 return Ok(None);
@@ -107,7 +107,7 @@ impl Acquisition<'_> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
         let (engine, me) = (self.engine, self.request.entry.proof);
-        let page = self.request.position.as_ref().map(|place| place.page);
+        let page = self.request.place.on_page().map(|place| place.page);
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {

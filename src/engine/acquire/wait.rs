@@ -92,7 +92,7 @@ impl<'a> Acquisition<'a> {
                     changed = true;
                 }
                 // The next pass of the loop tries again.
-                Err(error) if error.is_refused_change() && self.request.queued => {}
+                Err(error) if error.is_refused_change() && self.request.place.is_queued() => {}
                 Err(error) => return Err(error),
             }
         }

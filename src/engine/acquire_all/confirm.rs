@@ -1,9 +1,9 @@
 //! The end of an acquisition of several names: confirm all grants or release them.
 
 use super::{MultiAcquire, StoredLock};
-use crate::engine::{AcquireRequest, Engine, WaitPolicy, Waiting};
+use crate::engine::{AcquireRequest, EndsWith, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
-use crate::lock::{CommitRecord, Grant};
+use crate::lock::{CommitRecord, Grant, Phase};
 use crate::store::Durability;
 
 /// Confirms all provisional grants permanently, or none. Returns `None` if a grant was lost in the meantime. A new
@@ -27,11 +27,13 @@ impl MultiAcquire<'_, '_> {
     /// Makes the grants permanent. Returns `false` if a grant was lost in the meantime.
     pub(super) fn confirm(&mut self) -> Result<bool> {
         if self.are_one_change() {
+            // A later call of [`confirm_all`] accepts no new grant.
+            let phase = if self.request.phase == Phase::Provisional { Phase::Confirm } else { Phase::Direct };
             let all_permanent = self.held.iter().all(|held| held.as_ref().is_some_and(|it| it.provisional.is_none()));
-            return Ok(all_permanent || self.take_together(false)?.is_none());
+            return Ok(all_permanent || self.take_together(phase)?.is_none());
         }
         // Grants that end with this process anyway need no commit record to end together.
-        if !self.request.owner_outlives_process {
+        if self.request.ends_with != EndsWith::Owner {
             return self.confirm_each();
         }
         let proof = self.request.handle.proof();
