@@ -151,7 +151,6 @@ impl Engine {
         // The grants that a lost commit would have ended, and the response to return if the next read knows none of them.
         let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
         let mut conflicting = None;
-        let mut facts = Facts::default();
         loop {
             let (version, record) = conflicting.take().map_or_else(|| self.read(name), Ok)?;
             // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
@@ -159,17 +158,17 @@ impl Engine {
             if let Some((ended, response)) = unclear.take()
                 && !ended.iter().any(|proof| record.knows(proof))
             {
-                ended.iter().for_each(|proof| self.tell_supervisor(proof));
+                ended.iter().for_each(|proof| self.wake_supervisor(proof));
                 return Ok(Some(response));
             }
-            match self.decide_again(&record, &ask, None, &mut facts)? {
+            match self.decide(&record, &ask, None)? {
                 Transition::Done(response) => return Ok(Some(response)),
                 Transition::Write { record: next, response, wake, over } => {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     match self.commit_update(&[update], &[], by)? {
                         Committed::Done(version) => {
-                            R::changed(&response).iter().for_each(|proof| self.tell_supervisor(proof));
+                            R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
                             return Ok(Some(R::numbered(response, version.number)));
                         }
                         // A request that pauses reads again after its pause.
@@ -242,31 +241,20 @@ impl Engine {
         ask: &R,
         time_left: Option<Duration>,
     ) -> Result<Transition<R::Response>> {
-        self.decide_again(record, ask, time_left, &mut Facts::default())
-    }
-
-    /// Decides like [`Engine::decide`], given the facts of the last decision of the same attempt.
-    fn decide_again<R: Request>(
-        &self,
-        record: &Record,
-        ask: &R,
-        time_left: Option<Duration>,
-        facts: &mut Facts,
-    ) -> Result<Transition<R::Response>> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
-        facts.start_anew(self.host.wall().as_millis() as u64);
+        let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         facts.replies_get_lost = self.store.scope() == Scope::Shared;
-        self.prefetch(record, facts, time_left)?;
+        self.prefetch(record, &mut facts, time_left)?;
         loop {
-            match decide(record, ask, facts) {
+            match decide(record, ask, &facts) {
                 Ok(step) => {
                     #[cfg(debug_assertions)]
-                    self.trace.decided(self.host.as_ref(), from, record, ask, facts);
+                    self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),
-                Err(query) => self.learn(record, facts, query, time_left)?,
+                Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }
         }
     }

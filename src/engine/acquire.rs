@@ -15,7 +15,7 @@ use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
 use crate::lock::{
-    self, Acquire, AcquireStep, EndedGrant, Facts, Grant, Lifetime, Phase, QueuePlace, Record, Refusal, Request as _,
+    self, Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Phase, QueuePlace, Record, Refusal, Request as _,
     Transition,
 };
 use crate::signals::Interrupt;
@@ -62,7 +62,6 @@ impl Engine {
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
             request: self.acquire_terms(scope, request, policy),
-            facts: Facts::default(),
             begun: None,
             wait_set: None,
             subscription: None,
@@ -114,8 +113,6 @@ struct Acquisition<'a> {
     engine: &'a Engine,
     name: &'a [u8],
     request: Acquire,
-    /// The facts of the last decision since the last wait.
-    facts: Facts,
     /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
     /// The lifetime that was started for a grant whose commit lost to another writer.
@@ -149,7 +146,7 @@ impl<'a> Acquisition<'a> {
                 Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
             };
-            (self.store_failed, self.facts) = (true, Facts::default());
+            self.store_failed = true;
             let (engine, name) = (self.engine, self.name);
             if engine.outlast(name, error, clock, &mut **self.listen()?, on_wait)? {
                 return Ok(self.interrupted());
@@ -232,7 +229,7 @@ impl<'a> Acquisition<'a> {
     fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition<AcquireStep>> {
         loop {
             let time_left = clock.left(self.engine.host.boottime());
-            let mut step = self.engine.decide_again(record, &self.request, time_left, &mut self.facts)?;
+            let mut step = self.engine.decide(record, &self.request, time_left)?;
             match &mut step {
                 Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
                     self.engine.begin_grant(&self.request.entry.lifetime, &mut self.begun, record, grant)?;

@@ -104,7 +104,7 @@ impl Engine {
             }
         };
         // A command whose grant was broken should end before the next one starts.
-        records.iter().for_each(|update| self.tell_supervisors(update.before, update.record));
+        records.iter().for_each(|update| self.wake_supervisors(update.before, update.record));
         self.wake_waiters(records);
         self.store.finish(&set);
         for RecordUpdate { before, record, .. } in records {
@@ -159,12 +159,12 @@ impl Engine {
     }
 
     /// Notifies the supervisor of a command that its grant has changed.
-    pub(super) fn tell_supervisor(&self, proof: &HandleHash) {
+    pub(super) fn wake_supervisor(&self, proof: &HandleHash) {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
 
     /// Notifies the supervisors and keepers of ended grants. A supervisor knows its own releases and sees its command die.
-    fn tell_supervisors(&self, before: &Record, after: &Record) {
+    fn wake_supervisors(&self, before: &Record, after: &Record) {
         let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
         let is_over = |grant: &&Grant| is_heard(grant) && after.holder(&grant.proof).is_none();
         for grant in before.holders.iter().filter(is_over) {
@@ -175,7 +175,7 @@ impl Engine {
                 EndReason::Expired | EndReason::Broken => false,
             };
             if !ending.is_some_and(is_known) {
-                self.tell_supervisor(&grant.proof);
+                self.wake_supervisor(&grant.proof);
             }
         }
     }

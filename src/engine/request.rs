@@ -5,7 +5,7 @@ use crate::host::Invocation;
 use crate::lock::{Acquire, Handle, HandleHash, Lifetime, Mode, Owner, Phase, ProcessId, Waiter};
 use crate::store::Scope;
 
-/// How a grant ends that no process releases.
+/// The end of a grant that no process releases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndsWith {
     /// The grant ends with the process that acquires it. Its end without a release leaves a stale lock.
@@ -27,7 +27,7 @@ pub struct AcquireRequest {
     pub owner: Owner,
     /// The process that waits.
     pub process: ProcessId,
-    /// How the grant ends if no process releases it.
+    /// The end of the grant if no process releases it.
     pub ends_with: EndsWith,
     /// The id under which the request claims the name, if it does.
     pub claim: Option<Vec<u8>>,
@@ -39,7 +39,7 @@ pub struct AcquireRequest {
     pub slots: Option<u32>,
     /// True if the request fails when the holder ended without a release.
     pub refuse_stale: bool,
-    /// Whether the grant depends on the waiting process for now.
+    /// The phase of the acquisition.
     pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
     /// several names in order.

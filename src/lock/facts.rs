@@ -47,7 +47,7 @@ pub enum Query {
     Committed(HandleHash),
 }
 
-/// The answers so far. They are valid for one read of the record ([`Facts::start_anew`]).
+/// The answers so far. They are valid for one read of the record.
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Facts {
@@ -73,15 +73,6 @@ impl Facts {
     /// Creates facts without answers; `wall` is the time for display, in milliseconds since 1970.
     pub fn at(wall: u64) -> Facts {
         Facts { wall, ..Facts::default() }
-    }
-
-    /// Prepares for the next read of the record at the time `wall` of the same attempt: keeps which processes live, and
-    /// no other answer. A process that has died since then is noticed by the wait for it.
-    pub fn start_anew(&mut self, wall: u64) {
-        let mut fates = std::mem::take(&mut self.fates);
-        fates.values_mut().for_each(|known| known.retain(|(_, liveness)| *liveness == Liveness::Alive));
-        fates.retain(|_, known| !known.is_empty());
-        *self = Facts { fates, ..Facts::at(wall) };
     }
 
     /// Inserts the liveness of a process.
@@ -151,26 +142,5 @@ impl Facts {
     pub(crate) fn lease_expired(&self, lease: &Lease) -> Result<bool, Query> {
         let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_an_earlier_decision_only_the_living_processes_stay() {
-        let domain = PidDomain { machine: "m".into(), boot: "b".into(), pids: "1.1".into(), net: 1 };
-        let mut facts = Facts::at(1);
-        facts.replies_get_lost = true;
-        let all = [Liveness::Alive, Liveness::Dead, Liveness::Unknown, Liveness::Missing];
-        for (pid, liveness) in (1..).zip(all) {
-            facts.insert_liveness(domain.clone(), ProcessId { pid, start: 1 }, liveness);
-        }
-        facts.insert_page(0, Vec::new());
-        facts.start_anew(2);
-        let kept: Vec<_> = (1..5).map(|pid| facts.liveness(&domain, &ProcessId { pid, start: 1 }).ok()).collect();
-        assert_eq!(kept, [Some(Liveness::Alive), None, None, None]);
-        assert_eq!((facts.wall, facts.replies_get_lost, facts.page(0).is_err()), (2, false, true));
     }
 }

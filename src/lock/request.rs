@@ -104,7 +104,7 @@ pub struct Gc;
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Note(pub Vec<Sighting>);
 
-/// Whether a grant stands, or depends on the waiting process until the caller repeats the request.
+/// A caller that waits first gets a provisional grant, and confirms it by a second request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Phase {
@@ -127,11 +127,11 @@ pub struct Acquire {
     pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
-    /// Where the store has the entry.
+    /// The place in the queue.
     pub place: QueuePlace,
     /// True to refuse the lock if a holder is gone and did not release it.
     pub refuse_stale: bool,
-    /// What the request does with a grant.
+    /// The phase of the acquisition.
     pub phase: Phase,
 }
 
@@ -149,7 +149,7 @@ impl Acquire {
     }
 }
 
-/// Where the store has the entry of a caller, as far as the caller knows.
+/// The place of a caller in the queue, as far as the caller knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum QueuePlace {

@@ -61,7 +61,7 @@ pub(super) fn run(
         let longest = if subscription.is_some() && is_told_all { LONGEST } else { pause };
         match wait(subscription.as_deref(), longest)? {
             Event::ReaderGone => return Ok(Exit::Signal(Signal::SIGPIPE)),
-            Event::News => subscription = None,
+            Event::NewLines => subscription = None,
             Event::TimeOver => {}
         }
         context.host.sleep(TOGETHER);
@@ -150,7 +150,7 @@ impl Seen {
 
 /// Reason for the end of a wait.
 enum Event {
-    News,
+    NewLines,
     TimeOver,
     ReaderGone,
 }
@@ -167,7 +167,7 @@ fn wait(subscription: Option<&dyn Subscription>, at_most: Duration) -> anyhow::R
     }
     Ok(match polled.as_slice() {
         [stdout, ..] if stdout.any() == Some(true) => Event::ReaderGone,
-        [_, news] if news.any() == Some(true) => Event::News,
+        [_, history] if history.any() == Some(true) => Event::NewLines,
         _ => Event::TimeOver,
     })
 }

@@ -8,7 +8,7 @@ use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
-use crate::lock::{Cycle, Facts, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
+use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::signals::Interrupt;
 use crate::store::{Topic, Version};
 
@@ -121,7 +121,6 @@ impl<'a> Acquisition<'a> {
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AfterWait> {
         let engine = self.engine;
-        self.facts = Facts::default();
         let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
             return Ok(AfterWait::TimeOver);
         };
@@ -150,8 +149,8 @@ impl<'a> Acquisition<'a> {
         // A process in another network namespace can wake this waiter only through the store.
         let mut domains = record.owners().map(|owner| &owner.domain).chain(processes.iter().map(|(domain, _)| domain));
         let notifies = engine.store.abilities().notifies;
-        let needs_bell = notifies || domains.any(|domain| domain.net != here.net);
-        if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_bell) {
+        let needs_channel = notifies || domains.any(|domain| domain.net != here.net);
+        if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_channel) {
             self.subscription = engine.store.subscribe(Topic::Channel(&self.request.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;

@@ -28,12 +28,12 @@ type Known = Option<(Lease, Duration)>;
 impl KeeperConfig<'_> {
     /// Renews each lease in good time. Returns when no lock is held any more, or the owners have `ended`.
     ///
-    /// Each new end of the lease is stored, and then the `listeners` are notified. A byte in `poke` starts a renewal.
+    /// Each new end of the lease is stored, and then the `listeners` are notified. The eventfd `renew_now` starts a renewal.
     /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
     pub(super) fn renew_loop(
         &self,
         is_guarded: bool,
-        poke: BorrowedFd<'_>,
+        renew_now: BorrowedFd<'_>,
         listeners: &[BorrowedFd<'_>],
         ended: &AtomicBool,
     ) {
@@ -46,9 +46,9 @@ impl KeeperConfig<'_> {
         let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
             timer.set(Some(next.min(changes.due())));
-            let _ = wait_readable([poke, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
-            drain(poke);
-            changes.hear();
+            let _ = wait_readable([renew_now, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
+            drain(renew_now);
+            changes.take_notifications();
             if ended.load(SeqCst) {
                 return;
             }
