@@ -87,7 +87,6 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Creates an engine for this store and this host.
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
         Engine {
             store,
@@ -106,7 +105,6 @@ impl Engine {
         Engine { remembers: limits, ..self }
     }
 
-    /// Returns the engine's store.
     pub fn store(&self) -> &dyn Store {
         self.store.as_ref()
     }
@@ -116,7 +114,6 @@ impl Engine {
         self.store.leases().time()
     }
 
-    /// Returns the engine's host.
     pub fn host(&self) -> &dyn Host {
         self.host.as_ref()
     }
@@ -213,7 +210,6 @@ impl Engine {
         Ok(if is_replaced { Err(lost()) } else { released })
     }
 
-    /// Reads the record of a name, with its version.
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
         self.read_record(name).map_err(|error| error.of_lock(|| self.shell_arg(name)))
     }

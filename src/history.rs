@@ -27,12 +27,10 @@ pub struct Past {
     pub name: Vec<u8>,
     /// The fencing token.
     pub token: Option<u64>,
-    /// The mode of the grant.
     pub mode: Mode,
     /// The slot number for [`Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
-    /// The holder.
     pub holder: Who,
     /// The start, in milliseconds since 1970, as [`Grant::since`].
     pub from: u64,
@@ -53,15 +51,12 @@ pub struct Past {
 pub struct Who {
     /// The process id, if it is known.
     pub pid: Option<i32>,
-    /// The host's name.
     #[serde(with = "text")]
     pub host: String,
     /// The numeric user id.
     pub uid: u32,
-    /// The command line.
     #[serde(with = "text")]
     pub command: Vec<u8>,
-    /// The value of `--label`.
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub label: Option<Vec<u8>>,
 }

@@ -129,7 +129,6 @@ struct Acquisition<'a> {
     suspected_at: Option<Duration>,
     /// True if edges of this wait may be published.
     is_published: bool,
-    /// True if the store has answered a call.
     store_answered: bool,
     /// True if a store call has failed and may succeed later.
     store_failed: bool,
@@ -247,7 +246,6 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Commits a change of the record.
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
         self.engine.commit_update(&[update], &[], None)

@@ -21,9 +21,7 @@ use crate::store::SignalsEndCalls;
 /// A lock name and the store that contains it.
 #[derive(Clone, Copy)]
 pub struct StoredLock<'a> {
-    /// The engine of the store.
     pub engine: &'a Engine,
-    /// The name of the lock.
     pub name: &'a [u8],
 }
 

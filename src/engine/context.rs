@@ -18,7 +18,6 @@ pub struct Context {
 }
 
 impl Context {
-    /// Returns the context of this process.
     pub fn of_this_process() -> Context {
         #[cfg(debug_assertions)]
         {

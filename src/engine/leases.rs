@@ -12,7 +12,6 @@ use crate::lock::{
 };
 use crate::store::{Scope, guarded};
 
-/// A lease that this engine requested.
 #[derive(Debug)]
 pub(super) struct IssuedLease {
     lease: Lease,

@@ -45,7 +45,6 @@ pub struct OpenLockSet<'a> {
 }
 
 impl LockRef {
-    /// Returns the lock with this name in this store.
     pub fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
         let shell_arg = shell_quote(&name);
         LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
@@ -97,7 +96,6 @@ impl LockSet {
         LockSet { all: names.into_iter().map(|name| LockRef::in_store(location, name)).collect(), first_at: 0 }
     }
 
-    /// Returns the lock that was named first.
     pub fn first(&self) -> &LockRef {
         &self.all[self.first_at]
     }
@@ -123,22 +121,18 @@ impl LockSet {
 }
 
 impl OpenLockSet<'_> {
-    /// Returns the lock with this index.
     pub fn target(&self, at: usize) -> &LockRef {
         &self.targets.all[at]
     }
 
-    /// Returns the engine of the lock with this index.
     pub fn engine(&self, at: usize) -> &Engine {
         &self.engines[self.of[at]]
     }
 
-    /// Returns each lock with its engine.
     pub fn each(&self) -> impl DoubleEndedIterator<Item = (&LockRef, &Engine)> {
         self.targets.all.iter().enumerate().map(|(at, target)| (target, self.engine(at)))
     }
 
-    /// Returns each store with the names in it.
     pub fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = self.engines.iter().map(|engine| (engine, Vec::new())).collect();
         for (target, store) in self.targets.all.iter().zip(&self.of) {

@@ -21,9 +21,7 @@ pub enum EndsWith {
 pub struct AcquireRequest {
     /// The secret that will prove the grant.
     pub handle: Handle,
-    /// The mode of the grant.
     pub mode: Mode,
-    /// The owner of the grant.
     pub owner: Owner,
     /// The process that waits.
     pub process: ProcessId,
@@ -33,13 +31,11 @@ pub struct AcquireRequest {
     pub claim: Option<Vec<u8>>,
     /// True if a newer request of this kind takes the place of this one in the queue.
     pub latest_only: bool,
-    /// The lifetime of the grant.
     pub lifetime: Lifetime,
     /// Maximum number of holders, for [`Mode::Slot`].
     pub slots: Option<u32>,
     /// True if the request fails when the holder ended without a release.
     pub refuse_stale: bool,
-    /// The phase of the acquisition.
     pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
     /// several names in order.

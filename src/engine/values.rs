@@ -15,7 +15,6 @@ use crate::store::{Durability, Write, WriteOptions};
 /// A requested change of a value.
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
-    /// The credentials of the writer.
     pub by: Credentials,
     /// The new bytes; `None` deletes the value.
     pub bytes: Option<&'a [u8]>,
@@ -34,7 +33,6 @@ pub struct ValueWrite<'a> {
 /// Result of an attempt to write or delete a value.
 #[derive(Debug)]
 pub enum WriteResult {
-    /// The value was written.
     Written(Written),
     /// The value was not written.
     Refused(WriteRefusal),

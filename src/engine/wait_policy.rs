@@ -22,7 +22,6 @@ pub struct WaitPolicy {
 }
 
 impl WaitPolicy {
-    /// Policy of a single attempt.
     pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), attempts: None, backoff: None };
 
     /// Returns true if the policy allows a single attempt only.

@@ -10,7 +10,6 @@ use crate::lock::{Facts, HandleHash, Liveness, Owner, PidDomain, ProcessId, Reco
 use crate::store::Scope;
 
 impl Engine {
-    /// Returns the liveness of a process that has entries in this record.
     pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
         self.fate_in(record, &Facts::default(), domain, process)
     }

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use super::Past;
 use crate::lock::Mode;
 
-/// The result of an audit.
 #[derive(Debug, Default)]
 pub struct Audit<'a> {
     /// The violations, ordered by name.
@@ -27,7 +26,6 @@ pub struct Audit<'a> {
 pub struct Fault<'a> {
     /// The rule that is violated.
     pub kind: FaultKind,
-    /// The two grants.
     pub grants: [&'a Past; 2],
 }
 

@@ -60,7 +60,6 @@ pub struct ExpectedTurn {
     pub usual: UsualHold,
     /// Number of waiters ahead.
     pub ahead: usize,
-    /// Time until the turn.
     pub turn: Duration,
 }
 
@@ -162,7 +161,6 @@ impl UsualHold {
         self.sorted.len()
     }
 
-    /// Returns the median.
     pub fn median(&self) -> Duration {
         self.percentile(50)
     }

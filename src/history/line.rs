@@ -16,7 +16,6 @@ const KIND: &str = "past";
 const BEGIN: &str = "{\"past\":";
 
 impl Past {
-    /// Returns the line of this grant.
     pub fn line(&self) -> String {
         String::from_utf8(seal(KIND, &self.name, self)).expect("a line is ASCII")
     }

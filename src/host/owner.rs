@@ -64,7 +64,6 @@ pub struct Caller {
 /// A process that a script called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invocation {
-    /// The pid of the process.
     pub pid: i32,
     /// True if the process was made to ignore SIGINT.
     pub ignores_interrupt: bool,
@@ -101,12 +100,10 @@ impl ThisProcess {
         proc_stat::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
     }
 
-    /// Returns the identity of this process.
     pub fn id(&self) -> ProcessId {
         ProcessId { pid: self.0.pid, start: self.0.start }
     }
 
-    /// Returns the session of this process.
     pub fn session(&self) -> i32 {
         self.0.session
     }

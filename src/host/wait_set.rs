@@ -46,7 +46,6 @@ pub struct WakeSocket {
 /// The socket of this process's supervisor, which sends wake-ups as well as a new one.
 static OF_SUPERVISOR: OnceLock<Weak<OwnedFd>> = OnceLock::new();
 
-/// The process to wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeAddress<'a> {
     /// The waiter with this handle hash, until it is granted the lock.

@@ -188,7 +188,6 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
     Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
 }
 
-/// Waits at this place in the record.
 fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> {
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
     let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);

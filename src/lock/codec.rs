@@ -43,7 +43,6 @@ const LONG: usize = 2048;
 /// Maximum number of pages in a queue.
 const MOST_PAGES: u64 = 10_000;
 
-/// Returns the line for an object of this kind and name.
 pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
     let mut line = beginning(kind).into_bytes();
     let sum = line.len()..line.len() + 16;
@@ -148,7 +147,6 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
-/// Returns the bytes of a record.
 pub fn encode(record: &Record) -> Vec<u8> {
     seal(RECORD, &record.name, record.as_stored().as_ref())
 }

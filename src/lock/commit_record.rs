@@ -23,7 +23,6 @@ use super::handle::HandleHash;
 pub struct CommitRecord {
     /// True if the grants are valid.
     pub committed: bool,
-    /// Names of the locks.
     #[serde(with = "text")]
     pub names: Vec<Vec<u8>>,
 }

@@ -12,7 +12,6 @@ use super::request::{Credentials, NotHolder, Transition};
 pub(super) enum Found {
     /// The grant with this index is the caller's and valid.
     Mine(usize),
-    /// The caller's grant has ended.
     Ended(EndedGrant),
     /// The record has no grant of the caller.
     Nothing,

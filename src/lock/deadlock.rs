@@ -16,12 +16,9 @@ use super::queue::{effective_owner, free_slot, is_gone};
 use super::record::{Grant, Record, Waiter};
 use super::request::Edge;
 
-/// A wait, and the record of the lock that it waits for.
 #[derive(Debug, Clone)]
 pub struct WaitNode {
-    /// Name of the lock.
     pub name: Vec<u8>,
-    /// Record of the lock.
     pub record: Record,
     /// Entry in the lock's queue.
     pub waiter: Waiter,

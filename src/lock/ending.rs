@@ -19,12 +19,9 @@ const MOST_ENDINGS: usize = 256;
 /// Number of past grants among which expired ones stay. Hosts that died with a lock never ask for its ending.
 const EXPIRED_KEPT: usize = 32;
 
-/// A grant that is over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedGrant {
-    /// The grant.
     pub grant: Grant,
-    /// Reason for the end.
     pub reason: EndReason,
 }
 
@@ -50,9 +47,7 @@ impl EndedGrant {
 pub enum EndReason {
     /// The holder released the grant.
     Released,
-    /// The owner died.
     Died,
-    /// The lease expired.
     Expired,
     /// A user broke the grant with `--force`.
     Broken,

@@ -7,7 +7,6 @@ use super::lifetime::Lease;
 use super::owner::{PidDomain, ProcessId};
 use super::record::Waiter;
 
-/// Liveness of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Liveness {
@@ -75,12 +74,10 @@ impl Facts {
         Facts { wall, ..Facts::default() }
     }
 
-    /// Inserts the liveness of a process.
     pub fn insert_liveness(&mut self, domain: PidDomain, process: ProcessId, liveness: Liveness) {
         self.fates.entry(process).or_default().push((domain, liveness));
     }
 
-    /// Inserts the answer whether a lease is over.
     pub fn insert_expired(&mut self, lease: Lease, over: bool) {
         self.over.entry(lease.ends).or_default().push((lease, over));
     }
@@ -95,12 +92,10 @@ impl Facts {
         known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Query::Outlasts(lease.clone()))
     }
 
-    /// Inserts the waiters on a page.
     pub fn insert_page(&mut self, number: u64, waiters: Vec<Waiter>) {
         self.pages.insert(number, waiters);
     }
 
-    /// Returns the waiters on all inserted pages.
     pub fn waiters_on_pages(&self) -> impl Iterator<Item = &Waiter> {
         self.pages.values().flatten()
     }
@@ -134,7 +129,6 @@ impl Facts {
         known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
     }
 
-    /// Returns the leases that are over.
     pub(crate) fn expired_leases(&self) -> impl Iterator<Item = &Lease> {
         self.over.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
     }

@@ -54,7 +54,6 @@ pub struct Success {
 /// Runs that have begun in a slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Runs {
-    /// The slot.
     pub slot: u64,
     /// Number of the runs.
     pub count: u32,
@@ -130,7 +129,6 @@ impl JobState {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct BeginRun {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// Slot in which the job must succeed once, if it has slots.
     pub slot: Option<u64>,
@@ -187,7 +185,6 @@ impl Request for BeginRun {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct ReportSuccess {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// True if the run counts for the slot in which it began.
     pub in_slot: bool,
@@ -221,7 +218,6 @@ impl Request for ReportSuccess {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Complain {
-    /// The caller.
     pub by: HandleHash,
     /// Length of the span in milliseconds.
     pub span: u64,

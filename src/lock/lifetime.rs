@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::codec::text;
 
-/// Lifetime of a grant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {

@@ -30,7 +30,6 @@ pub struct Owner {
     /// Command that runs, or that made the request.
     #[serde(with = "text")]
     pub command: Vec<u8>,
-    /// Text of `--label`.
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub label: Option<Vec<u8>>,
 }

@@ -89,7 +89,6 @@ pub struct Grant {
     pub slot: u32,
     /// Owner of the grant. Copies of a record share it: a decision copies the record and restarts after each answer.
     pub owner: Arc<Owner>,
-    /// Lifetime of the grant.
     pub lifetime: Lifetime,
     /// Time of granting, in milliseconds since 1970 on the writer's clock; for display only, never compared.
     pub since: u64,
@@ -108,7 +107,6 @@ pub struct Grant {
     pub claim: Option<Vec<u8>>,
 }
 
-/// Entry of one waiter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {
     /// Hash of the waiter's handle; the waiter's channel is derived from it.
@@ -173,7 +171,6 @@ impl Waiter {
         }
     }
 
-    /// Returns the waiting process and its pid domain.
     pub fn waits_where(&self) -> (PidDomain, ProcessId) {
         (self.owner.domain.clone(), self.process)
     }
@@ -190,7 +187,6 @@ impl Record {
         self.holders.iter().map(|grant| &*grant.owner).chain(self.waiters.iter().map(|waiter| &*waiter.owner))
     }
 
-    /// Returns the grant with this handle hash.
     pub fn holder(&self, proof: &HandleHash) -> Option<&Grant> {
         self.holders.iter().find(|grant| grant.proof == *proof)
     }

@@ -31,11 +31,9 @@ pub struct Replacement {
 /// Caller that has the place of a replaced waiter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Successor {
-    /// Owner of its grant.
     pub owner: Arc<Owner>,
     /// Time of its arrival or, if it has the lock, of its grant ([`super::Grant::since`]).
     pub since: u64,
-    /// True if it waits.
     pub waits: bool,
 }
 

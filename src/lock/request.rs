@@ -53,7 +53,6 @@ impl<R: Clone> Loggable for R {}
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Cancel {
-    /// Handle hash of the waiter.
     pub proof: HandleHash,
     /// Page of the waiter, if the waiter entered a page.
     pub page: Option<u64>,
@@ -78,7 +77,6 @@ pub struct OwnerDied(pub Credentials);
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Prepare {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// Handle hash that names the commit record, and the new one of the grant.
     pub proof: HandleHash,
@@ -117,7 +115,6 @@ pub enum Phase {
     Confirm,
 }
 
-/// Request to acquire the lock.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Acquire {
@@ -127,11 +124,9 @@ pub struct Acquire {
     pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
-    /// The place in the queue.
     pub place: QueuePlace,
     /// True to refuse the lock if a holder is gone and did not release it.
     pub refuse_stale: bool,
-    /// The phase of the acquisition.
     pub phase: Phase,
 }
 
@@ -157,7 +152,6 @@ pub enum QueuePlace {
     Nowhere,
     /// The store has accepted the entry into the record.
     InRecord,
-    /// The entry is on a page.
     OnPage(QueuePosition),
     /// The page with this number is full, so the entry needs another one.
     BesidePage(u64),
@@ -169,7 +163,6 @@ impl QueuePlace {
         matches!(self, QueuePlace::InRecord | QueuePlace::OnPage(_))
     }
 
-    /// Returns the position of the entry, if it is on a page.
     pub fn on_page(&self) -> Option<&QueuePosition> {
         if let QueuePlace::OnPage(position) = self { Some(position) } else { None }
     }
@@ -179,20 +172,17 @@ impl QueuePlace {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct QueuePosition {
-    /// Page number.
     pub page: u64,
     /// Number of waiters ahead on that page.
     pub ahead: usize,
     /// Processes of those waiters and of the waiters on the previous page, nearest first.
     pub before: Vec<(PidDomain, ProcessId)>,
-    /// Entry of the waiter on the page.
     pub entry: Waiter,
 }
 
 /// Edge of a cycle in the wait-for graph: a lock that the previous waiter waits for, and its holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {
-    /// Name of the lock.
     pub name: Vec<u8>,
     /// Grant of the holder, which does not release the lock before its own wait is over.
     pub grant: Grant,
@@ -202,7 +192,6 @@ pub struct Edge {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Credentials {
-    /// Hash of the handle, if the caller has the handle.
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.
     pub owners: Vec<ProcessId>,
@@ -236,7 +225,6 @@ pub enum Transition<R> {
     Done(R),
     /// The engine commits this record, then wakes these waiters and returns the response.
     Write {
-        /// New record.
         record: Box<Record>,
         /// Response to return after the commit.
         response: R,
@@ -248,7 +236,6 @@ pub enum Transition<R> {
 }
 
 impl<R> Transition<R> {
-    /// Returns the response.
     pub fn response(&self) -> &R {
         match self {
             Transition::Done(response) | Transition::Write { response, .. } => response,

@@ -57,7 +57,6 @@ pub struct Value {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Writing {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// New value without its version and token; `None` to delete the value.
     pub value: Option<Value>,
@@ -77,7 +76,6 @@ pub struct Writing {
 pub enum Precondition {
     /// The name has no value.
     Absent,
-    /// The value has this version.
     Version(u64),
 }
 
@@ -102,7 +100,6 @@ impl Value {
     }
 }
 
-/// A value that was written or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The new value, or the deleted one. `None` if an earlier try deleted it.

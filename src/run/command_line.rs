@@ -18,7 +18,6 @@ use crate::signals::StartupState;
 const SHELL_BUILTINS: [&[u8]; 10] =
     [b"cd", b"export", b"exec", b"eval", b"set", b"source", b".", b"ulimit", b"umask", b"wait"];
 
-/// A command and its arguments.
 #[derive(Debug, Clone)]
 pub struct CommandLine {
     words: Vec<CString>,

@@ -169,7 +169,6 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(0))
 }
 
-/// Returns true if the file still has that path.
 fn is_still(file: &File, path: &Path) -> Result<bool> {
     let failed = |error: std::io::Error| Error::os(errno_of(&error), "look at", path);
     let open = file.metadata().map_err(failed)?;

@@ -37,7 +37,6 @@ pub struct SuccessReport {
     pub in_slot: bool,
 }
 
-/// The limits of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Time to live of the locks.

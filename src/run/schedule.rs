@@ -37,7 +37,6 @@ pub struct Deadline {
     pub term: Duration,
     /// The time of SIGKILL.
     pub kill: Duration,
-    /// The reason for the deadline.
     pub why: StopReason,
 }
 
@@ -58,10 +57,8 @@ impl Deadline {
     }
 }
 
-/// The schedule of one lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseSchedule {
-    /// End of the lease.
     pub ends: Duration,
     /// Length of the lease when it started.
     pub span: Duration,

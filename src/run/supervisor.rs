@@ -47,7 +47,6 @@ pub enum Notice<'a> {
     Lost(&'a LockRef, &'a Engine, &'a Result<Released>),
     /// The success of the command could not be recorded under this lock.
     NotReported(&'a LockRef, &'a Error),
-    /// This lock could not be released.
     NotReleased(&'a LockRef, &'a Error),
     /// The locks could not be released, because the store is silent.
     Silent,

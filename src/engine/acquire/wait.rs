@@ -37,9 +37,7 @@ pub(super) enum AfterWait {
     Look,
     /// The policy ends the wait.
     TimeOver,
-    /// The interrupt ended the wait.
     Interrupted,
-    /// This wait is the victim of this cycle.
     GiveUp(Cycle),
 }
 

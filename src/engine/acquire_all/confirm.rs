@@ -56,7 +56,7 @@ impl MultiAcquire<'_, '_> {
     /// Makes each grant permanent by a commit of its own. Returns `false` if a grant was lost in the meantime.
     fn confirm_each(&mut self) -> Result<bool> {
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held) {
-            match engine.confirm(name, &self.request)? {
+            match engine.confirm(name, self.request)? {
                 Some(grant) => *held = Some(grant),
                 None => return Ok(false),
             }

@@ -176,7 +176,6 @@ impl<'a> EventLoop<'a> {
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Sends the signals that are due.
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
         if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
             // The loop reports a command that has ended by itself.
