@@ -145,14 +145,15 @@ impl Engine {
     ) -> Result<Option<R::Response>> {
         let name = race.key;
         let mut ask = ask.clone();
-        // The grants that a lost commit would have ended, and the response to return if the next read knows none of them.
-        let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
-        let mut conflicting = None;
+        // The record that a commit conflicted with, if the store returned it.
+        let mut found = None;
+        // A commit that conflicts may have succeeded, and only its reply was lost: the grants that it ended, and its response.
+        let mut conflicted: Option<(Vec<HandleHash>, R::Response)> = None;
         loop {
-            let (version, record) = conflicting.take().map_or_else(|| self.read(name), Ok)?;
+            let (version, record) = found.take().map_or_else(|| self.read(name), Ok)?;
             // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
-            // the result of our own commit, and only its reply was lost.
-            if let Some((ended, response)) = unclear.take()
+            // the result of our own commit.
+            if let Some((ended, response)) = conflicted.take()
                 && !ended.iter().any(|proof| record.knows(proof))
             {
                 ended.iter().for_each(|proof| self.wake_supervisor(proof));
@@ -169,9 +170,13 @@ impl Engine {
                             return Ok(Some(R::numbered(response, version.number)));
                         }
                         // A request that pauses reads again after its pause.
-                        Committed::Conflict(found) => conflicting = found.filter(|_| R::HAS_PRIORITY),
+                        Committed::Conflict(now) if R::HAS_PRIORITY => found = now,
+                        Committed::Conflict(_) => {}
                     }
-                    unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
+                    let ended = R::ended(&response, &next);
+                    if !ended.is_empty() {
+                        conflicted = Some((ended, response));
+                    }
                     ask.repeat();
                     if !race.backoff()? {
                         return Ok(None);
