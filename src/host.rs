@@ -9,7 +9,6 @@ mod fake;
 mod file_locks;
 mod liveness;
 mod machine;
-mod namespaces;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;

@@ -22,10 +22,10 @@ use nix::unistd::geteuid;
 
 use super::Scope;
 use super::liveness::{FirstSight, is_absent, is_released_by, is_stopped, liveness_of};
-use super::machine::{is_this_machine, machine};
-use super::namespaces::{
+use super::machine::{
     BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, namespace, pid_namespace_of,
 };
+use super::machine::{is_this_machine, machine};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
 use super::random::Random;

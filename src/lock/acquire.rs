@@ -9,10 +9,10 @@ use super::owner::{PidDomain, ProcessId};
 use super::page::{Page, Pages};
 use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
-    INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
+    INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_waiting, grant_waiting_as, refill, replaced,
+    slot_count_conflict,
 };
 use super::record::{Grant, Record, Waiter};
-use super::replacement;
 use super::request::{
     Acquire, AcquireStep, Cancel, Edge, NotHolder, Phase, QueuePlace, QueuePosition, Refusal, Request, Transition,
 };
@@ -63,7 +63,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
         return Ok(refused(Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))));
     }
-    if let Some(refusal) = replacement::refusal(record, request) {
+    if let Some(refusal) = replaced(record, request) {
         return Ok(refused(refusal));
     }
     let mut next = record.clone();
@@ -157,7 +157,7 @@ fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash>
     next.slots = request.slots.or(next.slots);
     let entry = || Waiter { since: facts.wall, ..request.entry.clone() };
     if request.queue && request.entry.latest_only {
-        return replacement::enter(next, entry());
+        return enter_in_place(next, entry());
     }
     if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !request.queue) {
         next.waiters.push(entry());

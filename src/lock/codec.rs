@@ -24,8 +24,8 @@ use sha2::{Digest, Sha256};
 
 use self::text::{escape, unescape};
 use super::lifetime::LeaseClock;
+use super::lifetime::MOST_SIGHTINGS;
 use super::record::{Mode, Record};
-use super::sighting::MOST_SIGHTINGS;
 use crate::error::{Error, Result};
 
 /// Number of the format of all objects and of the history.

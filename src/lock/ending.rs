@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
+use super::lifetime::Sighting;
+use super::queue::Replacement;
 use super::record::{Grant, Record};
-use super::replacement::Replacement;
-use super::sighting::Sighting;
 
 /// Number of past grants that a record always keeps.
 const ENDINGS_KEPT: usize = 4;

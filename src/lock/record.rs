@@ -15,11 +15,11 @@ use super::codec::{is_default, text};
 use super::ending::EndedGrant;
 use super::handle::HandleHash;
 use super::job::JobState;
+use super::lifetime::Sighting;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
 use super::page::Pages;
-use super::replacement::Replacement;
-use super::sighting::Sighting;
+use super::queue::Replacement;
 use super::value::Value;
 
 /// Maximum number of slots of a lock.

@@ -3,11 +3,11 @@
 use super::ending::EndedGrant;
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
+use super::lifetime::Sighting;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, PidSpace, ProcessId};
+use super::queue::Successor;
 use super::record::{Grant, Record, Waiter};
-use super::replacement::Successor;
-use super::sighting::Sighting;
 
 /// Request of a caller about a record. Each request has its own type of response.
 pub trait Request: Loggable {

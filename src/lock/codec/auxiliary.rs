@@ -8,11 +8,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{checksum, name_in, open, seal};
-use crate::lock::commit_record::CommitRecord;
-use crate::lock::fence_mark::FenceMark;
+use crate::lock::auxiliary::CommitRecord;
+use crate::lock::auxiliary::FenceMark;
+use crate::lock::auxiliary::WaitEdges;
 use crate::lock::owner::Owner;
 use crate::lock::page::Page;
-use crate::lock::wait_edges::WaitEdges;
 
 /// An object that is not a record.
 pub(crate) trait Auxiliary: Serialize + DeserializeOwned {
