@@ -1,10 +1,10 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
-use super::{Engine, VersionedRecord, values};
+use super::{Engine, VersionedRecord};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
-use crate::store::{CommitResult, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
+use crate::store::{CommitResult, Durability, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
@@ -89,7 +89,7 @@ impl Engine {
             ..WriteSet::default()
         };
         for (update, body) in records.iter().zip(&bodies) {
-            let (name, durability) = (&update.record.name, values::durability(update.before, update.record));
+            let (name, durability) = (&update.record.name, durability(update.before, update.record));
             let options = WriteOptions { durability, mode: None };
             set.changes.push(Write { name, expect: update.expect, body: body.as_deref(), options });
             self.add_effects(&mut set, update);
@@ -208,4 +208,20 @@ impl Engine {
 /// published edges itself.
 fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
+}
+
+/// Returns the durability of a commit from one record to another. Values, claims and the runs of jobs must survive a power
+/// cut, and a power cut must not tear a record that contains them.
+fn durability(before: &Record, now: &Record) -> Durability {
+    let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
+        let claims = record.holders.iter().filter(|grant| grant.claim.is_some());
+        claims.map(|grant| (grant.proof, grant.provisional.is_some())).collect()
+    };
+    if before.value != now.value || before.job != now.job || claims(before) != claims(now) {
+        Durability::Durable
+    } else if now.value.is_some() || now.job.is_some() || !claims(now).is_empty() {
+        Durability::Atomic
+    } else {
+        Durability::Volatile
+    }
 }

@@ -6,8 +6,8 @@ use super::commit::{Committed, RecordUpdate};
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
-    self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _,
-    Transition, Value, WriteRefusal, Writing, Written,
+    self, Credentials, Grant, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _, Transition, Value,
+    WriteRefusal, Writing, Written,
 };
 use crate::signals::Interrupt;
 use crate::store::{Durability, Write, WriteOptions};
@@ -266,21 +266,5 @@ impl Engine {
         let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));
         let (_, record) = self.read(name)?;
         Ok(!at_work && record.value.is_none_or(|value| value.write_id != mark))
-    }
-}
-
-/// Returns the durability of a commit from one record to another. Values, claims and the runs of jobs must survive a power
-/// cut, and a power cut must not tear a record that contains them.
-pub(super) fn durability(before: &Record, now: &Record) -> Durability {
-    let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
-        let claims = record.holders.iter().filter(|grant| grant.claim.is_some());
-        claims.map(|grant| (grant.proof, grant.provisional.is_some())).collect()
-    };
-    if before.value != now.value || before.job != now.job || claims(before) != claims(now) {
-        Durability::Durable
-    } else if now.value.is_some() || now.job.is_some() || !claims(now).is_empty() {
-        Durability::Atomic
-    } else {
-        Durability::Volatile
     }
 }
