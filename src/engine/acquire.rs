@@ -1,4 +1,4 @@
-//! Acquisition of a lock: the request of a caller, its translation for the protocol, and the wait.
+//! AcquireAttempt of a lock: the request of a caller, its translation for the protocol, and the wait.
 
 mod end;
 mod wait;
@@ -56,7 +56,7 @@ impl Engine {
         // Without notifications, other hosts cannot wake a waiter of this store.
         let polls = scope == Scope::Shared && !self.store.abilities().notifies;
         let mut clock = policy.begin(self.host.boottime(), polls);
-        let mut attempt = Acquisition {
+        let mut attempt = AcquireAttempt {
             engine: self,
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
@@ -108,7 +108,7 @@ impl Engine {
 }
 
 /// State of one attempt to acquire a lock.
-struct Acquisition<'a> {
+struct AcquireAttempt<'a> {
     engine: &'a Engine,
     name: &'a [u8],
     request: Acquire,
@@ -133,7 +133,7 @@ struct Acquisition<'a> {
     store_failed: bool,
 }
 
-impl<'a> Acquisition<'a> {
+impl<'a> AcquireAttempt<'a> {
     /// Runs the attempt and continues it after outages. A shared store may stop answering for a while. A full or
     /// read-only store ends the attempt, unless this waiter is already in the queue.
     fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {

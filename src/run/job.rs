@@ -21,7 +21,7 @@ pub struct Job<'a> {
     pub handle: &'a Handle,
     pub command_line: &'a CommandLine,
     pub signals: &'a Signals,
-    pub limits: Limits,
+    pub limits: CommandLimits,
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,
     /// The success to record if the command ends with 0.
@@ -38,7 +38,7 @@ pub struct SuccessReport {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct CommandLimits {
     /// Time to live of the locks.
     pub ttl: Option<Duration>,
     /// Maximum duration of the command.

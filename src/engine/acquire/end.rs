@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::wait::AfterWait;
-use super::{AcquireResult, Acquisition};
+use super::{AcquireAttempt, AcquireResult};
 use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal};
 use crate::store::{SignalsEndCalls, WriteSet};
 
-impl Acquisition<'_> {
+impl AcquireAttempt<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
     pub(super) fn found_grant(&mut self, grant: Box<Grant>, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
         if grant.proof != self.request.entry.proof {
@@ -91,7 +91,7 @@ impl Acquisition<'_> {
         Ok(Some(AcquireResult::Refused(Refusal::Busy(record.holders))))
     }
 
-    /// Leaves the queue like [`Acquisition::leave`]. A full or read-only store does not change the response: the next
+    /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the next
     /// process that changes the record skips a waiter that has ended.
     fn leave_if_possible(&mut self) -> Result<Option<Grant>> {
         match self.leave() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Acquisition;
+use super::AcquireAttempt;
 use crate::engine::Engine;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::WaitClock;
@@ -65,7 +65,7 @@ fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watch
     Watched { process: *process, supervisor: owner.and_then(|owner| owner.supervisor) }
 }
 
-impl<'a> Acquisition<'a> {
+impl<'a> AcquireAttempt<'a> {
     /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
     pub(super) fn prepare_to_wait(&mut self) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.request.entry);
