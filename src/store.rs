@@ -11,7 +11,6 @@
 
 mod absences;
 mod answers;
-mod calls;
 pub(crate) mod directory;
 pub(crate) mod etcd;
 mod file_system;
@@ -37,13 +36,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use answers::answers;
-pub use calls::SignalsEndCalls;
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
+pub use net::retry::SignalsEndCalls;
 pub use path_checks::path_findings;
 pub use postgres::{Database, Postgres, variables as postgres_variables};
 pub use scratch::Scratch;

@@ -70,6 +70,8 @@ use self::api::{Found, Pair, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
 use super::absences::Absences;
+use super::net::error::CallError;
+use super::net::retry::Failed;
 use super::{
     Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic,
     Version, Versioned, Visit, WriteSet,
@@ -206,11 +208,11 @@ impl Store for Etcd {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
             let found: Found = match self.client.call(&[], "/v3/kv/range", &question) {
                 // The records are long, so the next attempt asks for fewer of them.
-                Err(failed) if failed.is_too_long() && limit > 1 => {
+                Err(failed) if failed.trouble.last() == Some(&CallError::TooLong) && limit > 1 => {
                     limit = 1;
                     continue;
                 }
-                found => found.map_err(|failed| failed.error)?.0,
+                found => found.map_err(Failed::into_error)?.0,
             };
             let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
             limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);
@@ -230,7 +232,7 @@ impl Store for Etcd {
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
-        self.client.set_deadline(until);
+        self.client.calls.set_deadline(until);
     }
 
     fn leases(&self) -> &dyn Leases {

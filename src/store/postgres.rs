@@ -132,7 +132,7 @@ impl Postgres {
 
     /// Returns the error for an answer that does not fit its request.
     fn nonsense(&self) -> Error {
-        errors::Trouble::strange("an answer that does not fit").error(&self.place, &self.schema)
+        errors::SqlError::strange("an answer that does not fit").error(&self.place, &self.schema)
     }
 }
 
@@ -196,7 +196,7 @@ impl Store for Postgres {
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
-        super::guarded(&self.client.calls).until = until;
+        self.client.calls.set_deadline(until);
     }
 
     fn leases(&self) -> &dyn Leases {

@@ -2,8 +2,8 @@
 //!
 //! A lease is over when its key does not exist. To request it and to put that key at once would cost each acquisition
 //! two more round trips. The next transaction of this process, which gives the lease its meaning, therefore puts its key
-//! too, and the request for the lease goes out together with that transaction. This process chooses the id of the lease.
-//! If etcd has forgotten the lease by then, the process requests it again.
+//! too, and the request for the lease goes out with each attempt of that transaction: etcd may have forgotten the lease
+//! since an earlier one. This process chooses the id of the lease.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -29,13 +29,10 @@ pub(super) struct Pending {
     pub(super) seconds: u64,
     /// Earliest end of the lease on CLOCK_BOOTTIME.
     pub(super) ends: Duration,
-    /// True if etcd has granted it.
-    pub(super) is_granted: bool,
 }
 
 impl Pending {
-    /// Returns the request for this lease. etcd may have granted it at an earlier attempt, or may have forgotten it
-    /// since. No grant uses it yet, so its restart does no harm.
+    /// Returns the request for this lease. No grant uses it yet, so its restart does no harm.
     pub(super) fn request(&self) -> Value {
         json!({"ID": self.id.to_string(), "TTL": self.seconds.to_string()})
     }
@@ -84,13 +81,6 @@ impl KnownLeases {
         guarded(&self.pending).retain(|pending| !stored.iter().any(|stored| stored.id == pending.id));
     }
 
-    /// Records that etcd has granted these leases.
-    pub(super) fn set_granted(&self, granted: &[Pending]) {
-        for pending in guarded(&self.pending).iter_mut() {
-            pending.is_granted |= granted.iter().any(|granted| granted.id == pending.id);
-        }
-    }
-
     /// Removes a lease whose key is not needed any more.
     pub(super) fn forget(&self, id: u64) {
         guarded(&self.lasting).retain(|(lasting, _)| *lasting != id);
@@ -104,7 +94,7 @@ impl Leases for Etcd {
         // etcd requires an id above zero.
         let id = ((u128::from_ne_bytes(self.client.host.random()?) >> 65) as u64).max(1);
         let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
-        self.leases.add(Pending { id, seconds, ends: begun.saturating_add(span), is_granted: false });
+        self.leases.add(Pending { id, seconds, ends: begun.saturating_add(span) });
         let wall = self.client.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }

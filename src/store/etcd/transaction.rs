@@ -9,11 +9,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::api::{Anything, Done, delete, is_at, is_unchanged, put, range};
-use super::errors::Failed;
 use super::leases::Pending;
 use super::{Etcd, history};
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock};
+use crate::store::net::retry::Failed;
 use crate::store::{CommitResult, Version, Write, WriteSet};
 
 /// Maximum number of leases that one transaction compares, or puts keys for.
@@ -169,20 +169,18 @@ impl Etcd {
         steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
         let record = name.map(|name| range(&self.record_key(name), false));
         let look: Vec<_> = keys.iter().map(|key| range(key, true)).chain(record).collect();
-        let ask = |steps: &[Value], regrants: bool| {
-            let requests = pending.iter().filter(|lease| regrants || !lease.is_granted).map(Pending::request);
+        let leases: Vec<_> = pending.iter().map(Pending::request).collect();
+        let ask = |steps: &[Value]| {
             let question = json!({"compare": compare, "success": steps, "failure": look});
-            self.client.call::<Done>(&requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
+            self.client.call::<Done>(&leases, "/v3/kv/txn", &question)
         };
-        let mut asked = ask(&[&steps[..], &effects].concat(), false);
-        let is_lease_gone = asked.as_ref().is_err_and(Failed::is_lease_gone);
+        let mut asked = ask(&[&steps[..], &effects].concat());
         // The lease of a waiter may be over, or the cluster full: that must not prevent a release.
-        let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(Failed::is_refusal);
-        if is_lease_gone || leaves_effects {
-            asked = ask(&steps, is_lease_gone);
+        let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(|failed| failed.trouble.is_refusal());
+        if leaves_effects {
+            asked = ask(&steps);
         }
-        let (done, was_resent) = asked.map_err(|failed| failed.error)?;
-        self.leases.set_granted(pending);
+        let (done, was_resent) = asked.map_err(Failed::into_error)?;
         if !done.succeeded {
             let until = self.client.host.boottime().saturating_add(SEEN_LASTING);
             self.leases.add_lasting(over, &done, until);

@@ -20,9 +20,9 @@ use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 
 use super::error::CallError;
+use super::retry::is_interrupted;
 use super::socket::{CallDeadline, Socket, Wire};
 use crate::host::{Host, addresses_of};
-use crate::store::calls::is_interrupted;
 use crate::store::guarded;
 
 /// Times for which the result of a lookup is cached, after a success and after a failure.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use super::retry::{Retry, Trouble};
 use crate::name::escape;
 
 /// Failure of a request to one server.
@@ -36,41 +37,20 @@ pub(in crate::store) enum CallError {
     Said(u32, String),
 }
 
-/// Retry that may help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::store) enum RetryPolicy {
-    /// The client may retry at this server or another one.
-    Again,
-    /// The client may retry at another server; at this one only if it has answered before.
-    Elsewhere,
-    /// The client must log in again.
-    Login,
-    /// The client must not retry: this is the cluster's answer.
-    None,
-}
-
-impl CallError {
-    pub(in crate::store) fn retry_policy(&self) -> RetryPolicy {
+impl Trouble for CallError {
+    fn retry(&self) -> Retry {
         match self {
-            CallError::Silent | CallError::Closed => RetryPolicy::Again,
-            CallError::Said(code, message) => match (code, &message[..]) {
-                (16, _) => RetryPolicy::Login,
-                (_, said) if said.contains("invalid auth token") || said.contains("auth store is old") => {
-                    RetryPolicy::Login
-                }
-                (1 | 4 | 14, _) => RetryPolicy::Again,
-                (_, said) if passes(said) => RetryPolicy::Again,
-                _ => RetryPolicy::None,
-            },
-            CallError::TooLong | CallError::Interrupted => RetryPolicy::None,
-            _ => RetryPolicy::Elsewhere,
+            CallError::Silent | CallError::Closed => Retry::Always,
+            CallError::Said(1 | 4 | 14, _) => Retry::Always,
+            CallError::Said(_, said) if passes(said) => Retry::Always,
+            CallError::Said(..) | CallError::TooLong => Retry::Answered,
+            CallError::Interrupted => Retry::Never,
+            _ => Retry::IfMet,
         }
     }
 
-    /// Returns true if waiting may help: a server that is down or starting is silent or refuses connections. A wrong
-    /// name, another protocol on the port, and failed TLS are permanent.
-    pub(in crate::store) fn may_pass(&self) -> bool {
-        matches!(self, CallError::Refused(_) | CallError::NamesSilent) || self.retry_policy() == RetryPolicy::Again
+    fn may_pass(&self) -> bool {
+        matches!(self, CallError::Refused(_) | CallError::NamesSilent) || self.retry() == Retry::Always
     }
 }
 

@@ -12,8 +12,8 @@ use nix::sys::time::TimeSpec;
 use rustls::{ClientConnection, StreamOwned};
 
 use super::error::CallError;
+use super::retry::{is_interrupted, until_signal_check};
 use crate::host::Host;
-use crate::store::calls::{is_interrupted, until_signal_check};
 
 /// Deadline of the present call.
 pub(in crate::store) struct CallDeadline {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::session::array;
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::net::retry::Failed;
 use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
@@ -68,7 +69,7 @@ impl Postgres {
         }
         let (mut rows, was_resent) = match done {
             Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict(None)),
-            done => done.map_err(|failed| failed.error)?,
+            done => done.map_err(Failed::into_error)?,
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
         if let Some(number) = number(row, 0) {

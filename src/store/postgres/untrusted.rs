@@ -32,9 +32,9 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
         assert!(size <= bytes.len(), "the rows are longer than the answer");
         Ok(())
     });
-    let said = |trouble: super::errors::Trouble| {
-        let _ = (trouble.is_missing(), trouble.is_taken(), trouble.is_conflict(), trouble.is_hopeless());
-        trouble.error("postgres://h/d", "s").to_string()
+    let said = |error: super::errors::SqlError| {
+        let _ = (error.is_missing(), error.is_taken(), error.is_conflict(), error.ends_call());
+        error.error("postgres://h/d", "s").to_string()
     };
     done.err().map(said).into_iter().collect()
 }

@@ -1,6 +1,6 @@
 //! Interpretation of messages from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
-use super::errors::Trouble;
+use super::errors::LinkError;
 use super::serve::Server;
 use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, Request};
@@ -29,7 +29,7 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
     if let Ok(Some(greeting)) = lines.next::<Greeting>() {
         let _ = greeting.session.map_err(&mut add);
         let remote = Remote { destination: "h".to_string(), port: None, path: "/p".to_string() };
-        add(Trouble::OtherVersion(greeting.program).error(&remote, "ssh".as_ref()));
+        add(LinkError::OtherVersion(greeting.program).error(&remote, "ssh".as_ref()));
     }
     while let Ok(Some((_, reply))) = lines.next::<(u64, Reply)>() {
         match reply {
