@@ -11,6 +11,7 @@
 
 mod absences;
 mod answers;
+mod deadline;
 pub(crate) mod directory;
 pub(crate) mod etcd;
 mod file_system;
@@ -36,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use answers::answers;
+pub use deadline::StoreDeadline;
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
@@ -145,10 +147,6 @@ pub trait Store: Send + Sync {
     /// Carries out the effects that a successful commit has not: wakes waiters through the store, writes the history,
     /// closes channels, and removes what the changes replaced. Nothing that is correct depends on it.
     fn finish(&self, _set: &WriteSet<'_>) {}
-
-    /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means
-    /// the store's default. Only a store whose calls never wait for other processes may ignore it.
-    fn set_deadline(&self, _until: Option<Duration>) {}
 
     /// Lets go of what other processes may need while this one waits for a lock.
     fn before_wait(&self) {}

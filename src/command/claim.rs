@@ -15,6 +15,7 @@ use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{ClaimJson, Entry, RefusalReport, Reporter, TakenJson, UnlockJson, name_and_store};
 use crate::signals::Signals;
+use crate::store::StoreDeadline;
 
 /// Maximum length of an id in bytes.
 const LONGEST_ID: usize = 255;
@@ -26,7 +27,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let opened = targets.open(context)?;
     let policy = asked.waiting.wait_policy();
     let until = policy.end(context.host.boottime());
-    opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
+    let _deadline = StoreDeadline::begin(Some(until));
     let taken = match taken(&opened, &id) {
         // Acquiring the names waits for the store too, and finds out the same.
         Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),

@@ -20,7 +20,7 @@ use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
 use crate::signals::StartupState;
-use crate::store::{Location, refuse_file_mounted_alone};
+use crate::store::{Location, StoreDeadline, refuse_file_mounted_alone};
 use crate::terminal;
 
 /// Maximum number of bytes that are read from the file of a handle.
@@ -113,7 +113,7 @@ impl Context {
     /// Returns true if a store that answers at once has a held or abandoned lock of this name.
     fn has_lock(&self, location: &Location, name: &[u8]) -> bool {
         let Ok(engine) = self.engine(location) else { return false };
-        engine.store().set_deadline(Some(self.host.boottime().saturating_add(UNREAD)));
+        let _deadline = StoreDeadline::begin(Some(self.host.boottime().saturating_add(UNREAD)));
         engine.record(name).is_ok_and(|record| !record.holders.is_empty())
     }
 

@@ -21,7 +21,7 @@ use crate::lock::{
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
 use crate::signals::Interrupt;
-use crate::store::{Scope, SignalsEndCalls, Subscription, Version};
+use crate::store::{Scope, SignalsEndCalls, StoreDeadline, Subscription, Version};
 
 /// Maximum duration of a store call after the first answer or outage: a waiter hears no interrupt meanwhile.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -72,8 +72,8 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
+            store_deadline: StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX))),
         };
-        self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
         self.leave_witness(scope, name, &request.handle.proof());
         let calls = SignalsEndCalls::begin(interrupt.is_some());
         let taken = attempt.run_through_outages(&mut clock, on_wait);
@@ -89,7 +89,6 @@ impl Engine {
             self.remove_witness(name, &request.handle.proof());
         }
         attempt.retract();
-        self.store.set_deadline(None);
         taken
     }
 
@@ -131,6 +130,7 @@ struct AcquireAttempt<'a> {
     store_answered: bool,
     /// True if a store call has failed and may succeed later.
     store_failed: bool,
+    store_deadline: StoreDeadline,
 }
 
 impl<'a> AcquireAttempt<'a> {
@@ -219,7 +219,7 @@ impl<'a> AcquireAttempt<'a> {
         let store = &self.engine.store;
         if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
             let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-            store.set_deadline(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+            self.store_deadline.change(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
         }
     }
 

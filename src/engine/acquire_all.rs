@@ -13,7 +13,7 @@ use super::{AcquireRequest, AcquireResult, EndsWith, Engine, WaitPolicy, Waiting
 use crate::error::Result;
 use crate::lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
 use crate::signals::Interrupt;
-use crate::store::{Durability, SignalsEndCalls};
+use crate::store::{Durability, SignalsEndCalls, StoreDeadline};
 
 /// A lock name and the store that contains it.
 #[derive(Clone, Copy)]
@@ -58,7 +58,7 @@ pub fn acquire_all(
         });
     }
     let mut several = MultiAcquire::new(locks, request, policy, interrupt, on_wait);
-    several.bound(Some(several.until));
+    let deadline = StoreDeadline::begin(Some(several.until));
     let calls = SignalsEndCalls::begin(interrupt.is_some());
     let mut taken = several.run();
     drop(calls);
@@ -68,7 +68,7 @@ pub fn acquire_all(
     if !matches!(taken, Ok(AcquireAllResult::Granted(..))) {
         if !matches!(taken, Ok(AcquireAllResult::Refused(..))) {
             // Entries that cannot be removed immediately end on their own.
-            several.bound(Some(locks[0].engine.host().boottime()));
+            deadline.change(Some(locks[0].engine.host().boottime()));
         }
         if let Err(error) = several.release()
             && !matches!(taken, Ok(AcquireAllResult::Interrupted))
@@ -76,7 +76,6 @@ pub fn acquire_all(
             taken = Err(error);
         }
     }
-    several.bound(None);
     taken
 }
 
@@ -104,11 +103,6 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let until = policy.end(locks[0].engine.host().boottime());
         let held = locks.iter().map(|_| None).collect();
         MultiAcquire { locks, request, until, policy: *policy, interrupt, on_wait, held, evicted: None }
-    }
-
-    /// Limits the calls of all stores to this time on CLOCK_BOOTTIME.
-    fn bound(&self, until: Option<Duration>) {
-        self.locks.iter().for_each(|lock| lock.engine.store().set_deadline(until));
     }
 
     fn run(&mut self) -> Result<AcquireAllResult> {
@@ -216,7 +210,6 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             }
             [on_wait(at, waiting), next_call].into_iter().flatten().min()
         });
-        engine.store().set_deadline(Some(self.until));
         match taken? {
             AcquireResult::Interrupted => Ok(Some(AcquireAllResult::Interrupted)),
             AcquireResult::Granted(grant, evicted) => {

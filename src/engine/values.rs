@@ -10,7 +10,7 @@ use crate::lock::{
     WriteRefusal, Writing, Written,
 };
 use crate::signals::Interrupt;
-use crate::store::{Durability, Write, WriteOptions};
+use crate::store::{Durability, StoreDeadline, Write, WriteOptions};
 
 /// A requested change of a value.
 #[derive(Debug, Clone)]
@@ -103,10 +103,10 @@ impl Engine {
         on_wait: &mut Onlooker<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        self.store.set_deadline(Some(end));
+        let deadline = StoreDeadline::begin(Some(end));
         let mut write = || self.write_at_once(name, wanted, &request.owner);
         let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
-        self.store.set_deadline(None);
+        drop(deadline);
         let outcome = match response {
             Err(_) if self.is_interrupted(interrupt) => return Ok(WriteResult::Interrupted),
             outcome => outcome?,

@@ -61,7 +61,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -229,10 +228,6 @@ impl Store for Etcd {
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         self.run_transaction(set)
-    }
-
-    fn set_deadline(&self, until: Option<Duration>) {
-        self.client.calls.set_deadline(until);
     }
 
     fn leases(&self) -> &dyn Leases {

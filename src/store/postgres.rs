@@ -58,7 +58,6 @@ mod url;
 mod wake;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::client::Client;
 use self::leases::KnownLeases;
@@ -193,10 +192,6 @@ impl Store for Postgres {
     fn finish(&self, set: &WriteSet<'_>) {
         self.notify(set);
         self.prune_history(set);
-    }
-
-    fn set_deadline(&self, until: Option<Duration>) {
-        self.client.calls.set_deadline(until);
     }
 
     fn leases(&self) -> &dyn Leases {

@@ -157,10 +157,6 @@ impl Store for Ssh {
         }
     }
 
-    fn set_deadline(&self, until: Option<Duration>) {
-        self.client.calls.set_deadline(until);
-    }
-
     fn leases(&self) -> &dyn Leases {
         self
     }

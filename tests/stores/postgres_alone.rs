@@ -10,8 +10,8 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, Topic, Verdict, Version,
-    Write as Change, WriteOptions, WriteSet,
+    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, StoreDeadline, Topic, Verdict,
+    Version, Write as Change, WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -246,19 +246,19 @@ fn nothing_waits_for_a_silent_or_absent_server_beyond_its_time() {
     let store = open(&server.url("csalock"));
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     server.stop(true);
-    store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
+    let deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2));
     let begun = Instant::now();
     assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["no answer in time"]);
     assert!(is_within(begun, BOUNDED), "{:?}", begun.elapsed());
     server.stop(false);
-    store.set_deadline(None);
+    deadline.change(None);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     server.kill();
-    store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
+    deadline.change(Some(Unix::new().boottime() + SECOND / 2));
     // On a busy machine its time may be over before the refusal comes.
     assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["PostgreSQL", "cannot be reached"]);
     server.restart();
-    store.set_deadline(None);
+    drop(deadline);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     assert!(begun.elapsed() < fair(60 * SECOND));
 }

@@ -20,6 +20,7 @@ use crate::report::Settings;
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{KeeperConfig, check_limit, spawn_detached};
 use crate::signals::Signals;
+use crate::store::StoreDeadline;
 
 /// The locks that a script asks for, and their terms.
 pub(in crate::command) struct ForScript<'a> {
@@ -108,7 +109,7 @@ impl ForScript<'_> {
         }
         // A store that failed once need not be waited for again.
         let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
-        opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
+        let _deadline = StoreDeadline::begin(Some(until));
         match opened.release(request.handle.proof()).iter().any(Result::is_err) {
             true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
             false => error,

@@ -138,7 +138,7 @@ impl AcquireAttempt<'_> {
     pub(super) fn interrupted(&mut self) -> AcquireResult {
         let _calls = SignalsEndCalls::begin(false);
         self.give_up_at = self.engine.host.boottime();
-        self.engine.store.set_deadline(Some(self.give_up_at));
+        self.store_deadline.change(Some(self.give_up_at));
         // Without an answer, this attempt has committed nothing, and a silent store would only delay the end.
         if self.store_answered {
             let _ = self.abandon();

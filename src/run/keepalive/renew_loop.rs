@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::store::StoreDeadline;
 
 enum RenewResult {
     /// The lock is held; `None` means that no lease limits it.
@@ -38,6 +39,7 @@ impl KeeperConfig<'_> {
         ended: &AtomicBool,
     ) {
         let timer = retry_until_ok(BoottimeTimer::new);
+        let store_deadline = StoreDeadline::begin(None);
         let span = self.context.lease();
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
@@ -55,7 +57,7 @@ impl KeeperConfig<'_> {
             let now = self.context.host.boottime();
             // A subscription comes before the read, so that no change is missed; but it must not delay a renewal.
             let first = Some(&mut changes).filter(|_| now < next);
-            let (ends, is_held) = match self.renew(&mut opened, &mut known, first) {
+            let (ends, is_held) = match self.renew(&mut opened, &mut known, first, &store_deadline) {
                 Ok(renewed) => renewed,
                 Err(_) => {
                     opened = None;
@@ -87,6 +89,7 @@ impl KeeperConfig<'_> {
         opened: &mut Option<OpenLockSet<'a>>,
         known: &mut [Known],
         changes: Option<&mut Changes>,
+        store_deadline: &StoreDeadline,
     ) -> Result<(Option<Duration>, bool)> {
         let opened = match opened {
             Some(opened) => opened,
@@ -101,7 +104,7 @@ impl KeeperConfig<'_> {
             }
             let now = self.context.host.boottime();
             // A server that hangs must not keep us from the other stores until the lease is over.
-            engine.store().set_deadline(Some(now + self.context.lease() / 6));
+            store_deadline.change(Some(now + self.context.lease() / 6));
             let ends = match self.keep(at, &target.name, engine, known)? {
                 RenewResult::GivenBack => continue,
                 RenewResult::Held(lease) => lease.map(|lease| known.insert(lease).1),

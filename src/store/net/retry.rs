@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::host::Host;
 use crate::store::answers::answered;
+use crate::store::deadline::of_call;
 use crate::store::guarded;
 
 /// Maximum time of a call, and its default.
@@ -108,8 +109,6 @@ pub(in crate::store) struct Calls {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Deadline that the caller has set, as [`crate::store::Store::set_deadline`].
-    until: Option<Duration>,
     /// True after any answer.
     answered: bool,
     /// True if the last call ended without an answer.
@@ -121,17 +120,13 @@ impl Calls {
         Calls { host, has_met, state: Mutex::default() }
     }
 
-    pub(in crate::store) fn set_deadline(&self, until: Option<Duration>) {
-        guarded(&self.state).until = until;
-    }
-
     /// Makes attempts until a server answers or the time is over. Each gets the deadline of the call, on CLOCK_BOOTTIME.
     pub(in crate::store) fn repeat<A, T: Trouble>(
         &self,
         explain: impl FnOnce(&T) -> Error,
         mut attempt: impl FnMut(Duration) -> Result<A, T>,
     ) -> Result<A, Failed<T>> {
-        let deadline = guarded(&self.state).deadline(self.host.boottime());
+        let deadline = guarded(&self.state).deadline(self.host.boottime(), of_call());
         let mut pause = PAUSE;
         loop {
             let trouble = match attempt(deadline) {
@@ -161,10 +156,11 @@ impl Calls {
 }
 
 impl State {
-    /// Returns the deadline of a call that begins at `now`. Both are on CLOCK_BOOTTIME.
-    fn deadline(&self, now: Duration) -> Duration {
+    /// Returns the deadline of a call that begins at `now`, for a caller with the deadline `until`. All are on
+    /// CLOCK_BOOTTIME.
+    fn deadline(&self, now: Duration, until: Option<Duration>) -> Duration {
         let patience = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
-        let at_most = self.until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
+        let at_most = until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
         now + at_most.clamp(LEAST, PATIENCE)
     }
 
@@ -191,22 +187,22 @@ mod tests {
 
     #[test]
     fn a_call_ends_shortly_after_the_deadline_of_its_caller() {
-        let until = |seconds| State { until: Some(Duration::from_secs_f64(seconds)), ..State::default() };
-        assert_eq!(until(1003.0).deadline(NOW), NOW + Duration::from_millis(3700));
-        assert_eq!(until(2000.0).deadline(NOW), NOW + PATIENCE);
-        assert_eq!(until(900.0).deadline(NOW), NOW + LEAST);
+        let deadline = |seconds| State::default().deadline(NOW, Some(Duration::from_secs_f64(seconds)));
+        assert_eq!(deadline(1003.0), NOW + Duration::from_millis(3700));
+        assert_eq!(deadline(2000.0), NOW + PATIENCE);
+        assert_eq!(deadline(900.0), NOW + LEAST);
     }
 
     #[test]
     fn a_silent_server_is_given_less_time_until_it_answers() {
         let mut state = State::default();
         let error = || Error::new(ErrorKind::Unavailable, "gone", "");
-        assert_eq!(state.deadline(NOW), NOW + PATIENCE);
+        assert_eq!(state.deadline(NOW, None), NOW + PATIENCE);
         assert!(state.note_silence(error(), true).is_unreached());
-        assert_eq!(state.deadline(NOW), NOW + LITTLE_PATIENCE);
+        assert_eq!(state.deadline(NOW, None), NOW + LITTLE_PATIENCE);
         assert!(!state.note_silence(error(), false).is_unreached());
         state.note_answer();
-        assert_eq!(state.deadline(NOW), NOW + PATIENCE);
+        assert_eq!(state.deadline(NOW, None), NOW + PATIENCE);
         assert!(!state.note_silence(error(), true).is_unreached());
     }
 
