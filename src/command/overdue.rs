@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{ForgetJob, JobState};
 use crate::name::escape;
-use crate::report::{Entry, OverdueJson, RefusalReport, Zone, name_and_store};
+use crate::report::{RefusalReport, Zone, json, name_and_store};
 
 /// A job: its name for display, its state and the time of its store.
 type Job = (Vec<u8>, JobState, Duration);
@@ -24,8 +24,8 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     jobs.retain(|each| is_overdue(each) || (asked.all && due_at(each).is_some()));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
     if asked.common.json {
-        let jobs = jobs.iter().map(|each| Entry::Result(OverdueJson::new(&each.0, &each.1, each.2)));
-        print_json(&jobs.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
+        let jobs = jobs.iter().map(|(name, job, now)| json::overdue(name, job, *now));
+        print_json(&jobs.chain(unreadable.iter().map(json::unreadable)).collect::<Vec<_>>())?;
     } else if !asked.common.quiet {
         let line = |each: &Job| {
             let (name, job, now) = each;

@@ -29,7 +29,7 @@ pub(super) fn clip(text: &str, width: usize) -> String {
 }
 
 /// Returns at most `width` columns of a line that may contain colours.
-pub fn cut(line: &str, width: usize) -> String {
+pub(crate) fn cut(line: &str, width: usize) -> String {
     let (mut cut, mut used, mut in_escape) = (String::new(), 0, false);
     for char in line.chars() {
         in_escape |= char == '\x1b';
@@ -47,7 +47,7 @@ pub fn cut(line: &str, width: usize) -> String {
 
 /// Returns the text in lines of at most `width` columns, broken at blanks, but never within a command in back quotes. A
 /// longer word stands alone.
-pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in words(text) {
         match lines.last_mut() {
@@ -62,7 +62,7 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Returns the text in lines of at most `width` columns, of which all but the first are indented.
-pub fn indented(text: &str, width: usize) -> String {
+pub(crate) fn indented(text: &str, width: usize) -> String {
     wrapped(text, width.saturating_sub(INDENT.len()).max(1)).join(&format!("\n{INDENT}"))
 }
 

@@ -1,15 +1,16 @@
 //! Messages about a command that runs under locks.
 
 use super::Reporter;
-use crate::engine::LockSet;
+use crate::engine::{LockRef, LockSet};
 use crate::lock::NotHolder;
 use crate::name::escape;
 use crate::run::schedule::StopReason;
 use crate::run::supervisor::Notice;
 
 /// Returns the message about a command under these locks.
-pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
+pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
     let names = locks.shown_names();
+    let shown = |lock: &LockRef| format!("lock {}", escape(&lock.display_name));
     match notice {
         Notice::Ended(StopReason::MaxHold, _) => {
             format!("the command was ended: it held lock {names} longer than --max-hold")
@@ -36,19 +37,14 @@ pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
                 Ok(_) => "its record has no trace of the grant".to_string(),
                 Err(error) => format!("its lease is over, and it could not be released: {error}"),
             };
-            let name = escape(&lock.display_name);
-            format!("lost while the command ran: lock {name}: {how}; what the command did after that was not guarded")
+            let lock = shown(lock);
+            format!("lost while the command ran: {lock}: {how}; what the command did after that was not guarded")
         }
-        Notice::NotReported(lock, error) => {
-            let name = escape(&lock.display_name);
-            format!(
-                "the job of lock {name} has succeeded, but that could not be recorded, so it may run again: {error}"
-            )
-        }
-        Notice::NotReleased(lock, error) => {
-            let name = escape(&lock.display_name);
-            format!("lock {name} could not be released: {error}")
-        }
+        Notice::NotReported(lock, error) => format!(
+            "the job of {} has succeeded, but that could not be recorded, so it may run again: {error}",
+            shown(lock)
+        ),
+        Notice::NotReleased(lock, error) => format!("{} could not be released: {error}", shown(lock)),
         Notice::Silent => format!(
             "lock {names} could not be released: the store does not answer; it is released when that answers again, \
              and at the latest its lease ends it"

@@ -32,12 +32,17 @@ impl Zone {
     }
 
     /// Returns a time with its date and zone: `2026-11-21 02:13:05 CET`.
-    pub fn full(self, time: Duration) -> String {
-        format!("{} {}", digits(self.civil(time)), self.name(time))
+    pub(crate) fn full(self, time: Duration) -> String {
+        format!("{} {}", self.dated(time), self.name(time))
+    }
+
+    /// Returns a time with its date: `2026-11-21 02:13:05`.
+    pub(super) fn dated(self, time: Duration) -> String {
+        digits(self.civil(time))
     }
 
     /// Returns a time as one word, with its offset from UTC (RFC 3339): `2026-11-21T02:13:05+01:00`.
-    pub fn word(self, time: Duration) -> String {
+    pub(crate) fn word(self, time: Duration) -> String {
         let minutes = self.rules().to_offset(timestamp(time)).seconds() / 60;
         let sign = if minutes < 0 { '-' } else { '+' };
         let offset = match self {
@@ -48,7 +53,7 @@ impl Zone {
     }
 
     /// Returns a time without the parts of its date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
-    pub fn brief(self, time: Duration, now: Duration) -> String {
+    pub(crate) fn brief(self, time: Duration, now: Duration) -> String {
         let (at, now) = (self.civil(time), self.civil(now));
         let from = match at.date() {
             date if date == now.date() => "2026-11-21 ".len(),
@@ -59,13 +64,13 @@ impl Zone {
     }
 
     /// Returns the abbreviation of the zone at this time: `CET`, `UTC`, `-03`.
-    pub fn name(self, time: Duration) -> String {
+    pub(crate) fn name(self, time: Duration) -> String {
         self.rules().to_offset_info(timestamp(time)).abbreviation().to_string()
     }
 }
 
 /// Returns the time, or the last possible one: untrusted input may contain any.
-pub fn timestamp(since_1970: Duration) -> Timestamp {
+pub(crate) fn timestamp(since_1970: Duration) -> Timestamp {
     let seconds = i64::try_from(since_1970.as_secs()).ok();
     seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(Timestamp::MAX)
 }
@@ -106,7 +111,7 @@ pub struct Clock(Time, bool);
 impl Moment {
     /// Parses a time.
     /// Returns the problem if the text is not a time.
-    pub fn parse(text: &str) -> Result<Moment, String> {
+    pub(crate) fn parse(text: &str) -> Result<Moment, String> {
         let problem = || {
             let forms = "12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or 2026-11-21T02:13:05Z";
             format!("is not a time or a duration; use for example {forms}")
@@ -135,7 +140,7 @@ impl Moment {
     }
 
     /// Returns the first and the last millisecond of this moment since 1970, as seen at `now`.
-    pub fn span(&self, zone: Zone, now: Duration) -> (u64, u64) {
+    pub(crate) fn span(&self, zone: Zone, now: Duration) -> (u64, u64) {
         let (day, clock) = match self {
             Moment::Ago(span) => {
                 let at = now.saturating_sub(*span).as_millis() as u64;
@@ -187,7 +192,7 @@ fn civil_moment(text: &str) -> Option<Moment> {
 
 /// Returns a time of this zone in milliseconds since 1970. A time that the change to summer time skips means the time
 /// after the change.
-pub fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
+pub(crate) fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
     let time = zone.to_timestamp(at).unwrap_or(Timestamp::MAX);
     u64::try_from(time.as_millisecond()).unwrap_or(0)
 }
