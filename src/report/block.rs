@@ -6,6 +6,7 @@ use super::Reporter;
 use super::columns::wrapped;
 use super::history::{ended, held_for, who};
 use super::holder::{Holder, holders, label_and_command, process, shown_user, waiting};
+use super::job::{due, within};
 use super::json::{mode, state};
 use super::lock_table::shown_value;
 use super::table::{Column, OutputStyle, Table};
@@ -205,10 +206,10 @@ impl LockBlock<'_> {
             }
             None => "has not succeeded yet".to_string(),
         };
-        let Some((promise, due)) = job.promise.zip(job.due(now.as_millis() as u64)) else { return last };
-        let word = if Duration::from_millis(due) <= now { "overdue since" } else { "next by" };
-        let (within, due) = (span(Duration::from_millis(promise.span)), self.reporter.time(due));
-        format!("{last}; must succeed once in {within}, {word} {due}")
+        match within(job).zip(due(job, now, self.reporter.zone)) {
+            Some((within, due)) => format!("{last}; {within}, {due}"),
+            None => last,
+        }
     }
 
     fn earlier(&self) -> Vec<String> {

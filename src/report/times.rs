@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
-use jiff::{Timestamp, ToSpan};
+use jiff::{Timestamp, ToSpan, ZonedDateTime};
 
 use crate::duration::parse_duration;
 use crate::environment::local_zone;
@@ -27,45 +27,40 @@ impl Zone {
         }
     }
 
-    fn civil(self, time: Duration) -> DateTime {
-        self.rules().to_datetime(timestamp(time))
+    fn at(self, time: Duration) -> ZonedDateTime {
+        timestamp(time).to_zoned_datetime(self.rules().clone())
     }
 
     /// Returns a time with its date and zone: `2026-11-21 02:13:05 CET`.
     pub(crate) fn full(self, time: Duration) -> String {
-        format!("{} {}", self.dated(time), self.name(time))
+        self.at(time).strftime("%F %T %Z").to_string()
     }
 
     /// Returns a time with its date: `2026-11-21 02:13:05`.
     pub(super) fn dated(self, time: Duration) -> String {
-        digits(self.civil(time))
+        self.at(time).strftime("%F %T").to_string()
     }
 
     /// Returns a time as one word, with its offset from UTC (RFC 3339): `2026-11-21T02:13:05+01:00`.
     pub(crate) fn word(self, time: Duration) -> String {
-        let minutes = self.rules().to_offset(timestamp(time)).seconds() / 60;
-        let sign = if minutes < 0 { '-' } else { '+' };
-        let offset = match self {
-            Zone::Utc => "Z".to_string(),
-            Zone::Local => format!("{sign}{:02}:{:02}", minutes.abs() / 60, minutes.abs() % 60),
-        };
-        format!("{}{offset}", digits(self.civil(time)).replace(' ', "T"))
+        let format = if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" };
+        self.at(time).strftime(format).to_string()
     }
 
     /// Returns a time without the parts of its date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
     pub(crate) fn brief(self, time: Duration, now: Duration) -> String {
-        let (at, now) = (self.civil(time), self.civil(now));
-        let from = match at.date() {
-            date if date == now.date() => "2026-11-21 ".len(),
-            date if date.year() == now.year() => "2026-".len(),
-            _ => 0,
+        let (at, now) = (self.at(time), self.at(now));
+        let format = match at.date() {
+            date if date == now.date() => "%T",
+            date if date.year() == now.year() => "%m-%d %T",
+            _ => "%F %T",
         };
-        digits(at)[from..].to_string()
+        at.strftime(format).to_string()
     }
 
     /// Returns the abbreviation of the zone at this time: `CET`, `UTC`, `-03`.
     pub(crate) fn name(self, time: Duration) -> String {
-        self.rules().to_offset_info(timestamp(time)).abbreviation().to_string()
+        self.at(time).strftime("%Z").to_string()
     }
 }
 
@@ -73,13 +68,6 @@ impl Zone {
 pub(crate) fn timestamp(since_1970: Duration) -> Timestamp {
     let seconds = i64::try_from(since_1970.as_secs()).ok();
     seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(Timestamp::MAX)
-}
-
-/// Returns date and time as digits: `2026-11-21 02:13:05`.
-fn digits(at: DateTime) -> String {
-    let (date, time) = (at.date(), at.time());
-    let date = format!("{:04}-{:02}-{:02}", date.year(), date.month(), date.day());
-    format!("{date} {:02}:{:02}:{:02}", time.hour(), time.minute(), time.second())
 }
 
 /// A time that a user typed: some time ago, or a day, minute or second. Days and minutes have a length.
@@ -149,7 +137,7 @@ impl Moment {
             Moment::Exact(second) => return (second * 1000, second * 1000 + 999),
             Moment::Civil(day, clock) => (*day, *clock),
         };
-        let today = zone.civil(now).date();
+        let today = zone.at(now).date();
         let date = match day {
             Day::Last => today,
             Day::Before(days) => today.saturating_sub(days.days()),
