@@ -12,7 +12,6 @@ use crate::history::{Fault, FaultKind, Past};
 use crate::lock::Mode;
 use crate::name::escape;
 
-/// The result of an audit of a store.
 #[derive(Debug)]
 pub(crate) struct AuditReport<'a> {
     pub(crate) grants: usize,
@@ -50,7 +49,6 @@ impl AuditReport<'_> {
         text
     }
 
-    /// The document of `audit`.
     pub(crate) fn json(&self) -> Document {
         let fault = |fault: &Fault<'_>| {
             let (kind, overlap) = match fault.kind {

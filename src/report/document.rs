@@ -3,11 +3,9 @@
 use serde::Serialize;
 use serde_json::Value;
 
-/// An object of JSON.
 #[derive(Debug, Default)]
 pub(crate) struct Document(Vec<(&'static str, Field)>);
 
-/// The value of a field.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Field {
@@ -44,7 +42,6 @@ impl Document {
         self.with(name, document.map_or(Field::Plain(Value::Null), Field::Document))
     }
 
-    /// Adds the fields of another document.
     pub(super) fn and(mut self, other: Document) -> Document {
         self.0.extend(other.0);
         self

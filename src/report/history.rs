@@ -9,7 +9,6 @@ use crate::history::{Past, Who};
 use crate::lock::EndReason;
 use crate::name::escape;
 
-/// Width of the bars in columns.
 const BAR: u64 = 11;
 
 /// Widths of the columns of rows that come one by one. A longer cell moves the rest of its row, or is cut on a terminal.
@@ -43,7 +42,6 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     std::iter::once(header).chain((0..table.len()).map(row)).map(|line| line + "\n").collect()
 }
 
-/// Returns the header above [`ending_rows`].
 pub(crate) fn endings_header(now: Duration, style: OutputStyle) -> String {
     table_of_endings(now, style).lines(None).0 + "\n"
 }
@@ -90,7 +88,6 @@ fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &st
     std::iter::once(cells).chain(breaker).collect()
 }
 
-/// Returns the title of the column of starts; on a terminal, it names the zone.
 fn from_title(now: Duration, style: OutputStyle) -> String {
     if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.name(now)) }
 }
@@ -115,7 +112,6 @@ fn end_colour(cell: &str) -> &'static str {
     }
 }
 
-/// Returns how a grant ended, or `held`.
 pub(super) fn ended(past: &Past) -> &'static str {
     past.how.map_or("held", EndReason::word)
 }
@@ -128,14 +124,12 @@ pub(super) fn held_for(past: &Past, now: Duration) -> String {
     }
 }
 
-/// Returns the process, the user, the label and the command.
 pub(super) fn who(who: &Who, here: &str) -> String {
     let process = process(who.pid, &who.host, here);
     format!("{process} {} {}", shown_user(who.uid), label_and_command(who.label.as_ref(), &who.command))
 }
 
 impl Past {
-    /// Returns when the wait for the grant began, in milliseconds since the epoch.
     fn came(&self) -> u64 {
         self.from.saturating_sub(self.waited)
     }

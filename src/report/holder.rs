@@ -12,7 +12,6 @@ use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, Proce
 use crate::name::escape;
 use crate::store::Scope;
 
-/// Maximum number of processes that are named.
 const MOST_NAMED: usize = 3;
 
 /// A holder's grant, and the liveness of its owner or the reason why it has ended.
@@ -24,7 +23,6 @@ pub(super) fn holders(status: &LockStatus) -> Vec<Holder<'_>> {
     all.filter(|(_, standing)| *standing != Err(EndReason::Released)).collect()
 }
 
-/// Returns the number of waiters that are not dead.
 pub(super) fn waiting(status: &LockStatus) -> usize {
     status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count()
 }
@@ -32,7 +30,6 @@ pub(super) fn waiting(status: &LockStatus) -> usize {
 /// The context that sentences about holders need in addition to the record.
 pub(crate) struct Reporter<'a> {
     pub(crate) host: &'a dyn Host,
-    /// The scope of the store.
     pub(crate) scope: Scope,
     pub(crate) zone: Zone,
 }
@@ -44,7 +41,6 @@ impl<'a> Reporter<'a> {
 }
 
 impl OpenLockSet<'_> {
-    /// Returns the reporter for the lock with this index.
     pub(crate) fn reporter(&self, at: usize) -> Reporter<'_> {
         Reporter::new(self.engine(at))
     }
@@ -62,12 +58,10 @@ impl Reporter<'_> {
         owner.map_or(Liveness::Unknown, |owner| self.host.liveness(&party.domain, &owner, self.scope))
     }
 
-    /// Returns a time since 1970 with its date and zone.
     pub(super) fn time(&self, millis: u64) -> String {
         self.zone.full(Duration::from_millis(millis))
     }
 
-    /// Returns how long a time since 1970 is ago.
     pub(super) fn age(&self, millis: u64) -> String {
         span(self.host.wall().saturating_sub(Duration::from_millis(millis)))
     }
@@ -80,24 +74,24 @@ impl Reporter<'_> {
     /// Returns a clause that tells whether the lock is held or claimed, and by which holder.
     pub(crate) fn holding(&self, grant: &Grant) -> String {
         let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
-        let (who, host) = (shown_user(grant.owner.uid), escape(grant.owner.host.as_bytes()));
+        let who = shown_user(grant.owner.uid);
+        let host = escape(grant.owner.host.as_bytes());
         format!("claimed permanently under id {}, by {who} on {host} since {}", escape(id), self.time(grant.since))
     }
 
     fn grant(&self, grant: &Grant, until: &str) -> String {
-        let (who, since, age) = (self.party(&grant.owner), self.time(grant.since), self.age(grant.since));
+        let who = self.party(&grant.owner);
+        let since = format!("since {} ({} ago)", self.time(grant.since), self.age(grant.since));
         let claim = grant.claim.as_ref().map(|id| format!(", claimed under id {}", escape(id))).unwrap_or_default();
         let label = grant.owner.label.as_ref().map(|label| format!(", for \"{}\"", escape(label))).unwrap_or_default();
-        format!("{who} since {since} ({age} ago){until}{claim}{label}: {}", escape(&grant.owner.command))
+        format!("{who} {since}{until}{claim}{label}: {}", escape(&grant.owner.command))
     }
 
-    /// Returns the process, host and user of an owner.
     pub(crate) fn party(&self, party: &Owner) -> String {
         let pid = self.owner(party).map_or("no process".to_string(), |owner| format!("pid {}", owner.pid));
         format!("{pid} on {} (user {})", escape(party.host.as_bytes()), shown_user(party.uid))
     }
 
-    /// Returns the pid and the command of an owner.
     pub(crate) fn owner_and_command(&self, party: &Owner) -> String {
         match self.owner(party) {
             Some(owner) => format!("owner pid {} ({})", owner.pid, escape(&party.command)),
@@ -164,7 +158,6 @@ impl Reporter<'_> {
         text.to_string()
     }
 
-    /// Returns how a grant ended, in one line.
     pub(crate) fn ending(&self, ending: &EndedGrant) -> String {
         let how = match ending.reason {
             EndReason::Released if ending.grant.provisional.is_some() => "which was not told of it",
@@ -200,7 +193,6 @@ pub(super) fn process(pid: Option<i32>, host: &str, here: &str) -> String {
     if host == here { pid } else { format!("{pid}@{}", escape(host.as_bytes())) }
 }
 
-/// Returns the label of a process in brackets, and its command.
 pub(super) fn label_and_command(label: Option<&Vec<u8>>, command: &[u8]) -> String {
     let label = label.map(|label| format!("[{}] ", escape(label))).unwrap_or_default();
     format!("{label}{}", escape(command))
@@ -211,19 +203,16 @@ pub(super) fn shown_user(uid: u32) -> String {
     escape(user(uid).as_bytes())
 }
 
-/// Returns a user's name, or the number if the user has no name.
 pub(super) fn user(uid: u32) -> String {
     user_name(uid).unwrap_or_else(|| uid.to_string())
 }
 
-/// Writes how long the lock is usually held.
 impl fmt::Display for UsualHold {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} (9 of 10 times at most {})", span(self.median()), span(self.percentile90()))
     }
 }
 
-/// Writes how long the lock is usually held, and when it is the caller's turn.
 impl fmt::Display for ExpectedTurn {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "usually {}; your turn {}", self.usual_hold(), self.when())

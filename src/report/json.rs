@@ -51,7 +51,6 @@ fn seconds(span: Duration) -> f64 {
     span.as_millis() as f64 / 1000.0
 }
 
-/// Returns `free`, `held` or `abandoned`.
 pub(super) fn state(status: &LockStatus) -> &'static str {
     if status.is_held() {
         "held"

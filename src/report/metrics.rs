@@ -10,7 +10,6 @@ use crate::history::Past;
 use crate::lock::{EndReason, Liveness};
 use crate::name::escape;
 
-/// The kinds of endings, in the order of their series.
 const KINDS: [EndReason; 4] = [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken];
 
 /// The value of a sample of a lock or of its endings (their number, and the time of the last), if there is one.
@@ -72,10 +71,8 @@ pub(crate) struct Metrics {
     omitted: usize,
 }
 
-/// The state of one lock.
 #[derive(Debug, Default)]
 struct LockMetrics {
-    /// True if the caller named the lock.
     is_named: bool,
     holders: usize,
     stale_holders: usize,
@@ -209,7 +206,6 @@ fn seconds(span: Duration) -> Option<String> {
     Some(format!("{:.3}", span.as_secs_f64()))
 }
 
-/// Returns a text as the value of a label.
 fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

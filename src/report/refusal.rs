@@ -19,11 +19,9 @@ use crate::store::Location;
 /// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
 #[derive(Debug, Clone)]
 pub(crate) struct RefusalReport {
-    /// The kind, which decides the exit code.
     pub(crate) kind: ErrorKind,
-    /// Name of the lock for display, if the report is about one lock.
+    /// Name for display, if the report is about one lock.
     pub(crate) lock: Option<Vec<u8>>,
-    /// The thing and its problem.
     pub(crate) message: String,
     /// The next step; empty if there is none.
     pub(crate) hint: String,
@@ -34,13 +32,11 @@ pub(crate) struct RefusalReport {
 }
 
 impl RefusalReport {
-    /// Creates a report that is not about one lock.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, hint: impl Into<String>) -> RefusalReport {
-        let (message, hint) = (message.into(), hint.into());
-        RefusalReport { kind, lock: None, message, hint, holders: Vec::new(), expected: None }
+        let holders = Vec::new();
+        RefusalReport { kind, lock: None, message: message.into(), hint: hint.into(), holders, expected: None }
     }
 
-    /// Returns the report about the lock with this name for display.
     pub(crate) fn about(self, lock: &[u8]) -> RefusalReport {
         RefusalReport { lock: Some(lock.to_vec()), ..self }
     }
@@ -52,7 +48,6 @@ impl From<&Error> for RefusalReport {
     }
 }
 
-/// Writes the problem, the expected time of the turn, and the next step.
 impl fmt::Display for RefusalReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.message)?;
@@ -71,7 +66,6 @@ impl fmt::Display for RefusalReport {
 pub(crate) struct RefusedLock<'a> {
     lock: &'a LockRef,
     reporter: &'a Reporter<'a>,
-    /// The settings that hints name.
     pub(crate) settings: &'static Settings,
     /// The handle that the caller presented, in words.
     pub(crate) presented: Option<&'static str>,
@@ -95,7 +89,6 @@ impl Settings {
 }
 
 impl<'a> RefusedLock<'a> {
-    /// Creates the subject of a refusal, for a caller that sets options.
     pub(crate) fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
         RefusedLock { lock, reporter, settings: &Settings::OPTIONS, presented: None, elsewhere: None }
     }
@@ -211,9 +204,9 @@ impl<'a> RefusedLock<'a> {
 
     fn replaced(&self, successor: Option<&Successor>) -> RefusalReport {
         let by = successor.map(|Successor { owner, since, waits }| {
-            let (who, since) = (self.reporter.party(owner), self.reporter.time(*since));
+            let who = self.reporter.party(owner);
             let what = if *waits { "has waited" } else { "has held the lock" };
-            format!(": {who} {what} since {since}: {}", escape(&owner.command))
+            format!(": {who} {what} since {}: {}", self.reporter.time(*since), escape(&owner.command))
         });
         let message = format!("{self}: a newer caller has taken the place in the queue{}", by.unwrap_or_default());
         self.report(ErrorKind::Busy, message, format!("nothing was run; see {}", self.csalock("status")), &[])
@@ -234,7 +227,8 @@ impl<'a> RefusedLock<'a> {
         // The bare name of a file means another lock than the file's path.
         let is_file = name.components().count() == 1 && name.exists();
         let in_store = self.elsewhere.as_ref().map(|location| {
-            let (store, url) = (shown_store(location), shell_quote(location.url().as_bytes()));
+            let store = shown_store(location);
+            let url = shell_quote(location.url().as_bytes());
             format!("store {store} has a lock of this name: {}{url}", self.settings.store)
         });
         let of_file = is_file.then(|| format!("the lock of the file is ./{}", escape(&self.lock.display_name)));
@@ -249,8 +243,8 @@ impl<'a> RefusedLock<'a> {
             let or = self.how_to_break(holders).unwrap_or_else(|| "wait until it is released".to_string());
             format!("give its handle with {}, or {or}", self.settings.handle)
         });
-        let (held, before) = (self.each(holders), before.unwrap_or_default());
-        self.report(ErrorKind::NotOwner, format!("{self} belongs to another holder: {held}{before}"), hint, holders)
+        let held = self.each(holders) + &before.unwrap_or_default();
+        self.report(ErrorKind::NotOwner, format!("{self} belongs to another holder: {held}"), hint, holders)
     }
 
     fn other_handle(&self, handle: &str, holders: &[Grant]) -> RefusalReport {
@@ -295,10 +289,10 @@ impl<'a> RefusedLock<'a> {
             let message = format!("{self} guards a value already, with {}", describe_value(value));
             return self.report(ErrorKind::NotUnique, message, format!("see it with {}", self.csalock("get")), &[]);
         }
-        let (expected, hint) = (expected.unwrap_or_default(), format!("read it again with {}", self.csalock("get")));
+        let expected = expected.unwrap_or_default();
         let has = value.map_or("there is none".to_string(), |value| format!("it has {}", describe_value(value)));
         let message = format!("the value of {self} is not at version {expected} any more: {has}");
-        self.report(ErrorKind::Stale, message, hint, &[])
+        self.report(ErrorKind::Stale, message, format!("read it again with {}", self.csalock("get")), &[])
     }
 
     pub(crate) fn no_value(&self) -> RefusalReport {
@@ -322,7 +316,6 @@ impl<'a> RefusedLock<'a> {
         join(grants.iter().map(|grant| self.reporter.holding(grant)))
     }
 
-    /// Returns a command for this lock, in back quotes.
     fn csalock(&self, command: &str) -> String {
         format!("`csalock {command} {}`", self.lock.shell_arg)
     }
@@ -331,7 +324,6 @@ impl<'a> RefusedLock<'a> {
         self.csalock("unlock --force")
     }
 
-    /// Returns a hint if the lock is claimed.
     fn how_to_unclaim(&self, grants: &[Grant]) -> Option<String> {
         let id = shell_quote(grants.first()?.claim.as_ref()?);
         Some(format!("to give it up, use {}", self.csalock(&format!("unclaim --id {id}"))))
@@ -351,7 +343,6 @@ impl fmt::Display for RefusedLock<'_> {
     }
 }
 
-/// Returns version and size of a value.
 pub(crate) fn describe_value(value: &Value) -> String {
     let plural = if value.size == 1 { "" } else { "s" };
     format!("version {} and {} byte{plural}", value.version.unwrap_or_default(), value.size)

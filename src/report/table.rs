@@ -27,7 +27,6 @@ impl OutputStyle {
     }
 }
 
-/// A column of a table.
 #[derive(Debug, Clone)]
 pub(super) struct Column {
     title: String,
@@ -35,7 +34,6 @@ pub(super) struct Column {
     least: Option<usize>,
     /// Rank in which columns are left out on a terminal that is still too narrow; `None` if the column stays.
     rank: Option<usize>,
-    /// Width of the widest cell.
     width: usize,
     /// Returns the escape sequence for the colour of a cell; empty for none.
     colour: fn(&str) -> &'static str,
@@ -52,7 +50,6 @@ impl Column {
         Column { width: self.width.max(width), ..self }
     }
 
-    /// Returns a column that may shrink to this width.
     pub(super) fn shrinks_to(self, least: usize) -> Column {
         Column { least: Some(least), ..self }
     }
@@ -76,12 +73,10 @@ pub(super) struct Table {
     rows: Vec<Box<str>>,
 }
 
-/// The widths of the columns in an output.
 #[derive(Debug)]
 struct Layout {
     /// Width of each column; `None` for a column that is left out.
     columns: Vec<Option<usize>>,
-    /// Number of blanks between two columns.
     gap: usize,
 }
 
@@ -90,7 +85,6 @@ impl Table {
         Table { columns: columns.into(), style, rows: Vec::new() }
     }
 
-    /// Adds a row with a cell for each column.
     pub(super) fn add<T: AsRef<str>>(&mut self, cells: &[T]) {
         for (cell, column) in cells.iter().zip(&mut self.columns) {
             column.width = column.width.max(cell.as_ref().width());
@@ -120,7 +114,6 @@ impl Table {
         (header, move |at| self.line(self.rows[at].split_terminator('\n'), &layout, self.style.colour))
     }
 
-    /// Returns all rows, without a header.
     pub(super) fn rows(&self) -> Vec<String> {
         (0..self.len()).map(self.lines(None).1).collect()
     }
@@ -157,7 +150,6 @@ impl Table {
         }
     }
 
-    /// Returns how much narrower a column may become.
     fn reserve(&self, columns: &[Option<usize>], at: usize) -> usize {
         let least = self.columns[at].least.unwrap_or(usize::MAX);
         columns[at].map_or(0, |width| width.saturating_sub(least))
@@ -179,7 +171,6 @@ impl Table {
     }
 }
 
-/// Returns the width of a line.
 fn total(columns: &[Option<usize>], gap: usize) -> usize {
     columns.iter().flatten().map(|width| width + gap).sum::<usize>().saturating_sub(gap)
 }

@@ -36,7 +36,6 @@ impl Zone {
         self.at(time).strftime("%F %T %Z").to_string()
     }
 
-    /// Returns a time with its date: `2026-11-21 02:13:05`.
     pub(super) fn dated(self, time: Duration) -> String {
         self.at(time).strftime("%F %T").to_string()
     }
@@ -49,7 +48,8 @@ impl Zone {
 
     /// Returns a time without the parts of its date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
     pub(crate) fn brief(self, time: Duration, now: Duration) -> String {
-        let (at, now) = (self.at(time), self.at(now));
+        let at = self.at(time);
+        let now = self.at(now);
         let format = match at.date() {
             date if date == now.date() => "%T",
             date if date.year() == now.year() => "%m-%d %T",
@@ -97,8 +97,7 @@ pub enum Day {
 pub struct Clock(Time, bool);
 
 impl Moment {
-    /// Parses a time.
-    /// Returns the problem if the text is not a time.
+    /// Parses a time, or returns the problem.
     pub(crate) fn parse(text: &str) -> Result<Moment, String> {
         let problem = || {
             let forms = "12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or 2026-11-21T02:13:05Z";
@@ -171,8 +170,10 @@ fn civil_moment(text: &str) -> Option<Moment> {
         Some(clock) => {
             // An hour may have one digit.
             let clock = if clock.as_bytes().get(1) == Some(&b':') { format!("0{clock}") } else { clock.to_string() };
-            let is_clock = matches!(clock.len(), 5 | 8) && clock.as_bytes()[2] == b':';
-            Some(Clock(clock.parse().ok().filter(|_| is_clock)?, clock.len() == 8))
+            if !matches!(clock.len(), 5 | 8) || clock.as_bytes()[2] != b':' {
+                return None;
+            }
+            Some(Clock(clock.parse().ok()?, clock.len() == 8))
         }
     };
     (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
