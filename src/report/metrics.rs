@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::holder::waiting;
 use crate::engine::LockStatus;
 use crate::history::Past;
-use crate::lock::{EndReason, Liveness};
+use crate::lock::{EndReason, JobState, Liveness};
 use crate::name::escape;
 
 const KINDS: [EndReason; 4] = [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken];
@@ -30,18 +30,18 @@ const OF_LOCK: [(&str, &str, OfLock); 9] = [
         seconds(lock.oldest_wait)
     }),
     ("csalock_last_success_timestamp_seconds", "Time at which the job of the lock last succeeded.", |lock| {
-        seconds(lock.last_success?)
+        millis(lock.job.as_ref()?.success_at(lock.now)?.at)
     }),
     (
         "csalock_success_in_future",
         "1 if the job last succeeded in the future of the store's clock, which does not count.",
-        |lock| lock.success_in_future.then(|| "1".to_string()),
+        |lock| lock.job.as_ref()?.doubtful_success(lock.now).map(|_| "1".to_string()),
     ),
     ("csalock_due_timestamp_seconds", "Time by which the job of the lock must succeed again.", |lock| {
-        seconds(lock.due?)
+        millis(lock.job.as_ref()?.due(lock.now)?)
     }),
     ("csalock_refused_calls", "Calls of run --overdue since the last success that did not get the lock.", |lock| {
-        Some(lock.refused?.to_string())
+        Some(lock.job.as_ref()?.promise?.refused.to_string())
     }),
 ];
 
@@ -81,13 +81,9 @@ struct LockMetrics {
     waiters: usize,
     /// Time since the oldest waiter came.
     oldest_wait: Duration,
-    /// Time of the last success of its job since 1970, and the time by which the next run must succeed.
-    last_success: Option<Duration>,
-    due: Option<Duration>,
-    /// True if the last success lies in the future, so that it does not count.
-    success_in_future: bool,
-    /// Number of calls since the last success that did not get the lock, for jobs with a promise.
-    refused: Option<u64>,
+    job: Option<JobState>,
+    /// The time of the store, in milliseconds since 1970.
+    now: u64,
     /// Number of endings of each kind, and the time of the last one since 1970.
     endings: [(usize, Duration); KINDS.len()],
 }
@@ -124,13 +120,8 @@ impl Metrics {
         lock.held = holders.into_iter().min().map(age).unwrap_or_default();
         lock.oldest_wait = came.min().map(age).unwrap_or_default();
         lock.waiters = waiting(status);
-        let job = status.record.job.as_ref();
-        let of_store = of_store.as_millis() as u64;
-        let last = job.and_then(|job| job.success_at(of_store));
-        lock.last_success = last.map(|success| Duration::from_millis(success.at));
-        lock.success_in_future = job.is_some_and(|job| job.doubtful_success(of_store).is_some());
-        lock.due = job.and_then(|job| job.due(of_store)).map(Duration::from_millis);
-        lock.refused = job.and_then(|job| job.promise).map(|promise| promise.refused);
+        lock.job.clone_from(&status.record.job);
+        lock.now = of_store.as_millis() as u64;
     }
 
     pub(crate) fn add_ending(&mut self, past: &Past) {
@@ -200,6 +191,10 @@ impl Metrics {
 
 fn number(number: usize) -> Option<String> {
     Some(number.to_string())
+}
+
+fn millis(millis: u64) -> Option<String> {
+    seconds(Duration::from_millis(millis))
 }
 
 fn seconds(span: Duration) -> Option<String> {
