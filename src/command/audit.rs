@@ -53,10 +53,10 @@ pub(super) fn run(context: &Context, asked: &Audit) -> anyhow::Result<Exit> {
         report.unknown.push(("clock", what));
     }
     let has_faults = !audit.faults.is_empty() || !material.unreadable.is_empty();
-    match asked.common.json {
-        true => print_json(&report.json())?,
-        false if asked.common.quiet && !has_faults => {}
-        false => print(report.text(&context.host.name(), style))?,
+    if asked.common.json {
+        print_json(&report.json())?;
+    } else if has_faults || !asked.common.quiet {
+        print(report.text(&context.host.name(), style))?;
     }
     Ok(if has_faults { ErrorKind::Corrupt.into() } else { Exit::Done })
 }

@@ -12,7 +12,6 @@ use std::os::unix::ffi::OsStrExt;
 use self::acquire::{Attempt, Held, variables};
 use self::flock_compat::FlockCompat;
 use self::recurrence::Recurring;
-pub(super) use self::recurrence::overdue;
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};

@@ -18,7 +18,7 @@ use crate::engine::LockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
-use crate::report::{LockTable, OutputStyle, RefusalReport, RefusedLock, Reporter, SightJson, Zone, json};
+use crate::report::{LockTable, OutputStyle, RefusedLock, Reporter, Zone, json};
 use crate::store::Location;
 use crate::terminal;
 
@@ -157,7 +157,7 @@ impl<'a> Page<'a> {
             let turn = in_use.and_then(|(lock, engine)| {
                 status.expected_turn(&engine.hold_times(&lock.name), None, self.context.host.wall())
             });
-            let document = SightJson::new(name, status, reporter).with_turn(turn.as_ref()).in_store(store);
+            let document = json::status(name, status, turn.as_ref(), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }
@@ -189,8 +189,7 @@ impl<'a> Page<'a> {
     fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
         self.asked.common.note_unless_json(error);
         if self.asked.common.json {
-            let document = RefusalReport::from(error).json(error.kind().into(), None);
-            self.texts.push((Box::default(), json(&document)?));
+            self.texts.push((Box::default(), json(&json::unreadable(error))?));
         }
         Ok(())
     }

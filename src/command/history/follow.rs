@@ -21,7 +21,7 @@ use crate::engine::Engine;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{Limits, Past};
-use crate::report::{PastJson, ending_rows, endings_header};
+use crate::report::{ending_rows, endings_header, json};
 use crate::store::{HistoryCursor, Location, Scope, Subscription, Topic};
 
 /// The first and the longest pause between two reads of a store that does not tell of every new line.
@@ -176,7 +176,7 @@ fn print_all(context: &Context, asked: &History, endings: Vec<Past>) -> anyhow::
     let (now, host) = (context.host.wall(), context.host.name());
     for past in &endings {
         match asked.common.json {
-            true => print_json(&PastJson::new(past))?,
+            true => print_json(&json::past(past))?,
             false => print(ending_rows(past, now, &host, output_style(&asked.common, asked.utc)))?,
         }
     }
