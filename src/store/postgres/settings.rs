@@ -9,7 +9,7 @@ use super::url::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
 use crate::name::escape;
-use crate::store::{Access, Secret};
+use crate::store::{Secret, Variables};
 
 /// Protection of the connection by TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,13 +89,13 @@ pub(super) struct Settings {
 struct Sources<'a> {
     database: &'a Database,
     service: BTreeMap<String, String>,
-    access: &'a Access,
+    variables: &'a Variables<'a>,
     home: PathBuf,
 }
 
 impl Sources<'_> {
     fn variable(&self, name: &str) -> Option<String> {
-        self.access.postgres.get(name).map(|value| value.expose().to_string())
+        (self.variables)(name).map(|value| value.to_string_lossy().into_owned())
     }
 
     /// Returns a setting that is not empty.
@@ -125,10 +125,9 @@ impl Sources<'_> {
 
 impl Settings {
     /// Fails if a setting is invalid or refused, or the named service is unknown.
-    pub(super) fn new(database: &Database, access: &Access, uid: u32) -> Result<Settings> {
-        let variable = |name: &str| access.postgres.get(name).map(|value| value.expose().to_string());
-        let home = variable("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
-        let mut from = Sources { database, service: BTreeMap::new(), access, home };
+    pub(super) fn new(database: &Database, variables: &Variables<'_>, uid: u32) -> Result<Settings> {
+        let home = variables("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
+        let mut from = Sources { database, service: BTreeMap::new(), variables, home };
         if let Some(name) = from.find("service") {
             let own = from.find("servicefile").map_or_else(|| from.home.join(".pg_service.conf"), PathBuf::from);
             let system = from.variable("PGSYSCONFDIR").unwrap_or_else(|| "/etc/postgresql-common".to_string());
