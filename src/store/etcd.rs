@@ -76,7 +76,7 @@ use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Variables,
     Version, Versioned, Visit, WriteSet,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::host::Host;
 use crate::name::escape;
 
@@ -153,7 +153,6 @@ impl Etcd {
         })
     }
 
-    /// Returns the key of an object of this kind in the store.
     fn key(&self, kind: &str, name: &[u8]) -> Vec<u8> {
         [self.client.cluster.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
     }
@@ -179,21 +178,6 @@ impl Etcd {
             Some(pair) if pair.key != key => Err(self.client.nonsense("an answer about another key")),
             pair => Ok((pair, found.header.revision)),
         }
-    }
-
-    /// Refuses a mode that lets fewer users read the record than may read the store.
-    fn check_mode(&self, mode: u32) -> Result<()> {
-        if mode & 0o044 == 0o044 {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Denied,
-            format!(
-                "etcd has no modes, so every user who may read {} could read bytes that need mode {mode:04o}",
-                self.url()
-            ),
-            "leave the mode out, and let only a role of etcd read that prefix (etcdctl role grant-permission)",
-        ))
     }
 
     fn url(&self) -> String {

@@ -129,7 +129,6 @@ impl Postgres {
         }
     }
 
-    /// Returns the error for an answer that does not fit its request.
     fn nonsense(&self) -> Error {
         errors::SqlError::strange("an answer that does not fit").error(&self.place, &self.schema)
     }

@@ -86,7 +86,6 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("", "PGTZ", Ignored),
 ];
 
-/// Returns true for a key of libpq.
 pub(super) fn is_known(key: &str) -> bool {
     !key.is_empty() && SETTINGS.iter().any(|Setting(known, ..)| *known == key)
 }

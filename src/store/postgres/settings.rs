@@ -35,7 +35,6 @@ pub(super) enum Binding {
     Require,
 }
 
-/// One of the servers to try.
 #[derive(Clone)]
 pub(super) struct Target {
     /// Name or address, or the absolute path of a socket's directory.
@@ -98,7 +97,6 @@ impl Sources<'_> {
         (self.variables)(name).map(|value| value.to_string_lossy().into_owned())
     }
 
-    /// Returns a setting that is not empty.
     fn find(&self, key: &str) -> Option<String> {
         let variable = options::SETTINGS.iter().find(|setting| setting.0 == key).map_or("", |setting| setting.1);
         self.find_both(key, variable).filter(|value| !value.is_empty())
@@ -165,7 +163,6 @@ impl Settings {
         })
     }
 
-    /// Returns all servers.
     #[cfg(test)]
     pub(super) fn servers(&self) -> String {
         self.targets.iter().map(Target::server).collect::<Vec<_>>().join(",")
@@ -173,7 +170,6 @@ impl Settings {
 }
 
 impl Target {
-    /// Returns true for a socket of this host.
     pub(super) fn is_socket(&self) -> bool {
         self.host.starts_with('/') && self.address.is_none()
     }
@@ -193,7 +189,6 @@ fn with_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Returns the servers to try: as many as there are hosts or addresses.
 fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>> {
     let list = |key: &str| from.find(key).map_or_else(Vec::new, |list| list.split(',').map(String::from).collect());
     let (_, of_url) = from.database.parts().unwrap_or_default();
@@ -253,7 +248,6 @@ fn mode(from: &Sources<'_>) -> Result<(SslMode, bool)> {
     Ok((mode, is_system))
 }
 
-/// Returns the lowest and the highest version of TLS.
 fn versions(from: &Sources<'_>) -> Result<(u8, u8)> {
     let lowest = from.one_of("ssl_min_protocol_version", &["TLSv1.2", "TLSv1.3", "TLSv1.1", "TLSv1"])?;
     let highest = from.one_of("ssl_max_protocol_version", &["TLSv1.3", "TLSv1.2"])?;
