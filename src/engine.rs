@@ -72,7 +72,7 @@ pub type VersionedRecord = (Option<Version>, Record);
 impl Engine {
     /// Opens the store at a location, with the settings of the environment.
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
-        let mut engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
+        let mut engine = Engine::new(crate::store::open(location, &Environment::variable, host.clone())?, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
         engine.remembers = if location.is_beside() { limits.off() } else { limits };

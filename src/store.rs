@@ -32,6 +32,7 @@ mod url;
 mod write_set;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -39,20 +40,20 @@ use std::time::Duration;
 pub use answers::answers;
 pub use deadline::StoreDeadline;
 pub use directory::{Directory, MARK};
-pub use etcd::{Access, Etcd};
+pub use etcd::{Access, Cluster, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
 pub use net::retry::SignalsEndCalls;
 pub use path_checks::path_findings;
-pub use postgres::{Database, Postgres, variables as postgres_variables};
+pub use postgres::{Database, Postgres};
 pub use scratch::Scratch;
 pub use secret::Secret;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use ssh::{Remote, Ssh, serve};
-pub use url::{Cluster, Layout, Location};
+pub use url::{Layout, Location};
 pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
 
 use crate::error::{Error, Result};
@@ -260,15 +261,18 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
+/// Returns the value of an environment variable, as far as it is set and not empty. Each store reads its own settings.
+pub type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+
 /// Opens the store at a location. It creates nothing: the first commit does.
 /// Fails if the location has something other than a store, or an unsafe one: SQLite on a network file system, or a
 /// place that other users may write without the sticky bit.
-pub fn open(location: &Location, access: impl FnOnce() -> Access, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
+pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
         Location::Directory { path, layout, shared } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
-        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &access(), host)?),
-        Location::Postgres(database) => Box::new(Postgres::open(database, &access(), host)?),
-        Location::Ssh(remote) => Box::new(Ssh::open(remote, access().ssh, host)),
+        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &Access::from_variables(variables), host)?),
+        Location::Postgres(database) => Box::new(Postgres::open(database, variables, host)?),
+        Location::Ssh(remote) => Box::new(Ssh::open(remote, variables("CSALOCK_SSH"), host)),
     })
 }

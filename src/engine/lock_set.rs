@@ -9,7 +9,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
-use crate::store::{Layout, Location, in_order};
+use crate::store::{Location, in_order};
 
 /// The released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
@@ -55,8 +55,8 @@ impl Engine {
     /// Returns the shell words that mean the lock with this name: they select the store unless it is the default.
     pub(super) fn shell_arg(&self, name: &[u8]) -> String {
         let Some(location) = &self.location else { return shell_quote(name) };
-        if let Location::Directory { path, layout: Layout::Beside, .. } = location {
-            return shell_quote(path.with_file_name(OsStr::from_bytes(name)).as_os_str().as_bytes());
+        if let Some(directory) = location.directory_of_files() {
+            return shell_quote(directory.join(OsStr::from_bytes(name)).as_os_str().as_bytes());
         }
         let environment = Environment::of_this_process();
         let chosen = environment.store.as_ref().and_then(|url| Location::parse(url, &environment.current).ok());

@@ -24,11 +24,8 @@ pub(super) struct Place<'a> {
 
 /// Returns findings about the location of a store that cannot be opened, or none if it has no location.
 pub fn path_findings(location: &Location) -> Vec<Finding> {
-    let place = match location {
-        Location::Directory { path, .. } => Place { what: "directory", path },
-        Location::Sqlite { path } => Place { what: "database", path },
-        Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => return Vec::new(),
-    };
+    let Some(path) = location.path() else { return Vec::new() };
+    let place = Place { what: if location.is_database() { "database" } else { "directory" }, path };
     if place.path.exists() || place.path.parent().is_some_and(Path::is_dir) { place.findings() } else { Vec::new() }
 }
 

@@ -61,7 +61,6 @@ use std::sync::Arc;
 
 use self::client::Client;
 use self::leases::KnownLeases;
-pub use self::options::variables;
 use self::session::Row;
 use self::settings::Settings;
 pub use self::url::Database;
@@ -69,7 +68,7 @@ use super::absences::Absences;
 use super::net::dial::Connector;
 use super::net::socket::CallDeadline;
 use super::{
-    Abilities, Access, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Version,
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Variables, Version,
     Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, Result};
@@ -101,8 +100,8 @@ pub struct Postgres {
 impl Postgres {
     /// Returns a store in this database. A trouble with its server shows at the first call.
     /// Fails if a setting is invalid or the certificates cannot be read.
-    pub fn open(database: &Database, access: &Access, host: Arc<dyn Host>) -> Result<Postgres> {
-        let settings = Settings::new(database, access, host.uid())?;
+    pub fn open(database: &Database, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Postgres> {
+        let settings = Settings::new(database, variables, host.uid())?;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
         let lonely = settings.targets.len() == 1;
         let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely };
@@ -129,7 +128,6 @@ impl Postgres {
         }
     }
 
-    /// Returns the error for an answer that does not fit its request.
     fn nonsense(&self) -> Error {
         errors::SqlError::strange("an answer that does not fit").error(&self.place, &self.schema)
     }

@@ -64,7 +64,6 @@ impl Ssh {
         format!("{}/{}", self.client.remote.url(), escape(file.as_bytes()))
     }
 
-    /// Returns the error for a reply that does not fit its request.
     fn nonsense(&self) -> Error {
         self.client.error(&LinkError::Strange)
     }

@@ -86,6 +86,22 @@ pub struct WriteSet<'a> {
 /// Lines of history that are made when a store asks for them, which some stores do after the change.
 pub struct LinesOfHistory<'a>(LazyCell<Vec<String>, Box<dyn FnOnce() -> Vec<String> + 'a>>);
 
+impl Write<'_> {
+    /// Refuses a mode that lets fewer users read the record than may read a store without modes.
+    pub(super) fn check_mode(&self, kind: &str, place: &str, hint: &str) -> Result<()> {
+        match self.options.mode {
+            // A removal makes no bytes readable.
+            Some(mode) if self.body.is_some() && mode & 0o044 != 0o044 => {
+                let what = format!(
+                    "{kind} has no modes, so every user who may read {place} could read bytes that need mode {mode:04o}"
+                );
+                Err(Error::new(ErrorKind::Denied, what, format!("leave the mode out, and {hint}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl<'a> LinesOfHistory<'a> {
     /// Returns the lines that `make` returns.
     pub fn new(make: impl FnOnce() -> Vec<String> + 'a) -> LinesOfHistory<'a> {

@@ -1,6 +1,5 @@
 //! Properties of the PostgreSQL store alone: logins, refusals, lost replies, leases, wake-ups and failovers.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +9,8 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, StoreDeadline, Topic, Verdict,
-    Version, Write as Change, WriteOptions, WriteSet,
+    CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, StoreDeadline, Topic, Verdict, Version,
+    Write as Change, WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -26,11 +25,10 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const BOUNDED: Duration = Duration::from_secs(16);
 
 pub(crate) fn open_as(url: &str, variables: &[(&'static str, &str)]) -> csalock::error::Result<Postgres> {
-    let postgres: BTreeMap<_, Secret> = variables.iter().map(|(name, value)| (*name, (*value).into())).collect();
+    let value = |wanted: &str| variables.iter().find(|(name, value)| *name == wanted && !value.is_empty());
+    let value = |name: &str| value(name).map(|(_, value)| value.into());
     match Location::parse(url.as_ref(), Path::new("/"))? {
-        Location::Postgres(place) => {
-            Postgres::open(&place, &Access { postgres, ..Access::default() }, Arc::new(Unix::new()))
-        }
+        Location::Postgres(place) => Postgres::open(&place, &value, Arc::new(Unix::new())),
         other => panic!("{other:?}"),
     }
 }

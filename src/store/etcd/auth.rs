@@ -66,13 +66,11 @@ impl Auth {
         Ok(Auth { who, uid, runtime, file: format!("etcd-token-{file}"), state: Mutex::default() })
     }
 
-    /// Returns user and password if a login is needed.
     pub(super) fn wanted(&self) -> Option<(&str, &str)> {
         let (user, password) = self.who.as_ref().filter(|_| !guarded(&self.state).needless)?;
         Some((user, password.expose()))
     }
 
-    /// Returns the current token, if there is one.
     pub(super) fn token(&self) -> Option<String> {
         self.who.as_ref()?;
         let mut state = guarded(&self.state);
@@ -97,7 +95,6 @@ impl Auth {
         state.token = state.token.take().or(kept.filter(|kept| kept != old));
     }
 
-    /// Records that the server does not require a login.
     pub(super) fn is_needless(&self) {
         guarded(&self.state).needless = true;
     }

@@ -30,7 +30,6 @@ const SHARE: Duration = Duration::from_secs(2);
 const LARGEST_SHARE: Duration = Duration::from_secs(16);
 const LEAST_SHARE: Duration = Duration::from_millis(250);
 
-/// Client for any server of a cluster that answers.
 pub(super) struct Client {
     pub(super) cluster: Cluster,
     pub(super) host: Arc<dyn Host>,
@@ -40,7 +39,6 @@ pub(super) struct Client {
     state: Mutex<State>,
 }
 
-/// Answer of one server.
 type Answered<A> = std::result::Result<A, CallError>;
 
 struct State {
@@ -70,7 +68,6 @@ impl Client {
         })
     }
 
-    /// Sends a request until a server answers, and returns the answer.
     pub(super) fn ask<A: DeserializeOwned>(&self, path: &str, question: &Value) -> Result<A> {
         self.call(&[], path, question).map(|(answer, _)| answer).map_err(Failed::into_error)
     }
@@ -164,7 +161,6 @@ impl Client {
         }
     }
 
-    /// Returns the login token, or `None` if no login is needed.
     fn token(&self, state: &mut State, at: usize) -> Answered<Option<String>> {
         if let Some(token) = self.login.token() {
             return Ok(Some(token));
@@ -225,7 +221,6 @@ impl Client {
         Ok(answers)
     }
 
-    /// Reads a path of one server with GET.
     pub(super) fn get(&self, at: usize, path: &str, share: Duration) -> Answered<Vec<u8>> {
         let mut state = guarded(&self.state);
         self.connector.call_deadline.set(self.host.boottime() + share);
@@ -233,7 +228,6 @@ impl Client {
         answers.pop().map(|answer| answer.body).ok_or(CallError::Closed)
     }
 
-    /// Sends a request to one server, once.
     pub(super) fn ask_one<A: DeserializeOwned>(
         &self,
         at: usize,
@@ -266,7 +260,6 @@ impl Client {
         date.ok_or_else(|| self.nonsense("an answer without a date"))
     }
 
-    /// Returns the user of the login; `None` without a login.
     pub(super) fn user(&self) -> Option<&str> {
         self.login.wanted().map(|(user, _)| user)
     }

@@ -25,22 +25,18 @@ impl Trouble for Troubles {
 }
 
 impl CallError {
-    /// Returns true if this is a message of etcd that contains `part`.
     fn says(&self, part: &str) -> bool {
         matches!(self, CallError::Said(_, message) if message.contains(part))
     }
 
-    /// Returns true if etcd reports that it has granted this lease before.
     pub(super) fn is_lease_there(&self) -> bool {
         self.says("lease already exists")
     }
 
-    /// Returns true if etcd reports that authentication is off.
     pub(super) fn needs_no_login(&self) -> bool {
         self.says("authentication is not enabled")
     }
 
-    /// Returns true if the client must log in again.
     pub(super) fn is_login_over(&self) -> bool {
         matches!(self, CallError::Said(16, _)) || self.says("invalid auth token") || self.says("auth store is old")
     }

@@ -21,7 +21,6 @@ use crate::store::{Leases, guarded};
 /// Minimum ttl of a lease in its last second, because etcd counts leases in seconds.
 const LAST_SECOND: Duration = Duration::from_millis(100);
 
-/// Lease without its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pending {
     pub(super) id: u64,
@@ -64,24 +63,20 @@ impl KnownLeases {
         guarded(&self.pending).push(pending);
     }
 
-    /// Returns the pending leases that still last.
     pub(super) fn pending(&self, now: Duration) -> Vec<Pending> {
         let mut all = guarded(&self.pending);
         all.retain(|pending| pending.ends > now);
         all.clone()
     }
 
-    /// Returns the end of this lease if its key is not stored.
     pub(super) fn ends(&self, id: u64) -> Option<Duration> {
         guarded(&self.pending).iter().find(|pending| pending.id == id).map(|pending| pending.ends)
     }
 
-    /// Removes leases whose keys are stored.
     pub(super) fn settle(&self, stored: &[Pending]) {
         guarded(&self.pending).retain(|pending| !stored.iter().any(|stored| stored.id == pending.id));
     }
 
-    /// Removes a lease whose key is not needed any more.
     pub(super) fn forget(&self, id: u64) {
         guarded(&self.lasting).retain(|(lasting, _)| *lasting != id);
         guarded(&self.pending).retain(|pending| pending.id != id);
@@ -141,7 +136,6 @@ impl Etcd {
         self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
     }
 
-    /// Returns the ttl of a lease whose key is not stored yet.
     fn left_of_pending(&self, id: u64) -> Option<Duration> {
         let left = self.leases.ends(id)?.saturating_sub(self.client.host.boottime());
         Some(left).filter(|left| !left.is_zero())

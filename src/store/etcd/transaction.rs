@@ -34,7 +34,6 @@ pub(super) fn ids(leases: &[&Lease]) -> Vec<u64> {
     ids.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Parts of a transaction.
 #[derive(Default)]
 struct Transaction<'a> {
     compare: Vec<Value>,
@@ -50,7 +49,6 @@ struct Transaction<'a> {
 }
 
 impl Etcd {
-    /// Commits this set.
     pub(super) fn run_transaction(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         if set.changes.is_empty() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
@@ -86,10 +84,8 @@ impl Etcd {
 
     /// Returns the comparison and the step of a change; `None` if its record cannot have the expected version.
     fn step(&self, change: &Write<'_>) -> Result<Option<(Value, Value)>> {
-        // A removal makes no bytes readable, so it needs no mode.
-        if let (Some(mode), Some(_)) = (change.options.mode, change.body) {
-            self.check_mode(mode)?;
-        }
+        let hint = "let only a role of etcd read that prefix (etcdctl role grant-permission)";
+        change.check_mode("etcd", &self.url(), hint)?;
         let revision = match change.expect {
             None => 0,
             Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => number,
@@ -161,7 +157,6 @@ impl Etcd {
         }
     }
 
-    /// Runs one transaction.
     fn transact_once(&self, transaction: Transaction<'_>) -> Result<CommitResult> {
         let Transaction { mut compare, mut steps, pending, over, effects, name } = transaction;
         let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();

@@ -175,7 +175,6 @@ fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>
     if found.is_empty() { Err(CallError::Unresolved) } else { Ok(found) }
 }
 
-/// Returns the host of `HOST:PORT`, without brackets.
 fn host_of(server: &str) -> &str {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)

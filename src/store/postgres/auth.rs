@@ -13,7 +13,6 @@ use fallible_iterator::FallibleIterator;
 /// Maximum number of rounds of a password's hash, which a server may ask for.
 const MOST_ROUNDS: u32 = 1_000_000;
 
-/// Logs in, as the server asks for it.
 pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target) -> Done<()> {
     let permit = |method: &str| match settings.methods.permit(method) {
         true => Ok(()),
@@ -92,7 +91,6 @@ fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody,
     Ok(is_bound)
 }
 
-/// Returns the number of rounds in a challenge.
 fn rounds(challenge: &[u8]) -> Option<u32> {
     let challenge = std::str::from_utf8(challenge).ok()?;
     challenge.split(',').find_map(|part| part.strip_prefix("i="))?.parse().ok()

@@ -43,7 +43,6 @@ fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     (*found == tag).then(|| rest.split_at_checked(length))?
 }
 
-/// Returns the bytes after the next element, of any kind.
 fn skip(der: &[u8]) -> Option<&[u8]> {
     element(der, *der.first()?).map(|(_, rest)| rest)
 }

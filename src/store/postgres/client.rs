@@ -50,7 +50,6 @@ enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// Returns true for a request that may change a record.
     fn is_commit(&self) -> bool {
         matches!(self, Request::Statement(sql, _) if sql.contains(".change("))
     }

@@ -27,7 +27,6 @@ impl SqlError {
         if let SqlError::Said(code, _) = self { code } else { "" }
     }
 
-    /// Returns true if the server is a standby or otherwise read-only.
     pub(super) fn is_standby(&self) -> bool {
         self.code() == "25006"
     }
@@ -38,7 +37,6 @@ impl SqlError {
         matches!(self, SqlError::Line(CallError::Tls(_))) || self.code() == "28000"
     }
 
-    /// Returns true if the schema, or an object in it, does not exist.
     pub(super) fn is_missing(&self) -> bool {
         matches!(self.code(), "3F000" | "42P01" | "42883")
     }

@@ -86,12 +86,6 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("", "PGTZ", Ignored),
 ];
 
-/// Returns the environment variables that csalock reads for PostgreSQL: those of libpq, and that of the home directory.
-pub fn variables() -> impl Iterator<Item = &'static str> {
-    SETTINGS.iter().map(|Setting(_, variable, _)| *variable).filter(|variable| !variable.is_empty()).chain(["HOME"])
-}
-
-/// Returns true for a key of libpq.
 pub(super) fn is_known(key: &str) -> bool {
     !key.is_empty() && SETTINGS.iter().any(|Setting(known, ..)| *known == key)
 }

@@ -39,7 +39,6 @@ pub(super) type Done<T> = Result<T, SqlError>;
 /// Row of an answer: its columns in binary format.
 pub(super) type Row = Vec<Option<Vec<u8>>>;
 
-/// Connection to one server.
 pub(super) struct Session {
     wire: Wire,
     incoming: BytesMut,
@@ -91,7 +90,6 @@ impl Session {
         Err(first.unwrap_or_else(|| SqlError::strange("no way to connect")))
     }
 
-    /// Logs in on a connection.
     pub(super) fn over(wire: Wire, settings: &Settings, target: &Target) -> Done<Session> {
         let is_encrypted = matches!(wire, Wire::Tls(_));
         let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted };
@@ -126,7 +124,6 @@ impl Session {
         certificate::end_point(stream.conn.peer_certificates()?.first()?)
     }
 
-    /// Sends the messages that `make` writes.
     pub(super) fn send(&mut self, make: impl FnOnce(&mut BytesMut) -> Done<()>) -> Done<()> {
         let mut buffer = BytesMut::new();
         make(&mut buffer)?;
@@ -242,7 +239,6 @@ fn check_peer(stream: &TcpStream, settings: &Settings) -> Done<()> {
     Err(SqlError::Said("28000".to_string(), what))
 }
 
-/// Returns the trouble for an invalid message.
 pub(super) fn strange(error: impl Display) -> SqlError {
     SqlError::strange(&format!("an invalid message: {error}"))
 }
@@ -303,7 +299,6 @@ pub(super) fn array<T: AsRef<[u8]>>(elements: impl IntoIterator<Item = Option<T>
     head.flat_map(u32::to_be_bytes).chain(body).collect()
 }
 
-/// Returns a field of an error or a warning.
 fn field(fields: &mut ErrorFields<'_>, kind: u8) -> String {
     let found = fields.find(|field| Ok(field.type_() == kind)).ok().flatten();
     let text = found.map_or(String::new(), |field| String::from_utf8_lossy(field.value_bytes()).into_owned());

@@ -79,7 +79,6 @@ impl Link {
         })
     }
 
-    /// Waits for the greeting.
     pub(super) fn greet(&mut self, host: &dyn Host, until: Duration) -> Result<(), LinkError> {
         if self.session.is_some() {
             return Ok(());
@@ -234,7 +233,6 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Returns a duplicate of the socket's descriptor.
     pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
     }

@@ -90,7 +90,6 @@ pub(super) enum Reply {
     Notified,
 }
 
-/// A record and its version.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Stored {
     version: Version,
@@ -143,7 +142,6 @@ impl From<Vec<Finding>> for Reply {
     }
 }
 
-/// Returns a message as a line.
 pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
     // Data without maps always have a JSON text.
     let mut line = serde_json::to_vec(message).unwrap_or_default();
