@@ -33,7 +33,7 @@ pub use self::serve::serve;
 use self::subscription::Subscribed;
 pub use self::url::Remote;
 use self::wire::{Bytes, Change, Commit, Reply, Request};
-use super::directory::file_name;
+use super::directory::layout::file_name;
 use super::net::retry::PATIENCE;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Swept, Topic, Versioned,

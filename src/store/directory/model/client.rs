@@ -15,8 +15,9 @@ use super::replay::{self, Answer, Call, Progress};
 use crate::error::Result;
 use crate::host::{Host, Invocation, WaitSet, WakeAddress};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
-use crate::store::directory::ownership::Ownership;
-use crate::store::directory::{Directory, Root};
+use crate::store::directory::Directory;
+use crate::store::directory::root::Root;
+use crate::store::directory::sys::Ownership;
 use crate::store::{CommitResult, Layout, Scope, Store, Version, WriteSet};
 
 /// Name of the lock that all clients use.
@@ -97,7 +98,6 @@ impl Act {
             host: Arc::new(Clockwork { drawn: Mutex::new((self.client as u64) << 32 | self.serial << 8), act: *self }),
             root: Mutex::new(Some(Arc::new(private_root(directory, scope)))),
             committed_in: Mutex::default(),
-            future_scope: std::sync::OnceLock::new(),
             seen: Mutex::default(),
             leases: crate::store::observed::Seen::default(),
         };
@@ -219,7 +219,7 @@ impl Host for Clockwork {
 /// Returns a private store in a simulated file system.
 fn private_root(directory: OwnedFd, scope: Scope) -> Root {
     Root {
-        has_bells: true,
+        has_channels: true,
         directory,
         path: PathBuf::from("/store"),
         id: (0, 0),
@@ -232,6 +232,6 @@ fn private_root(directory: OwnedFd, scope: Scope) -> Root {
         layout: Layout::Own,
         work: OnceLock::new(),
         known_token: Mutex::default(),
-        anchored: OnceLock::new(),
+        parents_synced: OnceLock::new(),
     }
 }

@@ -6,7 +6,6 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -147,10 +146,6 @@ pub(crate) fn names(call: Call) -> Result<Vec<String>, Errno> {
     Ok(names)
 }
 
-pub(crate) fn text(name: &OsStr) -> String {
-    name.to_string_lossy().into_owned()
-}
-
-pub(crate) fn path<P: ?Sized + NixPath>(name: &P) -> String {
+pub(crate) fn text(name: &(impl NixPath + ?Sized)) -> String {
     name.with_nix_path(|name| name.to_string_lossy().into_owned()).expect("a name has no NUL in it")
 }
