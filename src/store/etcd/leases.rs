@@ -2,8 +2,8 @@
 //!
 //! A lease is over when its key does not exist. To request it and to put that key at once would cost each acquisition
 //! two more round trips. The next transaction of this process, which gives the lease its meaning, therefore puts its key
-//! too, and the request for the lease goes out with each attempt of that transaction: etcd may have forgotten the lease
-//! since an earlier one. This process chooses the id of the lease.
+//! too, and the request for the lease goes out together with that transaction. This process chooses the id of the lease.
+//! If etcd has forgotten the lease by then, the process requests it again.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -28,6 +28,8 @@ pub(super) struct Pending {
     pub(super) seconds: u64,
     /// Earliest end of the lease on CLOCK_BOOTTIME.
     pub(super) ends: Duration,
+    /// True if etcd has granted it.
+    pub(super) is_granted: bool,
 }
 
 impl Pending {
@@ -77,6 +79,13 @@ impl KnownLeases {
         guarded(&self.pending).retain(|pending| !stored.iter().any(|stored| stored.id == pending.id));
     }
 
+    /// Records that etcd has granted these leases.
+    pub(super) fn set_granted(&self, granted: &[Pending]) {
+        for pending in guarded(&self.pending).iter_mut() {
+            pending.is_granted |= granted.iter().any(|granted| granted.id == pending.id);
+        }
+    }
+
     pub(super) fn forget(&self, id: u64) {
         guarded(&self.lasting).retain(|(lasting, _)| *lasting != id);
         guarded(&self.pending).retain(|pending| pending.id != id);
@@ -89,7 +98,7 @@ impl Leases for Etcd {
         // etcd requires an id above zero.
         let id = ((u128::from_ne_bytes(self.client.host.random()?) >> 65) as u64).max(1);
         let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
-        self.leases.add(Pending { id, seconds, ends: begun.saturating_add(span) });
+        self.leases.add(Pending { id, seconds, ends: begun.saturating_add(span), is_granted: false });
         let wall = self.client.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }

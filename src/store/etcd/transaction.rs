@@ -164,18 +164,20 @@ impl Etcd {
         steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
         let record = name.map(|name| range(&self.record_key(name), false));
         let look: Vec<_> = keys.iter().map(|key| range(key, true)).chain(record).collect();
-        let leases: Vec<_> = pending.iter().map(Pending::request).collect();
-        let ask = |steps: &[Value]| {
+        let ask = |steps: &[Value], regrants: bool| {
+            let requests = pending.iter().filter(|lease| regrants || !lease.is_granted).map(Pending::request);
             let question = json!({"compare": compare, "success": steps, "failure": look});
-            self.client.call::<Done>(&leases, "/v3/kv/txn", &question)
+            self.client.call::<Done>(&requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
         };
-        let mut asked = ask(&[&steps[..], &effects].concat());
+        let mut asked = ask(&[&steps[..], &effects].concat(), false);
+        let is_lease_gone = asked.as_ref().is_err_and(|failed| failed.trouble.is_lease_gone());
         // The lease of a waiter may be over, or the cluster full: that must not prevent a release.
         let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(|failed| failed.trouble.is_refusal());
-        if leaves_effects {
-            asked = ask(&steps);
+        if is_lease_gone || leaves_effects {
+            asked = ask(&steps, is_lease_gone);
         }
         let (done, was_resent) = asked.map_err(Failed::into_error)?;
+        self.leases.set_granted(pending);
         if !done.succeeded {
             let until = self.client.host.boottime().saturating_add(SEEN_LASTING);
             self.leases.add_lasting(over, &done, until);

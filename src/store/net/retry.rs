@@ -64,7 +64,7 @@ pub(in crate::store) fn until_signal_check(left: Duration) -> Duration {
     if SIGNALS_END_CALLS.load(Ordering::SeqCst) { left.min(SIGNAL_CHECK) } else { left }
 }
 
-/// The next step after a failed attempt.
+/// The step after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Retry {
     /// Nothing: a server has answered.
