@@ -61,7 +61,7 @@ impl LockTable {
         let Some(first) = holders.first() else {
             let value = status.record.value.as_ref();
             let value = value.map_or("-".to_string(), |value| format!("(value: {})", shown_value(value)));
-            self.table.add(&[&name, state(status), &waiters, "-", "-", "-", "-", "-", &value]);
+            self.table.add(&[name.as_str(), state(status), waiters.as_str(), "-", "-", "-", "-", "-", value.as_str()]);
             return;
         };
         self.holders += holders.len();
@@ -359,7 +359,7 @@ impl LockBlock<'_> {
         let now = self.reporter.host.wall();
         for past in self.past.iter().rev() {
             let from = self.style.zone.brief(Duration::from_millis(past.from), now);
-            table.add(&[&from, &held_for(past, now), ended(past), &who(&past.holder, &host)]);
+            table.add(&[from.as_str(), &held_for(past, now), ended(past), &who(&past.holder, &host)]);
         }
         table.rows()
     }
