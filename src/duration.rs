@@ -12,7 +12,6 @@ pub struct Limit(pub Option<Duration>);
 /// Pauses that double from `min` to `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
-    /// The first pause.
     pub min: Duration,
     /// The longest pause.
     pub max: Duration,

@@ -59,7 +59,6 @@ pub struct Engine {
     remembers: Limits,
     /// The location of the store, for hints.
     location: Option<Location>,
-    /// Duration of leases that a keeper renews.
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
     #[cfg(debug_assertions)]

@@ -67,12 +67,10 @@ pub struct Environment {
     history: [Option<OsString>; 3],
     /// The directory of this user's default store, even if it does not exist.
     state: Option<PathBuf>,
-    /// The current directory.
     pub current: CurrentDirectory,
 }
 
 impl Environment {
-    /// Reads the environment of this process.
     pub fn of_this_process() -> Environment {
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = if geteuid().is_root() {

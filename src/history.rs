@@ -19,13 +19,11 @@ use serde::{Deserialize, Serialize};
 use crate::lock::codec::{is_default, text};
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
 
-/// A grant from its start to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
     /// The name of the lock, as its record has it.
     #[serde(skip)]
     pub name: Vec<u8>,
-    /// The fencing token.
     pub token: Option<u64>,
     pub mode: Mode,
     /// The slot number for [`Mode::Slot`].
@@ -41,7 +39,6 @@ pub struct Past {
     pub waited: u64,
     /// The reason for the end. `None`: the lock is held.
     pub how: Option<EndReason>,
-    /// The process that broke the grant.
     #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,
 }
@@ -53,7 +50,6 @@ pub struct Who {
     pub pid: Option<i32>,
     #[serde(with = "text")]
     pub host: String,
-    /// The numeric user id.
     pub uid: u32,
     #[serde(with = "text")]
     pub command: Vec<u8>,
@@ -70,7 +66,6 @@ impl Who {
 }
 
 impl Past {
-    /// Describes a grant that this process holds.
     pub fn held(name: &[u8], grant: &Grant, pid: Option<i32>) -> Past {
         Past {
             name: name.to_vec(),

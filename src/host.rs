@@ -48,7 +48,6 @@ pub enum Scope {
     Shared,
 }
 
-/// Subscription to a channel or to changes of a record.
 pub trait Subscription {
     /// Returns a descriptor that becomes readable when a notification may have come.
     fn descriptor(&self) -> BorrowedFd<'_>;
@@ -177,9 +176,7 @@ pub struct WaitSources<'a> {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeReason {
-    /// The record may have changed.
     LookAgain,
-    /// The interrupt is readable.
     Interrupted,
     TimeOver,
 }

@@ -62,18 +62,14 @@ pub use crate::host::{Scope, Subscription};
 use crate::lock::{Lease, Sighting};
 pub use crate::version::Version;
 
-/// A stored record and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versioned {
-    /// Version of the record.
     pub version: Version,
-    /// Bytes of the record.
     pub body: Vec<u8>,
     /// True if the record was written before the last reboot and not synced: damage then has a known cause.
     pub may_be_torn: bool,
 }
 
-/// Abilities that stores differ in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     /// Maximum number of changes of one commit.
@@ -84,15 +80,12 @@ pub struct Abilities {
     pub notifies: bool,
 }
 
-/// Subject of a subscription.
 #[derive(Debug, Clone, Copy)]
 pub enum Topic<'a> {
     /// Wake-ups of the waiter with this channel: all since this version was stored if the store [`Abilities::notifies`],
     /// else all from now on.
     Channel(&'a [u8], Version),
-    /// Changes of the record under this name.
     Record(&'a [u8]),
-    /// New lines of history.
     History,
 }
 
@@ -111,7 +104,6 @@ pub struct HistoryCursor {
 /// Result of a sweep or of its dry run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Number of leftovers removed.
     pub removed: u64,
     /// Errors about the records and leftovers that the sweep skipped, one for each.
     pub passed_over: Vec<Error>,
@@ -152,7 +144,6 @@ pub trait Store: Send + Sync {
     /// Lets go of what other processes may need while this one waits for a lock.
     fn before_wait(&self) {}
 
-    /// Returns the leases of the store.
     fn leases(&self) -> &dyn Leases;
 
     /// Subscribes to wake-ups or changes, if the store reports them.
@@ -160,12 +151,10 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Returns what the store can do.
     fn abilities(&self) -> Abilities {
         Abilities { changes: 1, wakes_hosts: false, notifies: false }
     }
 
-    /// Returns the hosts that may use the store.
     fn scope(&self) -> Scope;
 
     /// Returns true if the path of the store now names another store, or none, than the one with this process's commits.

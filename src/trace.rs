@@ -29,11 +29,9 @@ pub struct Line {
     pub step: u64,
     /// The time of the line, in milliseconds on CLOCK_BOOTTIME.
     pub at: u64,
-    /// The content of the line.
     pub event: Event,
 }
 
-/// The content of a line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Event {
     /// The engine is about to make these changes in one commit.
@@ -61,7 +59,6 @@ pub struct Intent {
     pub decided: Option<Decided>,
 }
 
-/// A decision of the rules.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Decided {
     /// The request, in an object whose only field is the name of its type.

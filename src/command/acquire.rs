@@ -38,7 +38,6 @@ pub(super) struct Acquisition<'a> {
     pub(super) settings: &'static Settings,
     /// Limit of `--give-up-if`.
     pub(super) give_up_if: Option<Duration>,
-    /// The expected turn of a refused caller.
     pub(super) turn: OnceCell<Turn>,
 }
 

@@ -44,7 +44,6 @@ struct Collection<'a> {
     documents: Vec<Document>,
     /// The reasons for records that stay as they are, each once.
     told: BTreeSet<String>,
-    /// Exit code of the last error.
     exit: Exit,
 }
 

@@ -54,7 +54,6 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
     Ok(exit)
 }
 
-/// Returns the report about an id that claims nothing.
 pub(super) fn nothing_claimed(id: &[u8]) -> RefusalReport {
     RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(id)), "")
 }

@@ -32,7 +32,6 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Returns the properties of stdout.
 pub(super) fn output_style(common: &Common, utc: bool) -> OutputStyle {
     let stdout = std::io::stdout();
     let width = stdout.is_terminal().then(|| terminal::size(&stdout).1);
@@ -61,7 +60,6 @@ impl<'a> Page<'a> {
         Page { context, asked, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new(), found: 0 }
     }
 
-    /// Adds the locks that the arguments select.
     fn add_selected(&mut self) -> anyhow::Result<Exit> {
         self.begin_table(None);
         let exit = select(self.context, self.asked, &mut |seen| self.add(seen, None))?;

@@ -17,7 +17,6 @@ use crate::name::escape;
 use crate::report::{Document, RefusalReport, RefusedLock, Reporter, Settings, json};
 use crate::store::Location;
 
-/// Grants that ended.
 enum Freed {
     Released(Grant),
     /// The grants that `--force` broke or found ended; none for an unreadable record.

@@ -32,7 +32,6 @@ pub(super) struct WaitProgress<'a> {
     line: Option<Option<StatusLine>>,
     /// The holder as text, which may need a slow user database.
     holder: Option<(Grant, String)>,
-    /// The mode and the number of slots that the caller wants.
     wanted: (Mode, Option<u32>),
     /// The hold times of the lock with this name for display, read once.
     times: Option<(Vec<u8>, HoldTimes)>,

@@ -29,12 +29,10 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// Result of an attempt to acquire a lock.
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Box<Grant>, Option<Box<EndedGrant>>),
-    /// The caller does not get the lock.
     Refused(Refusal),
     /// The attempt ended by an interrupt. The caller holds nothing; what the store did not remove ends by itself.
     Interrupted,
@@ -106,7 +104,6 @@ impl Engine {
     }
 }
 
-/// State of one attempt to acquire a lock.
 struct AcquireAttempt<'a> {
     engine: &'a Engine,
     name: &'a [u8],
@@ -269,7 +266,6 @@ impl<'a> AcquireAttempt<'a> {
         }
     }
 
-    /// Enters the queue on this page.
     fn enqueue(&mut self, page: u64) -> Result<()> {
         self.listen()?;
         let (engine, name, entry) = (self.engine, self.name, &self.request.entry);
@@ -284,7 +280,6 @@ impl<'a> AcquireAttempt<'a> {
     }
 }
 
-/// The end of a grant that no process releases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndsWith {
     /// The grant ends with the process that acquires it. Its end without a release leaves a stale lock.
@@ -302,7 +297,6 @@ pub struct AcquireRequest {
     pub handle: Handle,
     pub mode: Mode,
     pub owner: Owner,
-    /// The process that waits.
     pub process: ProcessId,
     /// The end of the grant if no process releases it.
     pub ends_with: EndsWith,

@@ -15,14 +15,12 @@ use crate::lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
 use crate::signals::Interrupt;
 use crate::store::{Durability, SignalsEndCalls, StoreDeadline};
 
-/// A lock name and the store that contains it.
 #[derive(Clone, Copy)]
 pub struct StoredLock<'a> {
     pub engine: &'a Engine,
     pub name: &'a [u8],
 }
 
-/// Result of an attempt to acquire several names.
 #[derive(Debug)]
 pub enum AcquireAllResult {
     /// The call holds all names: the grants in the order of the locks, and the last stale grant that was evicted, with
@@ -150,7 +148,6 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         Ok(true)
     }
 
-    /// Returns the policy with the time that is left of it.
     fn rest_of_policy(&self) -> WaitPolicy {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }

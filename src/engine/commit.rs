@@ -6,21 +6,17 @@ use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
 use crate::store::{CommitResult, Durability, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
 
-/// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
     /// The version that the store must have; `None` if it must have no record.
     pub(super) expect: Option<Version>,
     pub(super) before: &'a Record,
     pub(super) record: &'a Record,
-    /// Waiters to wake after the commit.
     pub(super) wake: &'a [HandleHash],
     /// Leases whose expiry justifies the replacement.
     pub(super) over: &'a [Lease],
 }
 
-/// The result of a replacement of records.
 pub(super) enum Committed {
-    /// The version of the records now.
     Done(Version),
     /// Another writer committed first. The only record as it is, if the store returned it.
     Conflict(Option<VersionedRecord>),
@@ -115,7 +111,6 @@ impl Engine {
         Ok(Committed::Done(version))
     }
 
-    /// Adds the conditions and effects of the replacement of a record.
     fn add_effects<'a>(&self, set: &mut WriteSet<'a>, update: &RecordUpdate<'a>) {
         let RecordUpdate { before, record, wake, over, .. } = update;
         set.expired.extend(*over);

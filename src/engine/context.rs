@@ -31,12 +31,10 @@ impl Context {
         }
     }
 
-    /// Opens the store at a location.
     pub fn engine(&self, location: &Location) -> Result<Engine> {
         Engine::open(location, &self.environment, self.host.clone())
     }
 
-    /// Returns the length of a lease that is renewed.
     pub fn lease(&self) -> Duration {
         self.environment.lease().unwrap_or(LEASE)
     }

@@ -58,7 +58,6 @@ impl Engine {
         Ok(is_published)
     }
 
-    /// Returns the edges of waits that no longer exist.
     pub(super) fn gone(&self, edges: &WaitEdges) -> Result<Vec<(Vec<u8>, HandleHash)>> {
         let mut gone = Vec::new();
         for (name, proof) in &edges.waits {

@@ -76,7 +76,6 @@ impl Engine {
         self.own(lifetime.lease()?, |issued| issued.ends)
     }
 
-    /// Returns the duration of leases that a keeper renews.
     pub fn lease(&self) -> Duration {
         self.lease
     }

@@ -17,9 +17,7 @@ pub type Released = std::result::Result<Grant, NotHolder>;
 /// A lock: the store that contains its record, and its name in that store.
 #[derive(Debug, Clone)]
 pub struct LockRef {
-    /// Store that contains the record.
     pub location: Location,
-    /// Name in that store.
     pub name: Vec<u8>,
     /// Name for display: the name, or the file's absolute path.
     pub display_name: Vec<u8>,
@@ -27,7 +25,6 @@ pub struct LockRef {
     pub shell_arg: String,
 }
 
-/// Locks that are acquired together.
 #[derive(Debug)]
 pub struct LockSet {
     /// Each lock once, in the order in which every caller acquires them.
@@ -36,7 +33,6 @@ pub struct LockSet {
     pub first_at: usize,
 }
 
-/// The locks with their stores open.
 pub struct OpenLockSet<'a> {
     targets: &'a LockSet,
     engines: Vec<Engine>,
@@ -177,7 +173,6 @@ impl OpenLockSet<'_> {
         Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
     }
 
-    /// Returns the locks as the engine knows them.
     pub fn lock_refs(&self) -> Vec<StoredLock<'_>> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }

@@ -12,7 +12,6 @@ use crate::lock::{
 use crate::signals::Interrupt;
 use crate::store::{Durability, StoreDeadline, Write, WriteOptions};
 
-/// A requested change of a value.
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
     pub by: Credentials,
@@ -30,11 +29,9 @@ pub struct ValueWrite<'a> {
     pub even_if_stale: bool,
 }
 
-/// Result of an attempt to write or delete a value.
 #[derive(Debug)]
 pub enum WriteResult {
     Written(Written),
-    /// The value was not written.
     Refused(WriteRefusal),
     /// The value was not written, because the lock was not acquired for the write.
     NotAcquired(Refusal),
@@ -241,7 +238,6 @@ impl Engine {
         Some((key, body, WriteOptions { durability: Durability::Durable, mode: value.mode }))
     }
 
-    /// Removes the bytes of a value that the record no longer references.
     pub(super) fn remove_old_value(&self, before: &Record, now: &Record) -> Result<()> {
         let external = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
         match external(before) {

@@ -24,17 +24,14 @@ pub struct Audit<'a> {
 /// A violation by two grants of a lock, the earlier one first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault<'a> {
-    /// The rule that is violated.
     pub kind: FaultKind,
     pub grants: [&'a Past; 2],
 }
 
-/// A rule that grants violate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// Two grants that exclude each other overlap for this many milliseconds.
     Overlap(u64),
-    /// The later grant does not have the higher token.
     Token,
 }
 

@@ -22,7 +22,6 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns these limits with history turned off.
     pub fn off(self) -> Limits {
         Limits { size: 0, ..self }
     }

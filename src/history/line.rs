@@ -12,7 +12,6 @@ use crate::lock::codec::{open, seal};
 
 const KIND: &str = "past";
 
-/// Beginning of every line.
 const BEGIN: &str = "{\"past\":";
 
 impl Past {

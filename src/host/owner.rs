@@ -44,7 +44,6 @@ const MOST_SHOWN: usize = 256;
 /// Duration of a clock tick in /proc: USER_HZ is 100 on all machines that csalock is built for.
 const MILLISECONDS_PER_TICK: u64 = 10;
 
-/// The script that called csalock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
     /// The processes of the script, innermost first.
@@ -61,7 +60,6 @@ pub struct Caller {
     pub is_left_behind: bool,
 }
 
-/// A process that a script called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invocation {
     pub pid: i32,
@@ -91,7 +89,6 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
     })
 }
 
-/// This process as /proc shows it at one moment.
 pub struct ThisProcess(ProcStat);
 
 impl ThisProcess {

@@ -37,7 +37,6 @@ use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 /// Time after which a supervisor that has not released the locks of its ended command never will. Its process may hang.
 const TO_RELEASE: Duration = Duration::from_secs(15);
 
-/// The machine that this process runs on.
 #[derive(Debug, Default)]
 pub struct Unix {
     space: OnceLock<PidSpace>,
@@ -250,7 +249,6 @@ fn first_pid_namespace() -> u64 {
 /// Directory in memory that every user may write to: shm_overview(7).
 const MEMORY: &str = "/dev/shm";
 
-/// Prefix of the file names of witnesses.
 const WITNESS: &str = "csalock-";
 
 fn witness(key: &str) -> String {

@@ -34,7 +34,6 @@ const MANY_A_SECOND: u64 = 32;
 /// The pause after a wake-up of a flood.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A socket that receives wake-ups.
 #[derive(Debug)]
 pub struct WakeSocket {
     socket: Arc<OwnedFd>,
@@ -50,7 +49,6 @@ static OF_SUPERVISOR: OnceLock<Weak<OwnedFd>> = OnceLock::new();
 pub enum WakeAddress<'a> {
     /// The waiter with this handle hash, until it is granted the lock.
     Waiter(&'a HandleHash),
-    /// The supervisor of the command that holds the grant with this handle hash.
     Supervisor(&'a HandleHash),
 }
 
@@ -97,7 +95,6 @@ impl AsFd for WakeSocket {
 pub(super) struct LinuxWaitSet<'a> {
     wake_socket: Option<WakeSocket>,
     interrupt: Vec<BorrowedFd<'a>>,
-    /// The watched processes and supervisors.
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
 

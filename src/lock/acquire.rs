@@ -218,7 +218,6 @@ fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     write(next, AcquireStep::Again, Vec::new())
 }
 
-/// Processes and leases whose end a waiter awaits.
 type Awaited = (Vec<(PidDomain, ProcessId)>, Vec<Lease>);
 
 /// Returns the nearest live waiter ahead, of those in `before`, or, if there is none, the holders and their leases.

@@ -69,7 +69,6 @@ impl FenceMark {
         [file, b"\0fence"].concat()
     }
 
-    /// Returns the mark after the write of this mark was withdrawn.
     #[must_use]
     pub fn withdrawn(&self) -> FenceMark {
         FenceMark { token: self.before, before: self.before, draft: String::new() }

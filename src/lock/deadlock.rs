@@ -31,7 +31,6 @@ pub struct Cycle {
     pub edges: Vec<Edge>,
     /// Handle hash of the waiter that must give up.
     pub victim: HandleHash,
-    /// Handle hashes of all waiters in the cycle.
     pub members: Vec<HandleHash>,
     /// Every stuck wait, with the holders in its way. If two checks, the second after the end of the first, agree on
     /// this, the whole cycle existed at one moment.

@@ -41,11 +41,9 @@ impl EndedGrant {
     }
 }
 
-/// Reason why a grant ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndReason {
-    /// The holder released the grant.
     Released,
     Died,
     Expired,
@@ -54,7 +52,6 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// Returns the reason as the history shows it.
     pub(crate) fn word(self) -> &'static str {
         match self {
             EndReason::Released => "released",
@@ -82,7 +79,6 @@ impl Record {
         Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
     }
 
-    /// Returns the endings that the stored record keeps.
     fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
         let from = |kept: usize| self.ended_grants.len().saturating_sub(kept);
         let [recent, expired, owed] = [ENDINGS_KEPT, EXPIRED_KEPT, MOST_ENDINGS].map(from);

@@ -10,9 +10,7 @@ use super::record::Waiter;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Liveness {
-    /// The process lives.
     Alive,
-    /// The process is certainly gone.
     Dead,
     /// This host cannot see the process, which never counts as dead.
     Unknown,
@@ -31,9 +29,7 @@ impl Liveness {
 /// A question that the engine must answer before [`super::decide`] can decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Query {
-    /// Does this process live?
     Liveness(PidDomain, ProcessId),
-    /// Is this lease over?
     LeaseExpired(Lease),
     /// Does this lease last longer than the caller is willing to wait?
     Outlasts(Lease),
@@ -104,7 +100,6 @@ impl Facts {
         self.pages.get(&number).map(Vec::as_slice).ok_or(Query::Page(number))
     }
 
-    /// Inserts the answer whether the provisional grants with this handle hash are committed.
     pub fn insert_committed(&mut self, proof: HandleHash, decided: bool) {
         self.decided.push((proof, decided));
     }

@@ -56,7 +56,6 @@ impl Lifetime {
 /// An end time on a clock that all users of the store share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Clock that the lease counts on.
     pub clock: LeaseClock,
     /// End on that clock, in milliseconds.
     pub ends: u64,
@@ -64,7 +63,6 @@ pub struct Lease {
     pub wall: u64,
 }
 
-/// Clocks that a lease may count on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseClock {
@@ -95,7 +93,6 @@ pub const MOST_SIGHTINGS: usize = 128;
 /// Maximum difference between the advances of two clocks. Some file systems store times in steps of one or two seconds.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
-/// Two clocks of one host at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     /// CLOCK_BOOTTIME of the host.
@@ -107,7 +104,6 @@ pub struct Moment {
 /// A lease that a host saw in a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sighting {
-    /// The lease.
     pub lease: Lease,
     /// Boot of the host that saw the lease ([`boot_of`]).
     pub boot: u64,

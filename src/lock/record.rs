@@ -25,7 +25,6 @@ use super::value::Value;
 /// Maximum number of slots of a lock.
 pub const MOST_SLOTS: u32 = 10_000;
 
-/// State of one lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the lock, stored so that a reader detects a record that two names share.
@@ -66,7 +65,6 @@ pub struct Record {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The whole lock.
     Exclusive,
     /// A share beside any number of other readers.
     Shared,
@@ -74,15 +72,12 @@ pub enum Mode {
     Slot,
 }
 
-/// Entry of one holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Hash of the handle that proves the grant.
     pub proof: HandleHash,
     /// Fencing token. `None` only in a record that is not stored yet; the token is then the version of that record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub token: Option<u64>,
-    /// Part of the lock that the holder has.
     pub mode: Mode,
     /// Slot number, from 0; 0 unless the mode is [`Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
@@ -117,7 +112,6 @@ pub struct Waiter {
     pub owner: Arc<Owner>,
     /// Process that waits; its death ends the wait.
     pub process: ProcessId,
-    /// Lifetime of the future grant.
     pub lifetime: Lifetime,
     /// True if the waiter must confirm a grant before its owner counts as the owner of the lock.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -182,7 +176,6 @@ impl Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
 
-    /// Returns the owners of the holders and waiters.
     pub fn owners(&self) -> impl Iterator<Item = &Owner> {
         self.holders.iter().map(|grant| &*grant.owner).chain(self.waiters.iter().map(|waiter| &*waiter.owner))
     }
@@ -201,7 +194,6 @@ impl Record {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
     }
 
-    /// Returns all leases of holders and waiters.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         let of_holders = self.holders.iter().filter_map(|grant| grant.lifetime.lease());
         let of_waiters = self.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());

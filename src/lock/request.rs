@@ -58,7 +58,6 @@ pub struct Cancel {
     pub page: Option<u64>,
 }
 
-/// Releases the caller's grant.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Release(pub Credentials);
@@ -80,7 +79,6 @@ pub struct Prepare {
     pub credentials: Credentials,
     /// Handle hash that names the commit record, and the new one of the grant.
     pub proof: HandleHash,
-    /// Process that commits.
     pub process: ProcessId,
     /// Time for which that process counts as alive if other hosts cannot see it; otherwise [`Lifetime::UntilReleased`].
     pub lifetime: Lifetime,
@@ -106,7 +104,6 @@ pub struct Note(pub Vec<Sighting>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Phase {
-    /// The grant stands.
     Direct,
     /// The grant depends on the waiting process.
     Provisional,
@@ -148,9 +145,7 @@ impl Acquire {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum QueuePlace {
-    /// The caller has not entered the queue.
     Nowhere,
-    /// The store has accepted the entry into the record.
     InRecord,
     OnPage(QueuePosition),
     /// The page with this number is full, so the entry needs another one.
@@ -168,12 +163,10 @@ impl QueuePlace {
     }
 }
 
-/// Position of a waiter on a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct QueuePosition {
     pub page: u64,
-    /// Number of waiters ahead on that page.
     pub ahead: usize,
     /// Processes of those waiters and of the waiters on the previous page, nearest first.
     pub before: Vec<(PidDomain, ProcessId)>,
@@ -188,7 +181,6 @@ pub struct Edge {
     pub grant: Grant,
 }
 
-/// Credentials of a caller that has a grant.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Credentials {
@@ -197,7 +189,6 @@ pub struct Credentials {
     pub owners: Vec<ProcessId>,
     /// Id of a claim, if the caller knows it.
     pub claim: Option<Vec<u8>>,
-    /// Where these processes are.
     pub space: PidSpace,
     /// What is known of the caller if the script that called this process has ended.
     pub orphan: Option<Orphan>,
@@ -212,13 +203,11 @@ pub struct Credentials {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Orphan {
-    /// Session of the process and of its script.
     pub session: i32,
     /// Start of the process, in milliseconds since 1970 on the clock of this host.
     pub since: u64,
 }
 
-/// Next step of the engine.
 #[derive(Debug, Clone)]
 pub enum Transition<R> {
     /// The record does not change, and this is the response.
@@ -226,7 +215,6 @@ pub enum Transition<R> {
     /// The engine commits this record, then wakes these waiters and returns the response.
     Write {
         record: Box<Record>,
-        /// Response to return after the commit.
         response: R,
         /// Waiters whose situation has changed.
         wake: Vec<HandleHash>,
@@ -258,7 +246,6 @@ impl<R> Transition<R> {
 pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Box<Grant>, Option<Box<EndedGrant>>),
-    /// The caller does not get the lock.
     Refused(Refusal),
     /// The caller has joined the queue, or the queue has a new page. The caller repeats the request.
     Again,
@@ -270,7 +257,6 @@ pub enum AcquireStep {
         processes: Vec<(PidDomain, ProcessId)>,
         /// Leases whose end matters to the caller.
         leases: Vec<Lease>,
-        /// Number of waiters ahead in the queue.
         ahead: usize,
     },
 }
@@ -295,7 +281,6 @@ pub enum Refusal {
     Lost(Box<NotHolder>),
 }
 
-/// Response to a caller that does not hold the lock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotHolder {
     /// Grants of the holders; empty if the lock has no holder.

@@ -59,7 +59,6 @@ const OF_ENDINGS: [(&str, &str, OfEndings); 2] = [
     ),
 ];
 
-/// The state of a store at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     /// URL of the store, as a label.
@@ -89,7 +88,6 @@ struct LockMetrics {
 }
 
 impl Metrics {
-    /// Creates the metrics of a store that has not answered yet.
     pub(crate) fn new(store: &str) -> Metrics {
         Metrics { store: label(store), ..Metrics::default() }
     }

@@ -116,7 +116,6 @@ impl<'a> RefusedLock<'a> {
         }
     }
 
-    /// Returns the report about a lock that the caller does not hold.
     pub(crate) fn not_holder(&self, NotHolder { holders, ending, stale, .. }: &NotHolder) -> RefusalReport {
         match (holders.as_slice(), ending.as_ref().or(stale.as_ref()), self.presented) {
             ([], Some(ending), _) => {

@@ -69,7 +69,6 @@ pub(crate) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
     format!("its job {what} {} ({age} ago), and {within}", zone.full(since))
 }
 
-/// Returns a clause about a success that does not count.
 pub(crate) fn in_future(success: &Success, zone: Zone) -> String {
     let at = zone.full(Duration::from_millis(success.at));
     format!("its job last succeeded at {at}, in the future of the store's clock, so that does not count")

@@ -15,7 +15,6 @@ use crate::history::{HoldTimes, Past};
 use crate::lock::{EndReason, JobState, Lifetime, Liveness, Mode, Success, Value};
 use crate::name::{escape, shell_quote};
 
-/// Index of the column of hosts.
 const HOST: usize = 4;
 
 /// Width of the names of the facts, with the blanks that follow.
@@ -87,7 +86,6 @@ impl LockTable {
         ]);
     }
 
-    /// Sorts the rows by name.
     pub(crate) fn sort(&mut self) {
         self.table.sort();
     }
@@ -164,7 +162,6 @@ fn held_as((grant, standing): &Holder<'_>, number: usize, status: &LockStatus, r
     }
 }
 
-/// Everything about one lock.
 pub(crate) struct LockBlock<'a> {
     pub(crate) lock: &'a LockRef,
     pub(crate) status: &'a LockStatus,

@@ -97,7 +97,6 @@ impl Table {
         self.rows.push(cells.iter().flat_map(|cell| [cell.as_ref(), "\n"]).collect());
     }
 
-    /// Sorts the rows by their first cells.
     pub(super) fn sort(&mut self) {
         self.rows.sort_unstable();
     }

@@ -9,12 +9,9 @@ use jiff::{Timestamp, ToSpan, ZonedDateTime};
 use crate::duration::parse_duration;
 use crate::environment::local_zone;
 
-/// The zone in which times are shown and typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Zone {
-    /// The zone of the user.
     Local,
-    /// Coordinated Universal Time.
     Utc,
 }
 
@@ -81,14 +78,11 @@ pub enum Moment {
     Civil(Day, Option<Clock>),
 }
 
-/// A day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Day {
     /// No day was typed: today, or yesterday if the time of day is still to come.
     Last,
-    /// The number of days before today.
     Before(i32),
-    /// A date.
     Date(Date),
 }
 

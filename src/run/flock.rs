@@ -44,7 +44,6 @@ pub struct Flock {
 /// The result of an attempt to lock a file.
 #[derive(Debug)]
 pub enum Flocked {
-    /// The file is locked.
     Held(Flock),
     /// Another process holds the lock and kept it until the timeout.
     Busy,
@@ -54,9 +53,7 @@ pub enum Flocked {
 
 /// The parameters of a wait for a lock.
 pub struct FlockWait<'a> {
-    /// The host whose clock counts.
     pub host: &'a dyn Host,
-    /// The signals that interrupt the wait.
     pub signals: &'a Signals,
     /// The child for whose command the file is locked, unless this process becomes the command. Its end interrupts, too.
     pub child: Option<&'a SleepingChild<'a>>,

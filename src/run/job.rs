@@ -39,7 +39,6 @@ pub struct SuccessReport {
 
 #[derive(Debug, Clone, Copy)]
 pub struct CommandLimits {
-    /// Time to live of the locks.
     pub ttl: Option<Duration>,
     /// Maximum duration of the command.
     pub max_hold: Option<Duration>,
@@ -97,7 +96,6 @@ impl<'a> Job<'a> {
         self.command_line.cannot_execute(self.command_line.execute(&environment, numbers, self.context.inherited))
     }
 
-    /// Releases the locks of a command that does not run.
     pub fn release(&self, opened: &OpenLockSet<'_>) -> Result<()> {
         // The keeper must not take the release for a loss.
         if let Some(shared_deadline) = self.shared_deadline {

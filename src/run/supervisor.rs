@@ -22,7 +22,6 @@ use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, ProcessId};
 use crate::store::Scope;
 
-/// Everything that the supervisor needs.
 pub struct Supervisor<'a> {
     job: &'a Job<'a>,
     opened: &'a OpenLockSet<'a>,
@@ -31,7 +30,6 @@ pub struct Supervisor<'a> {
     /// An eventfd for the reports of the keeper, if there must be one.
     new_end: Option<OwnedFd>,
     tell: &'a (dyn Fn(&Notice<'_>) + Sync),
-    /// Indices of the locks that the command released itself.
     released: RefCell<BTreeSet<usize>>,
 }
 

@@ -50,7 +50,6 @@ use crate::name::escape_path;
 /// Maximum number of times that other processes may overtake a call before csalock reports an error.
 const MOST_LOOKS: usize = 10_000;
 
-/// A store in a directory.
 pub struct Directory {
     path: PathBuf,
     layout: Layout,
@@ -164,7 +163,6 @@ impl Directory {
         self.existing().ok().flatten().map_or_else(|| self.path.clone(), |root| root.path.clone())
     }
 
-    /// Carries out the effects of a commit.
     pub(super) fn carry_out(&self, set: &WriteSet<'_>) {
         if set.wake.is_empty() && set.closed.is_empty() && set.history.is_empty() {
             return;

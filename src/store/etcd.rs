@@ -134,7 +134,6 @@ fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
     }
 }
 
-/// Store in an etcd cluster.
 pub struct Etcd {
     client: Client,
     leases: KnownLeases,

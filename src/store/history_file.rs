@@ -54,11 +54,8 @@ const LOCK: Mode = Mode::from_bits_truncate(0o222);
 /// Maximum number of rotations by other processes before an append fails.
 const MOST_TRIES: usize = 8;
 
-/// History of one store.
 pub(super) struct HistoryFile<'a> {
-    /// Directory of the files.
     pub(super) at: BorrowedFd<'a>,
-    /// Name of the file in that directory.
     pub(super) name: PathBuf,
     /// Name of the file or directory whose owner, group and mode the history file gets.
     pub(super) like: PathBuf,

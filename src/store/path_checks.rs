@@ -15,7 +15,6 @@ use crate::name::escape_path;
 /// Minimum free bytes and inodes, below which a store may be full at any moment.
 const LITTLE: (u64, u64) = (16 << 20, 1000);
 
-/// Location of a store and its kind.
 pub(super) struct Place<'a> {
     /// Kind of object at this location: `directory`, `database`.
     pub(super) what: &'static str,
@@ -90,7 +89,6 @@ fn is_open_to_all(directory: &Path) -> bool {
     std::fs::metadata(directory).is_ok_and(|found| found.mode() & 0o1002 == 0o0002)
 }
 
-/// Returns the path or its nearest existing ancestor.
 pub(super) fn first_that_exists(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
@@ -121,7 +119,6 @@ fn room(there: &Path) -> Option<Finding> {
     })
 }
 
-/// Formats a size with a unit.
 fn bytes(size: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.iter().find(|(shift, _)| size >> shift > 0);

@@ -86,7 +86,6 @@ const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN 
                     (SELECT * FROM $.records WHERE name > $1 ORDER BY name LIMIT 256) page) page \
                     WHERE before < 1048576 AND (SELECT $.origin()) IS NOT NULL ORDER BY name";
 
-/// Store in a schema of a PostgreSQL database.
 pub struct Postgres {
     client: Client,
     schema: String,

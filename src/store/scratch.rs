@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 
 /// Temporary store in a directory of its own, which is removed when this is dropped.
 pub struct Scratch {
-    /// Location of the store.
     pub location: Location,
     directory: PathBuf,
 }

@@ -7,7 +7,6 @@ use std::fmt;
 pub struct Secret(String);
 
 impl Secret {
-    /// Returns the text.
     pub fn expose(&self) -> &str {
         &self.0
     }

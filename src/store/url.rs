@@ -30,32 +30,23 @@ const SERVERS: [ServerKind; 5] = [
     ("ssh", |rest| Remote::parse(rest).map(Location::Ssh)),
 ];
 
-/// Location of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// A directory of records.
     Directory {
-        /// Absolute path of the directory.
         path: PathBuf,
-        /// Purpose of the directory.
         layout: Layout,
         /// True if other hosts use the store, although its file system does not look shared.
         shared: bool,
     },
-    /// One SQLite database.
     Sqlite {
-        /// Absolute path of the database.
         path: PathBuf,
     },
-    /// An etcd cluster.
     Etcd(Cluster),
-    /// A PostgreSQL database.
     Postgres(Database),
     /// A directory on another host.
     Ssh(Remote),
 }
 
-/// Purpose of a directory of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// A separate store, which stays when it is empty and keeps the highest token.
@@ -70,7 +61,6 @@ pub enum Layout {
 }
 
 impl Location {
-    /// Returns the store next to the files in this directory.
     pub fn beside(directory: &Path) -> Location {
         Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false }
     }
@@ -80,7 +70,6 @@ impl Location {
         matches!(self, Location::Directory { layout: Layout::Beside, .. })
     }
 
-    /// Returns the directory of the files that the locks of this store are beside.
     pub fn directory_of_files(&self) -> Option<&Path> {
         self.path().filter(|_| self.is_beside())?.parent()
     }
@@ -184,7 +173,6 @@ impl Location {
         path.starts_with(GIVEN) && (servers_at(before).is_some() || [&b""[..], b"dir:", b"sqlite:"].contains(&before))
     }
 
-    /// Returns a URL that opens this location again.
     pub fn url(&self) -> OsString {
         let (scheme, path, shared) = match self {
             // After `dir:` a question mark begins an option; in a plain path it is an ordinary character.
@@ -213,7 +201,6 @@ fn public_part(url: &[u8]) -> String {
     format!("{}{user}{}{options}", escape(&url[..at]), escape(&url[from..end]))
 }
 
-/// Returns the index of the path in a URL.
 fn path_at(url: &[u8]) -> usize {
     let from = servers_at(url).unwrap_or_default();
     url[from..].iter().position(|byte| *byte == b'/').map_or(url.len(), |at| from + at)

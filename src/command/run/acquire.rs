@@ -27,7 +27,6 @@ pub(super) struct Attempt<'a> {
     pub(super) recurring: Option<&'a Recurring<'a>>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     pub(super) began: Duration,
-    /// The process that will be the command.
     pub(super) process: ProcessId,
 }
 

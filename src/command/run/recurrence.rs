@@ -19,7 +19,6 @@ use crate::report::{RefusalReport, RefusedLock, Zone, in_future, millis_of, over
 /// Number of runs after the first one in a slot, if `--retries` is not given.
 const RETRIES: u32 = 3;
 
-/// The job that a command runs.
 pub(super) struct Recurring<'a> {
     asked: &'a Run,
 }

@@ -18,9 +18,7 @@ const ROUNDING: Duration = Duration::from_millis(1);
 /// Progress of a wait, for its callback.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting<'a> {
-    /// The record as last read.
     pub record: &'a Record,
-    /// Number of waiters ahead in the queue.
     pub ahead: usize,
     /// Remaining time of the wait; `None` means no limit.
     pub left: Option<Duration>,
@@ -31,11 +29,8 @@ pub struct Waiting<'a> {
 /// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
 pub(in crate::engine) type Onlooker<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
 
-/// Next step after a wait.
 pub(super) enum AfterWait {
-    /// The record may have changed.
     Look,
-    /// The policy ends the wait.
     TimeOver,
     Interrupted,
     GiveUp(Cycle),

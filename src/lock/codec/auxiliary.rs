@@ -57,7 +57,6 @@ pub(crate) fn name_of_auxiliary(bytes: &[u8]) -> Option<Vec<u8>> {
     name_in(std::str::from_utf8(bytes.split(|byte| *byte == b'\n').next()?).ok()?)
 }
 
-/// Returns the bytes of an object that is stored under this name.
 pub(crate) fn encode_auxiliary<T: Auxiliary>(name: &[u8], object: &T) -> Vec<u8> {
     seal(T::KIND, name, object)
 }

@@ -17,7 +17,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Time until a store that could not start a subscription is asked again.
 const RETRY: Duration = Duration::from_secs(20);
 
-/// The subscription to each record.
 pub(super) struct Changes {
     subscriptions: Vec<Option<Box<dyn Subscription>>>,
     /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.

@@ -27,7 +27,6 @@ pub struct Keeper<'a> {
     /// An eventfd by which the keeper reports a new end of the lease.
     new_end: OwnedFd,
     pid: Cell<Option<Pid>>,
-    /// True after the first start.
     was_started: Cell<bool>,
     /// True if the keeper ended by itself because no lease is left to renew.
     done: Cell<bool>,
@@ -39,7 +38,6 @@ impl<'a> Keeper<'a> {
         new_event().map_err(|errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), ""))
     }
 
-    /// Returns a keeper that has not started yet.
     pub fn new(config: KeeperConfig<'a>, wake_socket: Option<&'a WakeSocket>, new_end: OwnedFd) -> Keeper<'a> {
         let (pid, was_started, done) = (Cell::new(None), Cell::new(false), Cell::new(false));
         Keeper { config, wake_socket, new_end, pid, was_started, done }

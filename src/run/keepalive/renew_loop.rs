@@ -17,7 +17,6 @@ use crate::store::StoreDeadline;
 enum RenewResult {
     /// The lock is held; `None` means that no lease limits it.
     Held(Known),
-    /// The lock was released.
     GivenBack,
     /// The lock was lost; another process may hold it.
     Lost,

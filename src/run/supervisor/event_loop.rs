@@ -139,7 +139,6 @@ impl<'a> EventLoop<'a> {
         self.supervisor.job.context.host.boottime()
     }
 
-    /// Returns the descriptor of events that may change the deadlines.
     fn events(&self) -> Option<BorrowedFd<'_>> {
         match self.keeper {
             Some(keeper) => Some(keeper.descriptor()),

@@ -25,7 +25,6 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Creates the FIFO in the store.
     pub(super) fn new(root: Arc<Root>, id: &[u8]) -> Result<Channel, Errno> {
         let drafts = root.drafts()?;
         let name = file_name(id);

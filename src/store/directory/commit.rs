@@ -36,7 +36,6 @@ use crate::host::Host;
 use crate::name::escape_path;
 use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions, guarded};
 
-/// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
     pub(super) entry: &'a Entry,

@@ -127,11 +127,9 @@ pub(crate) fn name_of_file(file: &[u8]) -> Option<Vec<u8>> {
 pub(crate) struct UniqueId {
     /// Tag of the boot in which the name was made: a power cut may have torn files of earlier boots.
     pub(crate) boot: u32,
-    /// Random bits.
     pub(crate) mark: u64,
 }
 
-/// The stage of a record's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Created, without a version number.
@@ -140,7 +138,6 @@ pub(crate) enum Stage {
     Inline,
     /// In use: `rec.IDENT` contains the record.
     Current,
-    /// Removed.
     Tombstone,
 }
 

@@ -152,7 +152,6 @@ impl Entry {
 }
 
 impl Listing {
-    /// Returns the listing of an empty directory.
     pub(super) fn of(entry: Entry, directory: OwnedFd) -> Listing {
         Listing {
             entry,

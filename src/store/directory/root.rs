@@ -27,7 +27,6 @@ pub const MARK: u32 = 0o4000;
 /// Maximum number of retries if a store is removed while an NFS client opens it.
 const OPENINGS: usize = 20;
 
-/// An open store.
 pub(super) struct Root {
     /// The directory with the records, and its path for messages.
     pub(super) directory: OwnedFd,

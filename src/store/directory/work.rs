@@ -69,7 +69,6 @@ impl Root {
         }
     }
 
-    /// Returns the time that the file system gives to a new file.
     pub(super) fn file_system_time(&self) -> Result<Duration> {
         let drafts = self.drafts().map_err(|errno| self.no_work(errno))?;
         let failed = |errno| Error::os(errno, "ask for the time of the file system of", &self.path);

@@ -87,7 +87,6 @@ fn begin_of(said: &str) -> String {
     said.chars().take(MOST_SAID).collect()
 }
 
-/// Header of every answer.
 #[derive(Debug, Deserialize)]
 pub(super) struct Header {
     #[serde(deserialize_with = "revision")]
@@ -121,7 +120,6 @@ pub(super) struct Done {
     pub(super) header: Header,
     #[serde(default)]
     pub(super) succeeded: bool,
-    /// Result of each step of the transaction.
     #[serde(default)]
     pub(super) responses: Vec<Response>,
 }

@@ -27,7 +27,6 @@ pub(super) struct Auth {
     who: Option<(String, Secret)>,
     uid: u32,
     runtime: Option<PathBuf>,
-    /// Name of the file with the token.
     file: String,
     state: Mutex<State>,
 }

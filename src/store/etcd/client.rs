@@ -42,7 +42,6 @@ pub(super) struct Client {
 type Answered<A> = std::result::Result<A, CallError>;
 
 struct State {
-    /// The idle connection to each server.
     idle: Vec<Option<Connection>>,
     /// Time of the server in its last answer.
     date: Option<Duration>,

@@ -18,13 +18,11 @@ use crate::store::{Finding, Verdict};
 /// Maximum time of each request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of timed reads.
 const READS: usize = 5;
 
 /// Read time above which every lock is slow.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// Status that one server reports.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {

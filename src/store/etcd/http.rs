@@ -61,7 +61,6 @@ struct Head {
     date: Option<Duration>,
 }
 
-/// Delimiter of a body.
 enum Framing {
     Length(usize),
     Chunks,
@@ -72,7 +71,6 @@ enum Framing {
 #[derive(Default)]
 pub(super) struct Incoming {
     bytes: Vec<u8>,
-    /// Number of bytes that are used already.
     used: usize,
 }
 

@@ -39,7 +39,6 @@ impl Pending {
     }
 }
 
-/// Knowledge of this process about leases.
 #[derive(Debug, Default)]
 pub(super) struct KnownLeases {
     pending: Mutex<Vec<Pending>>,
@@ -79,7 +78,6 @@ impl KnownLeases {
         guarded(&self.pending).retain(|pending| !stored.iter().any(|stored| stored.id == pending.id));
     }
 
-    /// Records that etcd has granted these leases.
     pub(super) fn set_granted(&self, granted: &[Pending]) {
         for pending in guarded(&self.pending).iter_mut() {
             pending.is_granted |= granted.iter().any(|granted| granted.id == pending.id);

@@ -8,7 +8,6 @@ use crate::store::Cluster;
 use crate::store::net::error::CallError;
 use crate::store::net::retry::Trouble;
 
-/// Kind of request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Asked {
     Range,

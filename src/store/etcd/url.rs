@@ -34,7 +34,6 @@ impl Cluster {
         Ok(Cluster { tls, endpoints, prefix: if prefix.is_empty() { PREFIX } else { prefix }.to_string() })
     }
 
-    /// Returns the URL of this cluster.
     pub fn url(&self) -> String {
         let scheme = if self.tls { "etcds" } else { "etcd" };
         format!("{scheme}://{}/{}", self.endpoints.join(","), self.prefix)

@@ -131,7 +131,6 @@ impl Connector {
         }
     }
 
-    /// Starts TLS on a connection to this server.
     pub(in crate::store) fn encrypt(&self, server: &str, socket: Socket) -> io::Result<Wire> {
         let Some(config) = &self.tls else { return Err(CallError::Tls("it is not configured".to_string()).into()) };
         let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| CallError::Unresolved)?;

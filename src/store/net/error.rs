@@ -6,7 +6,6 @@ use std::io;
 use super::retry::{Retry, Trouble};
 use crate::name::escape;
 
-/// Failure of a request to one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::store) enum CallError {
     /// The server's name has no address.
@@ -19,7 +18,6 @@ pub(in crate::store) enum CallError {
     Refused(String),
     /// The server did not answer in time.
     Silent,
-    /// A signal ended the call.
     Interrupted,
     /// The server closed the connection instead of answering.
     Closed,
@@ -27,11 +25,9 @@ pub(in crate::store) enum CallError {
     Tls(String),
     /// The server expects TLS, but the URL says otherwise.
     WantsTls,
-    /// The JSON gateway is off.
     NoGateway,
     /// The answer exceeded the maximum size.
     TooLong,
-    /// The answer is not one that etcd gives.
     Strange(String),
     /// gRPC status code and message of etcd.
     Said(u32, String),

@@ -77,7 +77,6 @@ pub(in crate::store) enum Retry {
     Always,
 }
 
-/// Trouble of an attempt.
 pub(in crate::store) trait Trouble {
     fn retry(&self) -> Retry;
 
@@ -99,7 +98,6 @@ impl<T> Failed<T> {
     }
 }
 
-/// Calls of this process to the servers of one store.
 pub(in crate::store) struct Calls {
     host: Arc<dyn Host>,
     /// True if a server has let this process in at the start. That is no answer to a call, but repetitions may help.
@@ -109,7 +107,6 @@ pub(in crate::store) struct Calls {
 
 #[derive(Debug, Default)]
 struct State {
-    /// True after any answer.
     answered: bool,
     /// True if the last call ended without an answer.
     silent: bool,

@@ -7,12 +7,10 @@ use crate::name::escape;
 use crate::store::net::error::CallError;
 use crate::store::net::retry::{Retry, Trouble};
 
-/// Failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SqlError {
     /// The server cannot be reached, or its answer is invalid.
     Line(CallError),
-    /// SQLSTATE and message of the server.
     Said(String, String),
     /// The server has committed, and no longer waits for its synchronous standby.
     NotReplicated,

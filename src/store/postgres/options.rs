@@ -6,13 +6,11 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape;
 
-/// Treatment of a setting by csalock.
 pub(super) enum Treatment {
     /// csalock does what libpq does.
     Implemented,
     /// The other values restrict the connection in a way that csalock does not know, or ask for more than it has.
     Only(&'static [&'static str], &'static str),
-    /// No value restricts the connection.
     Ignored,
 }
 

@@ -341,7 +341,6 @@ mod tests {
         assert_eq!(array([Some(b"a"), None], true), two);
     }
 
-    /// Returns a message of this type.
     fn message(kind: u8, body: &[u8]) -> Message {
         let length = (body.len() as u32 + 4).to_be_bytes();
         let mut bytes = BytesMut::from(&[&[kind], &length[..], body].concat()[..]);

@@ -11,7 +11,6 @@ use crate::host::{home_of, user_name};
 use crate::name::escape;
 use crate::store::{Secret, Variables};
 
-/// Protection of the connection by TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SslMode {
     Disable,
@@ -46,7 +45,6 @@ pub(super) struct Target {
     pub(super) password: std::result::Result<Secret, String>,
 }
 
-/// Methods of login that the user accepts.
 #[derive(Clone, Default)]
 pub(super) struct Methods {
     names: Vec<String>,
@@ -60,7 +58,6 @@ pub(super) struct Tls {
     /// Certificates of the authorities; without a file, those of the system.
     pub(super) root: Option<PathBuf>,
     pub(super) revoked: Option<PathBuf>,
-    /// Certificate and key of this client.
     pub(super) own: Option<(PathBuf, PathBuf)>,
     /// Lowest and highest version, of 2 and 3.
     pub(super) versions: (u8, u8),

@@ -63,7 +63,6 @@ impl Database {
         }
     }
 
-    /// Returns the URL of this database.
     pub fn url(&self) -> String {
         let mark = if self.options.is_empty() { "" } else { "?" };
         format!("postgres://{}/{}{mark}{}", self.address, self.name, self.options)

@@ -24,7 +24,6 @@ const SHARE: Duration = Duration::from_secs(2);
 /// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(2);
 
-/// The connection of this process to one store.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) link: Option<Link>,

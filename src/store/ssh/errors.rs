@@ -20,20 +20,15 @@ const LASTING: [&str; 7] = [
     "csalock:",
 ];
 
-/// Error of a connection.
 #[derive(Debug)]
 pub(super) enum LinkError {
     /// ssh(1) could not be started.
     NotStarted(io::Error),
     /// The connection has ended, with this message of ssh(1).
     Ended(String),
-    /// There was no answer in time.
     Silent,
-    /// A signal ended the call.
     Interrupted,
-    /// An answer does not follow the protocol.
     Strange,
-    /// The first line is not a greeting.
     NoServer,
     /// The server speaks another version of the protocol; its program has this version.
     OtherVersion(String),

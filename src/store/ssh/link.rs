@@ -46,7 +46,6 @@ pub(super) struct Link {
     lines: Lines,
     /// Name of the server process, after its greeting.
     pub(super) session: Option<HandleHash>,
-    /// Subscriptions whose notification has arrived.
     pub(super) notified: Vec<u64>,
 }
 
@@ -134,7 +133,6 @@ impl Link {
         }
     }
 
-    /// Records the only notification of a subscription.
     fn note(&mut self, id: u64) -> Result<(), LinkError> {
         if self.notified.contains(&id) {
             return Err(LinkError::Strange);

@@ -7,7 +7,6 @@ use super::wire::{Greeting, Lines, Reply, Request};
 use crate::host::Fake;
 use crate::store::Memory;
 
-/// Answers all requests of a client.
 pub(crate) fn answer(bytes: &[u8]) {
     let (host, mut lines) = (Fake::new(1), Lines::default());
     let store = Memory::new(std::sync::Arc::new(host.clone()));

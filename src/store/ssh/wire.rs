@@ -13,16 +13,13 @@ use crate::lock::codec::text;
 use crate::lock::{HandleHash, Lease, Sighting};
 use crate::store::{Finding, Swept, Verdict, Version, Versioned, WriteOptions};
 
-/// Version of the protocol.
 pub(super) const VERSION: u32 = 1;
 
 /// Maximum length of a line: the largest record as text, three characters for each byte, and what surrounds it.
 pub(super) const MOST_OF_LINE: usize = (13 << 20) + (1 << 16);
 
-/// First line of the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Greeting {
-    /// Version of the protocol.
     pub(super) csalock_serve: u32,
     /// Version of the program, for messages.
     pub(super) program: String,
@@ -97,7 +94,6 @@ pub(super) struct Stored {
     may_be_torn: bool,
 }
 
-/// A commit of one change at most.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Commit {
     pub(super) change: Option<Change>,

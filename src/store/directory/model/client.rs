@@ -20,17 +20,13 @@ use crate::store::directory::root::Root;
 use crate::store::directory::sys::Ownership;
 use crate::store::{CommitResult, Layout, Scope, Store, Version, WriteSet};
 
-/// Name of the lock that all clients use.
 const NAME: &[u8] = b"x";
 
-/// The operation that a client is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Doing {
-    /// Reads the record.
     Looks,
     /// Replaces this version by the client's own record.
     Takes(Option<Number>),
-    /// Holds the lock.
     Holds(Number),
     /// Changes the record while holding the lock.
     Changes(Number),
@@ -48,7 +44,6 @@ pub(crate) enum Doing {
 /// A [`Version`] that can be hashed.
 pub(crate) type Number = (u64, u64);
 
-/// The result of an operation.
 #[derive(Debug, Clone)]
 pub(crate) enum Found {
     Read(Option<(Number, Vec<u8>)>),
@@ -56,10 +51,8 @@ pub(crate) enum Found {
     Swept,
 }
 
-/// The progress of each operation by its answers.
 type Runs = HashMap<(Act, Vec<Answer>), Progress<Option<Found>>>;
 
-/// The nth operation of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Act {
     pub(crate) client: usize,

@@ -48,7 +48,6 @@ impl Call {
     }
 }
 
-/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     Done,
@@ -59,7 +58,6 @@ pub(crate) enum Answer {
     Failed(i32),
 }
 
-/// The progress of an operation.
 #[derive(Clone)]
 pub(crate) enum Progress<T> {
     /// The operation waits for an answer.
