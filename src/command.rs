@@ -52,7 +52,6 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     end(done.or_else(|error| Ok(failure::tell(&context, &cli.command, &error))))
 }
 
-/// Executes a command.
 fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyhow::Result<Exit> {
     match command {
         Command::Run(asked) => run::run(context, asked, arguments),
@@ -128,7 +127,6 @@ fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     }
 }
 
-/// Returns the exit code of a failure.
 fn exit_of(error: &anyhow::Error) -> Exit {
     kind_of(error).into()
 }

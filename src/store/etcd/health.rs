@@ -10,14 +10,13 @@ use serde_json::json;
 
 use super::api::number;
 use super::client::Client;
+use super::errors::Troubles;
 use crate::name::escape;
 use crate::store::Finding;
-use crate::store::net::error::CallError;
 
 /// Maximum time of a request to one server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Status that one server reports.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
@@ -51,7 +50,7 @@ fn of_server(client: &Client, at: usize, versions: &mut BTreeSet<String>) -> Vec
     let status: Status = match client.ask_one(at, "/v3/maintenance/status", &json!({}), SERVER_TIMEOUT) {
         Ok(status) => status,
         Err(trouble) => {
-            let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster);
+            let error = Troubles(vec![(server.to_string(), trouble)]).error(&client.cluster);
             // Other servers may answer.
             let is_last = client.cluster.endpoints.len() == 1;
             let doubt = || Finding::doubtful("server", error.message(), error.hint());
