@@ -7,10 +7,10 @@
 //!
 //! 1. **Draft.** The writer writes all bytes to a new draft with a random name, gives it the mode of FILE and syncs
 //!    it.
-//! 2. **Settle.** It reads the mark. If the mark names a draft, it renames that draft to FILE, unless that was done.
-//!    Then it compares its token with the newest, and stops if its own is lower.
+//! 2. **Settle.** It reads the mark. If the draft of the mark is still there, it writes the mark again, syncs it, and
+//!    renames that draft to FILE. Then it compares its token with the newest, and stops if its own is lower.
 //! 3. **Commit.** It replaces the mark by one with its own token and its own draft, by compare-and-swap with the
-//!    version that it read in step 2. After a conflict it goes back to step 2.
+//!    version of step 2, and syncs it. After a conflict it goes back to step 2.
 //! 4. **Publish.** It renames its own draft to FILE. If the draft is not there, another writer did so in its step 2.
 //!
 //! **Why flock(2) around "compare, rename" is not enough.** A writer that is stopped with the lock blocks all later
@@ -22,17 +22,20 @@
 //!
 //! - A rename to FILE has as its source a draft that some mark names, and rename(2) of a given source happens once,
 //!   even on NFS with lost and repeated requests. The name of a draft never occurs again.
-//! - Each commit follows a rename of the draft of the mark that it replaces (step 2). So when a mark is replaced, its
-//!   draft is gone. A process that stopped before it renamed that draft finds nothing to rename when it goes on.
+//! - Each commit with a new draft follows the rename of the draft of the mark that it replaces (step 2). So when that
+//!   mark is replaced, its draft is gone. A process that stopped before it renamed that draft finds nothing to rename
+//!   when it goes on.
 //! - A process that stopped before its commit finds another version of the mark, and compares the tokens again.
 //!
 //! So the renames to FILE happen in the order of the commits, and the tokens of the commits never fall. Readers see
 //! all bytes of one write.
 //!
 //! **Crashes and failures.** A process that dies before its commit has written nothing. If it dies between commit and
-//! rename, or the rename fails, readers see the earlier bytes until the next writer, of any token, settles the mark.
-//! The write was never reported as done. A commit follows a sync of the draft and of its name, so after a power cut too
-//! the draft is there or was renamed. An error that leaves the result of a write open says so.
+//! rename, or the sync or the rename fails, readers see the earlier bytes until the next writer, of any token, settles
+//! the mark. The write was never reported as done, and the error says that its outcome is open.
+//!
+//! **Power cuts.** A draft, its name and all earlier renames are on disk before the commit, so the draft of a mark is
+//! there or was renamed. A mark is on disk before its draft is renamed, so FILE is never newer than the mark.
 //!
 //! **Leftovers.** The name of a draft contains the version of the mark that its commit expects. When a later version
 //! is settled, that commit can only fail. So the next writer removes such drafts, except those that live processes
@@ -59,6 +62,8 @@ use crate::store::{Scope, Version};
 pub struct Fence<'a> {
     engine: &'a Engine,
     place: &'a Place,
+    /// Key of the mark.
+    key: Vec<u8>,
 }
 
 /// Result of an attempt to replace the file.
@@ -82,84 +87,106 @@ pub struct Newest {
 impl<'a> Fence<'a> {
     /// Creates a fence for the file at this place. The engine must be that of the store beside the file.
     pub fn new(engine: &'a Engine, place: &'a Place) -> Fence<'a> {
-        Fence { engine, place }
+        Fence { engine, place, key: FenceMark::key(place.name()) }
     }
 
     /// Returns the newest write, if `csalock fence` has written the file. Changes nothing.
     pub fn inspect(&self) -> Result<Option<Newest>> {
-        let (_, mark) = self.engine.fence_mark(self.place.name())?;
-        let published = mark.draft.is_empty() || !self.place.has(&mark.draft)?;
-        Ok((mark.token > 0).then_some(Newest { token: mark.token, published }))
+        let (version, mark) = self.engine.fence_mark(&self.key)?;
+        let published = !self.place.has(&mark.draft)?;
+        Ok(version.map(|_| Newest { token: mark.token, published }))
     }
 
-    /// Returns the newest token if it is above this one. Publishes the newest write, if that is left to do.
+    /// Returns the newest token if it is above this one. Completes the newest write, if that is left to do.
     pub fn refusal(&self, token: u64) -> Result<Option<u64>> {
-        let (_, mark) = self.engine.fence_mark(self.place.name())?;
-        self.settle(&mark)?;
+        let (_, mark) = self.settle()?;
         Ok((token < mark.token).then_some(mark.token))
     }
 
     /// Replaces the file by this draft, unless the newest token is above this one.
     pub fn replace(&self, mut draft: Draft<'_>, token: u64) -> Result<Replacement> {
         draft.finish()?;
+        let (committed, newest) =
+            self.commit(&mut draft, token).map_err(|error| self.commit_failed(error, &mut draft))?;
+        let Some(version) = committed else {
+            draft.take_back();
+            return Ok(Replacement::FencedOff(newest));
+        };
+        let mark = FenceMark { token, draft: draft.name().to_string() };
+        self.publish(&mark).map_err(Error::outcome_unknown)?;
+        self.place.sweep(version.number, self.engine.store().scope(), draft.time());
+        Ok(Replacement::Done(newest))
+    }
+
+    /// Commits a mark with this token and draft. Returns its version, or `None` if the newest token is above this one, and
+    /// the newest token before.
+    fn commit(&self, draft: &mut Draft<'_>, token: u64) -> Result<(Option<Version>, u64)> {
+        let mut race = self.engine.race(&self.key);
         let mut newest = 0;
-        let mut may_stand = false;
-        let committed = self.engine.change_fence_mark(self.place.name(), &mut |version, mark| {
-            self.settle(mark)?;
-            newest = mark.token;
+        loop {
+            let (version, found) = self.settle()?;
+            if found.draft == draft.name() {
+                // The reply to our own commit was lost.
+                return Ok((version, newest));
+            }
+            newest = found.token;
             if token < newest {
-                return Ok(None);
+                return Ok((None, newest));
             }
             draft.expect(version, self.engine.host())?;
             self.place.sync()?;
             self.place.check()?;
-            may_stand = true;
-            Ok(Some(FenceMark { token, draft: draft.name().to_string() }))
-        });
-        let version = match committed {
-            Ok(Some(version)) => Some(version),
-            Ok(None) => return Ok(Replacement::FencedOff(newest)),
-            Err(error) if may_stand => self.version_despite(error, &mut draft)?,
-            Err(error) => return Err(error),
-        };
-        draft.leave();
-        let mark = FenceMark { token, draft: draft.name().to_string() };
-        self.publish(&mark).and_then(|_| self.place.sync()).map_err(Error::outcome_unknown)?;
-        if let Some(version) = version {
-            self.place.sweep(version.number, self.engine.store().scope(), draft.time());
+            draft.leave();
+            let mark = FenceMark { token, draft: draft.name().to_string() };
+            let committed = self.engine.write_fence_mark(&self.key, version, &mark)?;
+            if committed.is_some() {
+                return Ok((committed, newest));
+            }
+            race.backoff()?;
         }
-        Ok(Replacement::Done(newest))
     }
 
-    /// Publishes the draft of a mark, if there is one and that is left to do.
-    fn settle(&self, mark: &FenceMark) -> Result<()> {
-        if !mark.draft.is_empty() && self.publish(mark)? { self.place.sync() } else { Ok(()) }
+    /// Returns the error of a commit that failed. The draft stays unless the mark certainly does not name it: after a
+    /// failed sync the mark may do so, and the server of a shared file system may still carry out the commit.
+    fn commit_failed(&self, error: Error, draft: &mut Draft<'_>) -> Error {
+        if !draft.is_left() {
+            return error;
+        }
+        let is_certain = self.engine.store().scope() == Scope::Local
+            && self.engine.fence_mark(&self.key).is_ok_and(|(_, mark)| mark.draft != draft.name())
+            && self.place.has(draft.name()).unwrap_or(false);
+        if is_certain {
+            draft.take_back();
+            return error;
+        }
+        error.outcome_unknown()
     }
 
-    /// Publishes the draft of a mark. Returns false if that was done.
-    fn publish(&self, mark: &FenceMark) -> Result<bool> {
+    /// Completes the write of the mark, unless that was done. Returns the mark and its version.
+    fn settle(&self) -> Result<(Option<Version>, FenceMark)> {
+        let mut race = self.engine.race(&self.key);
+        loop {
+            let (version, mark) = self.engine.fence_mark(&self.key)?;
+            if !self.place.has(&mark.draft)? {
+                return Ok((version, mark));
+            }
+            // The writer may have died before its mark was on disk.
+            if let Some(version) = self.engine.write_fence_mark(&self.key, version, &mark)? {
+                self.publish(&mark)?;
+                return Ok((Some(version), mark));
+            }
+            race.backoff()?;
+        }
+    }
+
+    /// Renames the draft of a mark to the file, unless another process did so, and syncs the directory.
+    fn publish(&self, mark: &FenceMark) -> Result<()> {
         let unfinished = |error: Error| {
             let draft = escape_path(&self.place.path_of(&mark.draft));
             let what = format!("{}; its newest bytes, with token {}, are in {draft}", error.message(), mark.token);
             Error::new(error.kind(), what, "remove the obstacle, then try again")
         };
-        self.place.publish(&mark.draft).map_err(unfinished)
-    }
-
-    /// Finds out whether the commit of this draft stands although it failed with this error. Returns its version, or
-    /// `None` if another writer has published the draft and has replaced the mark since.
-    fn version_despite(&self, error: Error, draft: &mut Draft<'_>) -> Result<Option<Version>> {
-        let found = self.engine.fence_mark(self.place.name());
-        if let Ok((version, mark)) = &found
-            && mark.draft == draft.name()
-        {
-            return Ok(*version);
-        }
-        // The server of a shared file system may still carry out the commit, which then needs the draft.
-        if found.is_ok() && self.engine.store().scope() == Scope::Local {
-            return if self.place.has(draft.name())? { Err(error) } else { Ok(None) };
-        }
-        draft.leave();
-        Err(error.outcome_unknown())
+        self.place.publish(&mark.draft).map_err(unfinished)?;
+        self.place.sync()
     }
 }

@@ -23,7 +23,7 @@ const FEW: u32 = 3;
 const LONGEST: Duration = Duration::from_millis(250);
 
 /// State of the tries to change one record.
-pub(super) struct CasRetry<'a> {
+pub(crate) struct CasRetry<'a> {
     engine: &'a Engine,
     pub(super) key: &'a [u8],
     lost: u32,
@@ -36,7 +36,7 @@ pub(super) struct CasRetry<'a> {
 
 impl Engine {
     /// Starts CAS retries for the object under this key.
-    pub(super) fn race<'a>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
+    pub(crate) fn race<'a>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
         let began = self.host.boottime();
         CasRetry { engine: self, key, lost: 0, began, deadline: Duration::MAX, has_priority: false }
     }
@@ -55,7 +55,7 @@ impl CasRetry<'_> {
 
     /// Counts a lost try and pauses if necessary. Returns true if there is time for another read, now.
     /// Fails if the number of lost tries exceeds any plausible number of rivals.
-    pub(super) fn backoff(&mut self) -> Result<bool> {
+    pub(crate) fn backoff(&mut self) -> Result<bool> {
         self.lost += 1;
         if self.lost >= MOST_LOST {
             let what = format!("{} changes faster than it can be followed", self.engine.store().describe(self.key));

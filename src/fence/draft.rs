@@ -27,7 +27,7 @@ pub struct Draft<'a> {
     name: String,
     /// The version of the mark that the commit of this draft expects, 0 for none.
     version: u64,
-    /// True if the draft is gone, or if a mark names it: then other processes decide about it.
+    /// True if a mark may name the draft: then other processes decide about it.
     is_left: bool,
     /// Number of bytes written.
     bytes: u64,
@@ -105,10 +105,11 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Gives the draft the name for a commit that expects this version.
+    /// Gives the draft the name for a commit that expects this version. An earlier version than before comes from a stale
+    /// read, so that commit fails, and the mark may have the name of the commit before.
     pub(super) fn expect(&mut self, version: Option<Version>, host: &dyn Host) -> Result<()> {
         let number = version.map_or(0, |version| version.number);
-        if number == self.version {
+        if number <= self.version {
             return Ok(());
         }
         let name = new_name(self.place, number, host)?;
@@ -124,9 +125,18 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Lets other processes decide about the draft.
+    /// Leaves the draft to other processes, before a mark may name it.
     pub(super) fn leave(&mut self) {
         self.is_left = true;
+    }
+
+    pub(super) fn is_left(&self) -> bool {
+        self.is_left
+    }
+
+    /// Takes the draft back, since no mark names it.
+    pub(super) fn take_back(&mut self) {
+        self.is_left = false;
     }
 }
 

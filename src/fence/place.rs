@@ -80,8 +80,13 @@ impl Place {
         self.attributes(self.os_name()).map_err(|errno| failed(errno, "examine", &self.path))
     }
 
-    /// Returns true if the directory contains a draft of this name.
+    /// Returns true if the directory contains the draft with this name, which may be empty for none.
+    /// Fails if the name is not that of a draft of this file.
     pub(super) fn has(&self, draft: &str) -> Result<bool> {
+        if !draft.is_empty() && draft::version_of(self.name(), draft).is_none() {
+            let what = format!("{}: its fence mark names {}", escape_path(&self.path), escape(draft.as_bytes()));
+            return Err(Error::new(ErrorKind::Corrupt, what, "that is not a draft; see who wrote the mark"));
+        }
         let found = self.attributes(OsStr::new(draft));
         found.map(|found| found.is_some()).map_err(|errno| failed(errno, "examine", self.path_of(draft)))
     }
@@ -93,33 +98,37 @@ impl Place {
         }
     }
 
-    /// Renames a draft to the file. Returns false if it is not there: it was published.
-    pub(super) fn publish(&self, draft: &str) -> Result<bool> {
-        if draft::version_of(self.name(), draft).is_none() {
-            let what = format!("{}: its fence mark names {}", escape_path(&self.path), escape(draft.as_bytes()));
-            return Err(Error::new(ErrorKind::Corrupt, what, "that is not a draft; see who wrote the mark"));
-        }
+    /// Renames a draft to the file, if it is there: else it was published.
+    pub(super) fn publish(&self, draft: &str) -> Result<()> {
         // All users may write the store in a directory with the sticky bit, but each replaces only files of its own.
-        let made = self.attributes(OsStr::new(draft)).ok().flatten();
-        if let Some(made) = made.filter(|made| made.st_uid != geteuid().as_raw())
-            && is_sticky(&self.directory)
+        if let Ok(Some(made)) = self.attributes(OsStr::new(draft))
+            && made.st_uid != geteuid().as_raw()
+            && self.sticky_owner()?.is_some()
             && self.file()?.is_none_or(|file| file.st_uid != made.st_uid)
         {
             let what = format!("cannot replace {}: another user wrote the draft", escape_path(&self.path));
             return Err(Error::new(ErrorKind::Denied, what, "ask that user"));
         }
-        self.rename(draft, self.os_name()).map_err(|errno| failed(errno, "replace", &self.path))
+        let renamed = self.rename(draft, self.os_name());
+        renamed.map(drop).map_err(|errno| failed(errno, "replace", &self.path))
     }
 
-    /// Fails if the sticky bit of the directory lets the maker of a draft not replace the file: after the commit, no
+    /// Fails if the sticky bit of the directory keeps the maker of a draft from replacing the file: after the commit, no
     /// other user could complete the write.
     pub(super) fn check_sticky(&self, file: &FileStat, draft: &FileStat) -> Result<()> {
-        let directory = fstat(&self.directory).map_err(|errno| failed(errno, "examine", self.folder()))?;
-        let is_sticky = Mode::from_bits_truncate(directory.st_mode).contains(Mode::S_ISVTX);
-        if is_sticky && ![0, file.st_uid, directory.st_uid].contains(&draft.st_uid) {
-            return Err(failed(Errno::EPERM, "replace", &self.path));
+        match self.sticky_owner()? {
+            Some(owner) if ![0, file.st_uid, owner].contains(&draft.st_uid) => {
+                Err(failed(Errno::EPERM, "replace", &self.path))
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Returns the owner of the directory if it has the sticky bit.
+    fn sticky_owner(&self) -> Result<Option<u32>> {
+        let found = fstat(&self.directory).map_err(|errno| failed(errno, "examine", self.folder()))?;
+        let is_sticky = Mode::from_bits_truncate(found.st_mode).contains(Mode::S_ISVTX);
+        Ok(is_sticky.then_some(found.st_uid))
     }
 
     /// Renames a draft. Returns false if it is not there.
@@ -207,8 +216,4 @@ fn kind_of(found: &FileStat) -> SFlag {
 
 fn is_regular(found: &FileStat) -> bool {
     kind_of(found) == SFlag::S_IFREG
-}
-
-fn is_sticky(directory: impl AsFd) -> bool {
-    fstat(directory).is_ok_and(|found| Mode::from_bits_truncate(found.st_mode).contains(Mode::S_ISVTX))
 }

@@ -104,6 +104,29 @@ fn a_writer_that_is_killed_at_any_call_has_written_all_or_nothing() {
 }
 
 #[test]
+fn a_mark_is_on_disk_before_the_file_is_newer() {
+    if !is_possible() {
+        return;
+    }
+    let is_draft = |made: &Made| calls::name(made.number).starts_with("rename") && made.path.contains("/.csalock-fence.");
+    let is_pointer = |made: &Made| calls::name(made.number).starts_with("rename") && made.path.contains("/cur.");
+    let calls = calls_of_the_writer();
+    let committed = calls.iter().rposition(|(_, made)| is_pointer(made)).unwrap();
+    // The writer is killed before it syncs its mark.
+    let (call, made) = &calls[committed + 1];
+    let sandbox = prepared();
+    assert!(trace(sandbox.csalock(WRITER).into_command(), Some(at(*call, made, Fault::Killed))).met.is_some());
+    assert_eq!((token_of(&sandbox), shown(&sandbox)), (3, "5".to_string()));
+    let next = trace(sandbox.csalock(["fence", "--token", "4", "f"]).into_command(), None);
+    let made = &next.made[0];
+    let published = made.iter().position(is_draft).unwrap();
+    let written = made[..published].iter().rposition(is_pointer).unwrap();
+    let syncs = made[written..published].iter().filter(|made| calls::name(made.number) == "fsync").count();
+    assert!(syncs >= 2, "the directories of the mark and of its store are synced: {made:#?}");
+    assert_eq!((next.status.code(), token_of(&sandbox)), (Some(87), 5));
+}
+
+#[test]
 fn a_writer_whose_call_fails_says_what_it_has_written() {
     if !is_possible() {
         return;
