@@ -78,7 +78,6 @@ pub enum Replacement {
 /// The newest write of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Newest {
-    /// Token of the write.
     pub token: u64,
     /// True if the file contains the bytes; false if the next writer publishes them.
     pub published: bool,
@@ -106,60 +105,49 @@ impl<'a> Fence<'a> {
     /// Replaces the file by this draft, unless the newest token is above this one.
     pub fn replace(&self, mut draft: Draft<'_>, token: u64) -> Result<Replacement> {
         draft.finish()?;
-        let (committed, newest) =
-            self.commit(&mut draft, token).map_err(|error| self.commit_failed(error, &mut draft))?;
-        let Some(version) = committed else {
-            draft.take_back();
-            return Ok(Replacement::FencedOff(newest));
-        };
-        let mark = FenceMark { token, draft: draft.name().to_string() };
-        self.publish(&mark).map_err(Error::outcome_unknown)?;
-        self.place.sweep(version.number, self.engine.store().scope(), draft.time());
-        Ok(Replacement::Done(newest))
+        self.try_replace(&mut draft, token).map_err(|error| self.failed(error, &mut draft))
     }
 
-    /// Commits a mark with this token and draft. Returns its version, or `None` if the newest token is above this one, and
-    /// the newest token before.
-    fn commit(&self, draft: &mut Draft<'_>, token: u64) -> Result<(Option<Version>, u64)> {
+    fn try_replace(&self, draft: &mut Draft<'_>, token: u64) -> Result<Replacement> {
         let mut race = self.engine.race(&self.key);
-        let mut newest = 0;
+        let mut before = 0;
         loop {
             let (version, found) = self.settle()?;
-            if found.draft == draft.name() {
-                // The reply to our own commit was lost.
-                return Ok((version, newest));
+            if found.draft == draft.name {
+                // The reply to our own commit was lost, and another writer may have renamed the draft.
+                self.place.sync()?;
+                return Ok(Replacement::Done(before));
             }
-            newest = found.token;
-            if token < newest {
-                return Ok((None, newest));
+            before = found.token;
+            if token < before {
+                draft.is_left = false;
+                return Ok(Replacement::FencedOff(before));
             }
             draft.expect(version, self.engine.host())?;
             self.place.sync()?;
             self.place.check()?;
-            draft.leave();
-            let mark = FenceMark { token, draft: draft.name().to_string() };
-            let committed = self.engine.write_fence_mark(&self.key, version, &mark)?;
-            if committed.is_some() {
-                return Ok((committed, newest));
+            draft.is_left = true;
+            let mark = FenceMark { token, draft: draft.name.clone() };
+            if let Some(version) = self.engine.write_fence_mark(&self.key, version, &mark)? {
+                self.publish(&mark)?;
+                self.place.sweep(version.number, self.engine.store().scope(), draft.time());
+                return Ok(Replacement::Done(before));
             }
             race.backoff()?;
         }
     }
 
-    /// Returns the error of a commit that failed. The draft stays unless the mark certainly does not name it: after a
-    /// failed sync the mark may do so, and the server of a shared file system may still carry out the commit.
-    fn commit_failed(&self, error: Error, draft: &mut Draft<'_>) -> Error {
-        if !draft.is_left() {
+    /// Returns the error of a replacement. The draft stays unless the mark certainly does not name it: after a failed sync
+    /// the mark may do so, and the server of a shared file system may still carry out the commit.
+    fn failed(&self, error: Error, draft: &mut Draft<'_>) -> Error {
+        if !draft.is_left {
             return error;
         }
         let is_certain = self.engine.store().scope() == Scope::Local
-            && self.engine.fence_mark(&self.key).is_ok_and(|(_, mark)| mark.draft != draft.name())
-            && self.place.has(draft.name()).unwrap_or(false);
-        if is_certain {
-            draft.take_back();
-            return error;
-        }
-        error.outcome_unknown()
+            && self.engine.fence_mark(&self.key).is_ok_and(|(_, mark)| mark.draft != draft.name)
+            && self.place.has(&draft.name).unwrap_or(false);
+        draft.is_left = !is_certain;
+        if is_certain { error } else { error.outcome_unknown() }
     }
 
     /// Completes the write of the mark, unless that was done. Returns the mark and its version.

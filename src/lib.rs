@@ -55,7 +55,7 @@ mod locks;
 #[doc(hidden)]
 pub mod name;
 #[doc(hidden)]
-pub mod report;
+pub(crate) mod report;
 #[doc(hidden)]
 pub mod run;
 #[doc(hidden)]

@@ -16,7 +16,7 @@ mod times;
 
 pub(crate) use audit::AuditReport;
 pub(crate) use columns::{cut, indented, wrapped};
-pub use doctor::{HealthJson, health};
+pub(crate) use doctor::findings_text;
 pub(crate) use document::Document;
 pub(crate) use history::{ending_rows, endings_header, timeline};
 pub(crate) use holder::{Reporter, flocked_by};
@@ -25,6 +25,6 @@ pub(crate) use metrics::Metrics;
 pub(crate) use refusal::{RefusalReport, RefusedLock, Settings, describe_value, name_and_store};
 pub(crate) use run::{due, in_future, notice, overdue};
 pub(crate) use status::{LockBlock, LockTable};
-pub use table::OutputStyle;
-pub use times::{Moment, Zone};
+pub(crate) use table::OutputStyle;
+pub(crate) use times::{Moment, Zone};
 pub(crate) use times::{millis_of, timestamp};

@@ -15,7 +15,7 @@ use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::Liveness;
 use crate::name::{escape, shell_quote};
-use crate::report::{HealthJson, OutputStyle, health};
+use crate::report::{OutputStyle, findings_text, json};
 use crate::signals::Signals;
 use crate::store::{Finding, Location, Scope, Scratch, Verdict};
 
@@ -44,11 +44,11 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
         return Ok(signals.exit());
     }
     if asked.common.json {
-        print_json(&HealthJson::new(url.as_encoded_bytes(), &findings))?;
+        print_json(&json::findings(url.as_encoded_bytes(), &findings))?;
     } else {
         let style = super::status::output_style(&asked.common, false);
         let width = style.width.map(|width| width.min(WIDEST));
-        print(health(&findings, OutputStyle { width, ..style }))?;
+        print(findings_text(&findings, OutputStyle { width, ..style }))?;
     }
     let is_bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
     Ok(if is_bad { ErrorKind::Unavailable.into() } else { Exit::Done })

@@ -24,11 +24,11 @@ const DRAFT: &str = ".csalock-fence.";
 pub struct Draft<'a> {
     place: &'a Place,
     file: File,
-    name: String,
+    pub(super) name: String,
     /// The version of the mark that the commit of this draft expects, 0 for none.
     version: u64,
     /// True if a mark may name the draft: then other processes decide about it.
-    is_left: bool,
+    pub(super) is_left: bool,
     /// Number of bytes written.
     bytes: u64,
 }
@@ -51,10 +51,6 @@ impl<'a> Draft<'a> {
                 return Ok(draft);
             }
         }
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Returns the number of bytes written.
@@ -117,26 +113,12 @@ impl<'a> Draft<'a> {
         if !renamed.map_err(|errno| failed(errno, "rename a draft in", self.place.folder()))?
             && !self.place.has(&name)?
         {
-            self.leave();
+            self.is_left = true;
             let what = format!("{}: the draft is gone", escape_path(&self.place.path_of(&self.name)));
             return Err(Error::new(ErrorKind::System, what, "").outcome_unknown());
         }
         (self.name, self.version) = (name, number);
         Ok(())
-    }
-
-    /// Leaves the draft to other processes, before a mark may name it.
-    pub(super) fn leave(&mut self) {
-        self.is_left = true;
-    }
-
-    pub(super) fn is_left(&self) -> bool {
-        self.is_left
-    }
-
-    /// Takes the draft back, since no mark names it.
-    pub(super) fn take_back(&mut self) {
-        self.is_left = false;
     }
 }
 

@@ -37,8 +37,9 @@ impl Place {
         let place = Place { directory, path };
         let Some(found) = place.file()? else { return Ok(place) };
         let path = place.path();
-        if !is_regular(&found) {
-            let kind = if kind_of(&found) == SFlag::S_IFDIR { "a directory" } else { "not a regular file" };
+        let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
+        if kind != SFlag::S_IFREG {
+            let kind = if kind == SFlag::S_IFDIR { "a directory" } else { "not a regular file" };
             let what = format!("{} is {kind}", escape_path(path));
             return Err(Error::new(ErrorKind::InvalidInput, what, "only a regular file can be replaced; name one"));
         }
@@ -208,12 +209,4 @@ pub(super) fn failed(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error
 
 fn folder(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
-}
-
-fn kind_of(found: &FileStat) -> SFlag {
-    SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT
-}
-
-fn is_regular(found: &FileStat) -> bool {
-    kind_of(found) == SFlag::S_IFREG
 }

@@ -1,13 +1,11 @@
-//! The output of `doctor` for people and for programs.
+//! The output of `doctor` for people.
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
 use super::OutputStyle;
 use super::columns::{cell, wrapped};
-use super::json::text;
 use crate::store::{Finding, Verdict};
 
 /// Returns the word for a verdict, and its colour.
@@ -20,7 +18,7 @@ fn shown(verdict: Verdict) -> (&'static str, &'static str) {
 }
 
 /// Returns the findings as lines, each with its verdict and, below it, how to fix it; a summary follows.
-pub fn health(findings: &[Finding], style: OutputStyle) -> String {
+pub(crate) fn findings_text(findings: &[Finding], style: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
     let margin = "warning".len() + 2 + topics + 2;
     let width = style.width.map_or(usize::MAX, |width| width.saturating_sub(margin).max(20));
@@ -48,22 +46,6 @@ fn sum(findings: &[Finding]) -> String {
     }
 }
 
-/// The output of `doctor --json`.
-#[derive(Debug, Serialize)]
-pub struct HealthJson<'a> {
-    store: String,
-    findings: &'a [Finding],
-    verdict: Verdict,
-}
-
-impl HealthJson<'_> {
-    /// Returns the document for the store with this URL.
-    pub fn new<'a>(url: &[u8], findings: &'a [Finding]) -> HealthJson<'a> {
-        let verdict = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
-        HealthJson { store: text(url), findings, verdict }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,7 +56,8 @@ mod tests {
             Finding::good("a", "one"),
             Finding::doubtful("longer", "found ".repeat(12).trim_end(), "to do ".repeat(12).trim_end()),
         ];
-        let text = health(&findings, OutputStyle { colour: false, width: Some(40), zone: crate::report::Zone::Utc });
+        let text =
+            findings_text(&findings, OutputStyle { colour: false, width: Some(40), zone: crate::report::Zone::Utc });
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "ok       a       one");
         assert_eq!(lines[1], "warning  longer  found found found found");

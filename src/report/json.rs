@@ -17,7 +17,7 @@ use crate::exit::Exit;
 use crate::history::{ExpectedTurn, Past, Who};
 use crate::lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Value};
 use crate::name::is_invisible;
-use crate::store::Location;
+use crate::store::{Finding, Location, Verdict};
 
 /// Returns a document as text. JSON escapes ASCII controls; this function escapes other controls and characters that
 /// reorder or hide text too, because terminals show documents. Such characters occur only within strings.
@@ -356,6 +356,24 @@ pub(crate) fn fenced(file: &[u8], token: u64, before: Option<u64>, bytes: u64) -
 /// The document of `fence --show`. The write with this token is not complete if the next writer completes it.
 pub(crate) fn newest_token(file: &[u8], token: u64, is_complete: bool) -> Document {
     Document::new().with("file", text(file)).with("token", token).with("complete", is_complete)
+}
+
+/// The document of `doctor` for the store with this URL.
+pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {
+    let word = |verdict| match verdict {
+        Verdict::Good => "good",
+        Verdict::Doubtful => "doubtful",
+        Verdict::Bad => "bad",
+    };
+    let documents = findings.iter().map(|finding| {
+        Document::new()
+            .with("topic", finding.topic.as_str())
+            .with("found", finding.found.as_str())
+            .with("verdict", word(finding.verdict))
+            .with("cure", finding.cure.as_deref())
+    });
+    let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
+    Document::new().with("store", text(url)).with_list("findings", documents).with("verdict", word(worst))
 }
 
 /// The document of `history` for a past or present grant.

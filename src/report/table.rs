@@ -12,7 +12,7 @@ const GAP: usize = 2;
 
 /// Properties of the output that shows a table or a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OutputStyle {
+pub(crate) struct OutputStyle {
     pub(crate) colour: bool,
     /// Width of the terminal in columns; `None` for a file or a pipe, which get lines of any length.
     pub(crate) width: Option<usize>,

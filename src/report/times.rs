@@ -10,7 +10,7 @@ use crate::duration::parse_duration;
 use crate::environment::local_zone;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Zone {
+pub(crate) enum Zone {
     Local,
     Utc,
 }

@@ -5,7 +5,6 @@
 
 mod channel;
 mod commit;
-mod health;
 pub(crate) mod layout;
 mod lease;
 #[cfg(test)]
@@ -41,7 +40,7 @@ use super::history_file::{HistoryFile, watch};
 use super::observed::Seen;
 use super::{
     CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit,
-    WriteSet, guarded,
+    WriteSet, guarded, path_checks,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -280,7 +279,11 @@ impl Store for Directory {
     }
 
     fn diagnose(&self) -> Vec<Finding> {
-        self.findings()
+        let what = match self.layout {
+            Layout::Beside => "the locks of the files beside it, in",
+            _ => "directory of records,",
+        };
+        path_checks::findings(what, &self.path, self.existing().map(|root| root.is_some()))
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {

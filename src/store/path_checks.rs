@@ -1,17 +1,27 @@
-//! Findings about the location of a store: the mount and the access rights, even if the store does not exist yet.
+//! Findings about a store in files: its kind, mount and access rights, even if it does not exist yet. The checks only
+//! read.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::{Finding, mount};
+use crate::error::Result;
 use crate::host::{group_name, user_name};
 use crate::name::escape_path;
 
-pub(super) fn findings(path: &Path) -> Vec<Finding> {
-    let Some(there) = path.ancestors().find(|path| path.exists()) else { return Vec::new() };
-    let mut findings = mount::of(there).map(|mount| mount.findings()).unwrap_or_default();
-    findings.extend(access(path, there));
+/// Returns the findings about the store at this path, which exists or does not, or is unusable.
+pub(super) fn findings(what: &str, path: &Path, exists: Result<bool>) -> Vec<Finding> {
+    let shown = escape_path(path);
+    let mut findings = vec![match exists {
+        Ok(true) => Finding::good("store", format!("{what} {shown}")),
+        Ok(false) => Finding::good("store", format!("{what} {shown}: not there yet")),
+        Err(error) => Finding::failed("store", &error),
+    }];
+    if let Some(there) = path.ancestors().find(|path| path.exists()) {
+        findings.extend(mount::of(there).map(|mount| mount.findings()).unwrap_or_default());
+        findings.extend(access(path, there));
+    }
     findings
 }
 
@@ -32,6 +42,17 @@ fn access(path: &Path, there: &Path) -> Option<Finding> {
         return Some(Finding::bad("access", format!("{text}; every user may remove files of other users"), cure));
     }
     Some(Finding::good("access", text))
+}
+
+/// Returns a finding if users may read an SQLite database but not write it: SQLite lets a reader lock it.
+pub(super) fn readers(path: &Path) -> Option<Finding> {
+    let database = std::fs::metadata(path).ok()?.mode();
+    let directory = std::fs::metadata(path.parent()?).ok()?.mode();
+    let is_reader = |class: u32| database >> class & 0o6 == 0o4 && directory >> class & 0o1 == 0o1;
+    (is_reader(3) || is_reader(0)).then(|| {
+        let found = "users who may only read the database can block all changes";
+        Finding::doubtful("readers", found, "chmod go-r the database, or use a dir: store")
+    })
 }
 
 fn rights(found: &Metadata) -> String {

@@ -42,7 +42,6 @@ mod busy;
 mod checks;
 mod database;
 mod errors;
-mod health;
 mod journal;
 mod schema;
 #[cfg(test)]
@@ -61,7 +60,7 @@ pub(crate) use self::database::close_before_fork;
 use super::history_file::{HistoryFile, watch};
 use super::{
     BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept,
-    Topic, Version, Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
+    Topic, Version, Versioned, Visit, Write, WriteOptions, WriteSet, path_checks, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -253,6 +252,9 @@ impl Store for Sqlite {
     }
 
     fn diagnose(&self) -> Vec<Finding> {
-        self.findings()
+        let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
+        let mut findings = path_checks::findings("SQLite database", &self.path, checked.map(|file| file.is_some()));
+        findings.extend(path_checks::readers(&self.path));
+        findings
     }
 }

@@ -64,13 +64,11 @@ fn write(store: &dyn Store, key: &[u8], expect: Option<&Version>, body: Option<&
             store.finish(&set);
             return Ok(Some(version));
         }
-        match (store.read(key)?, expect) {
-            (Some(stored), _) if Some(&stored.version) != expect => {
-                // The reply to our own write was lost.
-                return Ok((Some(&stored.body[..]) == body).then_some(stored.version));
-            }
-            (None, Some(expected)) => return Ok(body.is_none().then_some(*expected)),
-            _ => {}
+        let found = store.read(key)?;
+        let version = found.as_ref().map(|stored| stored.version);
+        // The reply to our own write was lost.
+        if version.as_ref() != expect && found.as_ref().map(|stored| &stored.body[..]) == body {
+            return Ok(Some(version.unwrap_or_default()));
         }
     }
     Ok(None)

@@ -108,8 +108,12 @@ fn a_mark_is_on_disk_before_the_file_is_newer() {
     if !is_possible() {
         return;
     }
-    let is_draft = |made: &Made| calls::name(made.number).starts_with("rename") && made.path.contains("/.csalock-fence.");
-    let is_pointer = |made: &Made| calls::name(made.number).starts_with("rename") && made.path.contains("/cur.");
+    let is_draft =
+        |made: &Made| calls::name(made.number).starts_with("rename") && made.path.starts_with(".csalock-fence.");
+    let is_pointer = |made: &Made| {
+        calls::name(made.number).starts_with("rename")
+            && ["cur.", "born."].iter().any(|stage| made.path.starts_with(stage))
+    };
     let calls = calls_of_the_writer();
     let committed = calls.iter().rposition(|(_, made)| is_pointer(made)).unwrap();
     // The writer is killed before it syncs its mark.
