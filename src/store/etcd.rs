@@ -51,7 +51,6 @@ mod health;
 mod history;
 mod http;
 mod leases;
-mod tls;
 mod transaction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;

@@ -15,13 +15,12 @@
 //! written for that long, both are removed. A process that renames holds flock(2) on a third file, so that two
 //! processes cannot rename in turn and drop a generation. A process that does not get that lock appends to its open
 //! file. Only users who may write the store can open the lock file, since a user who can open it can lock it.
-
-mod reader;
-mod watch;
+//!
+//! Notification of changes of a history file: inotify(7).
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,15 +28,17 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
+pub(super) use reader::Generations;
+use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
-
-pub(super) use reader::Generations;
-pub(super) use watch::watch;
 
 use super::with_suffix;
 use crate::history::Limits;
 use crate::host::file_time;
+use crate::store::Subscription;
+
+mod reader;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
 pub(super) const CAUTIOUS: OFlag =
@@ -175,6 +176,28 @@ fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
             done => return done.map(drop),
         }
     }
+}
+
+struct HistoryWatch(OwnedFd);
+
+impl Subscription for HistoryWatch {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn is_notified(&mut self) -> bool {
+        true
+    }
+}
+
+/// Subscribes to changes of the file at this path by processes of this host. Returns `None` if the file does not exist,
+/// or if the user has no inotify instance left.
+pub(in crate::store) fn watch(path: &Path) -> Option<Box<dyn Subscription>> {
+    let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
+    // A rotation moves the file; a removal changes its attributes, because a reader has it open.
+    let changes = WatchFlags::MODIFY | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF | WatchFlags::ATTRIB;
+    add_watch(&inotify, path, changes | WatchFlags::DONT_FOLLOW).ok()?;
+    Some(Box::new(HistoryWatch(inotify)))
 }
 
 #[cfg(test)]

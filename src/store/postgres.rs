@@ -40,15 +40,11 @@
 //! **Trust.** A role that may write these tables can acquire any lock.
 
 mod auth;
-mod certificate;
 mod client;
 mod commit;
 mod errors;
 mod health;
-mod history;
 mod leases;
-mod options;
-mod passwords;
 mod session;
 mod settings;
 mod tls;

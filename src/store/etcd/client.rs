@@ -11,12 +11,12 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::Access;
 use super::api::{Anything, Authenticated, understood};
 use super::auth::Auth;
-use super::connection::Connection;
+use super::connection::{Connection, tls_config};
 use super::errors::Troubles;
 use super::http::{Answer, Request};
-use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::net::dial::Connector;
@@ -52,7 +52,7 @@ struct State {
 impl Client {
     pub(super) fn new(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Client> {
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let tls = cluster.tls.then(|| tls::config(access).map(Arc::new)).transpose()?;
+        let tls = cluster.tls.then(|| tls_config(access).map(Arc::new)).transpose()?;
         let count = cluster.endpoints.len();
         let connector = Connector { host: host.clone(), call_deadline, tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
