@@ -17,7 +17,7 @@ use nix::unistd::geteuid;
 
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::{Limits, parse_size};
+use crate::history::{HistoryLimits, parse_size};
 use crate::host::{home_of, homes};
 use crate::name::escape;
 use crate::store::{Layout, Location};
@@ -195,9 +195,9 @@ impl Environment {
 
     /// Returns the limits of the history.
     /// Returns a usage error that names the variable with the invalid value.
-    pub fn history(&self) -> Result<Limits> {
+    pub fn history(&self) -> Result<HistoryLimits> {
         let [kept, size, age] = &self.history;
-        let mut limits = Limits::default();
+        let mut limits = HistoryLimits::default();
         let wrong = |name: &str, text: &OsString, why: String| {
             let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
             Error::new(ErrorKind::InvalidInput, what, "set it right, or unset it")

@@ -1,8 +1,8 @@
 //! Past grants: the holder, the times of start and end, the time of waiting, and the reason for the end.
 //!
-//! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`Limits`]. The history is for people
-//! and for estimates of a caller's turn: no rule of locking depends on it, and a line may be lost. Writing a line needs no
-//! lock and no wait.
+//! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`HistoryLimits`]. The history is for
+//! people and for estimates of a caller's turn: no rule of locking depends on it, and a line may be lost. Writing a line
+//! needs no lock and no wait.
 //!
 //! A past grant as a line of JSON:
 //!
@@ -15,7 +15,7 @@
 
 pub use audit::{Audit, Fault, FaultKind, audit};
 pub use hold_times::{ExpectedTurn, HoldTimes, Place, UsualHold};
-pub use limits::{Limits, parse_size};
+pub use limits::{HistoryLimits, parse_size};
 use serde::{Deserialize, Serialize};
 
 use crate::lock::codec::{is_default, open, seal, text};

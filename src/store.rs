@@ -30,7 +30,7 @@ pub(crate) mod ssh;
 mod url;
 mod write_set;
 
-use std::collections::BTreeSet;
+use std::any::Any;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -88,16 +88,18 @@ pub enum Topic<'a> {
     History,
 }
 
-/// How far a reader has read the history of a store; the default is the beginning.
+/// How far a reader has read the history of a store, in terms of that store; the default is the beginning.
 #[derive(Debug, Default)]
-pub struct HistoryCursor {
-    /// Position in the files, for stores that keep the history in files.
-    files: history_file::Generations,
-    /// Revision of the last read, for etcd; transaction that no later line precedes, for PostgreSQL; last read, for ssh;
-    /// number of lines, for memory.
-    revision: u64,
-    /// Rows that were read although their transactions do not precede `revision`, for PostgreSQL; last line, for ssh.
-    seen: BTreeSet<u64>,
+pub struct HistoryCursor(Option<Box<dyn Any + Send>>);
+
+impl HistoryCursor {
+    /// Returns the cursor in the terms of one kind of store.
+    fn of<T: Any + Default + Send>(&mut self) -> &mut T {
+        if !self.0.as_ref().is_some_and(|cursor| cursor.is::<T>()) {
+            self.0 = Some(Box::<T>::default());
+        }
+        self.0.as_mut().and_then(|cursor| cursor.downcast_mut()).expect("the cursor has this type")
+    }
 }
 
 /// Result of a sweep or of its dry run.

@@ -14,7 +14,7 @@ use crate::cli::Metrics as Asked;
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, ErrorKind, Result, describe};
 use crate::exit::Exit;
-use crate::history::{Limits, Past};
+use crate::history::{HistoryLimits, Past};
 use crate::name::{escape, escape_path};
 use crate::report::Metrics;
 
@@ -50,7 +50,7 @@ pub(super) fn run(context: &Context, asked: &Asked) -> anyhow::Result<Exit> {
 fn collect(
     context: &Context,
     wanted: &Filter,
-    (engine, limits): (&Engine, &Limits),
+    (engine, limits): (&Engine, &HistoryLimits),
     metrics: &mut Metrics,
 ) -> Result<()> {
     let (mut statuses, mut endings): (Vec<_>, Vec<Past>) = (Vec::new(), Vec::new());

@@ -293,7 +293,7 @@ impl Store for Directory {
         }
         let Some(root) = self.existing()? else { return Ok(true) };
         if let Some(work) = root.existing_drafts()? {
-            history_file(&work).read(&mut cursor.files, &root.path.join(WORK).join(HISTORY), visit)?;
+            history_file(&work).read(cursor.of(), &root.path.join(WORK).join(HISTORY), visit)?;
         }
         Ok(true)
     }

@@ -256,7 +256,7 @@ impl Store for Etcd {
     }
 
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        history::added(&self.client, &self.key("history", b""), &mut cursor.revision, visit).map(|()| true)
+        history::added(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

@@ -28,13 +28,12 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
-pub(super) use reader::Generations;
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
 use super::with_suffix;
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::host::file_time;
 use crate::store::Subscription;
 
@@ -64,7 +63,7 @@ pub(super) struct HistoryFile<'a> {
 
 impl HistoryFile<'_> {
     /// Appends a line, at this time since 1970. An error means that the line is lost.
-    pub(super) fn append(&self, line: &[u8], limits: &Limits, now: Duration) -> nix::Result<()> {
+    pub(super) fn append(&self, line: &[u8], limits: &HistoryLimits, now: Duration) -> nix::Result<()> {
         let length = line.len() as u64;
         if length > limits.size / 2 {
             return Ok(());
@@ -125,7 +124,7 @@ impl HistoryFile<'_> {
 
     /// Makes the file the older generation, or removes both generations if all their lines are too old. Returns false
     /// if another process is rotating the file.
-    fn rotate(&self, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
+    fn rotate(&self, found: &Statx, limits: &HistoryLimits, now: Duration) -> nix::Result<bool> {
         // A failure to lock does not stop the rotation: half of the history may be lost, but it would end otherwise.
         let lock = self.open_or_create(&with_suffix(&self.name, ".lock"), LOCK).ok();
         let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
@@ -206,12 +205,13 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+    use super::reader::Generations;
     use super::*;
 
     const NOW: Duration = Duration::from_secs(4_000_000_000);
 
-    fn limits(size: u64) -> Limits {
-        Limits { size, age: NOW }
+    fn limits(size: u64) -> HistoryLimits {
+        HistoryLimits { size, age: NOW }
     }
 
     /// Runs `work` with a history file in a new directory.
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn an_expired_file_is_removed_and_a_file_that_began_too_early_is_rotated() {
-        let keep = |age| Limits { size: 1 << 20, age: Duration::from_secs(age) };
+        let keep = |age| HistoryLimits { size: 1 << 20, age: Duration::from_secs(age) };
         let today = file_time(fs::metadata("/proc/self").unwrap().ctime(), 0);
         let tomorrow = today + Duration::from_secs(24 * 3600);
         with(|history_file, _| {

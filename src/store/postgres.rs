@@ -213,7 +213,7 @@ impl Store for Postgres {
     }
 
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.new_history(cursor, visit).map(|()| true)
+        self.new_history(cursor.of(), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

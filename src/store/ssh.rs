@@ -49,6 +49,15 @@ pub struct Ssh {
     client: Client,
 }
 
+/// How far a reader has read the history.
+#[derive(Default)]
+struct Cursor {
+    /// Id of the last read, by which the server process knows what it has sent.
+    last_read: Option<u64>,
+    /// Hash of the last line.
+    last_line: Option<u64>,
+}
+
 impl Ssh {
     /// Returns a store in this directory. `program` replaces ssh(1).
     pub fn open(remote: &Remote, program: Option<OsString>, host: Arc<dyn Host>) -> Ssh {
@@ -77,21 +86,21 @@ impl Ssh {
 
     /// Returns new lines of the history, if the store keeps one. A server process knows how far its client has read;
     /// another server process sends all lines, of which those after the last known one are new.
-    fn new_lines(&self, cursor: &mut HistoryCursor) -> Result<Option<Vec<Vec<u8>>>> {
-        let from = Some(cursor.revision).filter(|revision| *revision != 0);
+    fn new_lines(&self, cursor: &mut Cursor) -> Result<Option<Vec<Vec<u8>>>> {
+        let from = cursor.last_read;
         let (id, mut reply) = self.client.ask(&Request::History(from))?;
         let (mut lines, host) = (Vec::new(), self.client.host.as_ref());
         loop {
             match reply {
                 Reply::Line(Bytes(line)) => lines.push(line),
                 Reply::History { is_kept, is_anew } => {
-                    let is_last = |line: &Vec<u8>| cursor.seen.contains(&hash(line));
+                    let is_last = |line: &Vec<u8>| cursor.last_line == Some(hash(line));
                     if let Some(at) = lines.iter().rposition(is_last).filter(|_| is_anew && from.is_some()) {
                         lines.drain(..=at);
                     }
-                    cursor.revision = id;
+                    cursor.last_read = Some(id);
                     if let Some(last) = lines.last() {
-                        cursor.seen = [hash(last)].into();
+                        cursor.last_line = Some(hash(last));
                     }
                     return Ok(is_kept.then_some(lines));
                 }
@@ -182,7 +191,7 @@ impl Store for Ssh {
     }
 
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let Some(lines) = self.new_lines(cursor)? else { return Ok(false) };
+        let Some(lines) = self.new_lines(cursor.of())? else { return Ok(false) };
         lines.iter().for_each(|line| visit(line));
         Ok(true)
     }

@@ -11,7 +11,7 @@ use super::api::{Anything, Found, MOST_PAIRS, encoded, prefix_end, put};
 use super::client::Client;
 use super::next_page;
 use crate::error::Result;
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::host::Host;
 
 /// Number of lines out of 256 after which the process checks for too many lines.
@@ -28,7 +28,7 @@ pub(super) fn put_line(host: &dyn Host, prefix: &[u8], line: &str) -> Result<Val
 }
 
 /// Removes old lines at random times, so that each line costs little.
-pub(super) fn prune_sometimes(client: &Client, prefix: &[u8], limits: &Limits) {
+pub(super) fn prune_sometimes(client: &Client, prefix: &[u8], limits: &HistoryLimits) {
     let Ok(random) = client.host.random() else { return };
     if random[0] < NOW_AND_THEN {
         let chance = random[1..5].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
@@ -67,7 +67,7 @@ pub(super) fn added(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut
 }
 
 /// Removes the oldest lines that are too old or too many, at most [`MANY_KEYS`] at a time. `chance` is random.
-fn prune(client: &Client, prefix: &[u8], limits: &Limits, now: Duration, chance: u32) -> Result<()> {
+fn prune(client: &Client, prefix: &[u8], limits: &HistoryLimits, now: Duration, chance: u32) -> Result<()> {
     let first: Found = client.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
     // A full count of many pages is so rare that the average cost per line is that of a single page.
     let counts_all = u64::from(chance) % first.count.max(1) < MANY_KEYS;

@@ -3,13 +3,14 @@
 //! Numbers of rows are taken before their transactions end, so a lower number may appear later. A reader therefore
 //! remembers the rows of transactions that were not all over at its last read.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::session::array;
 use super::{Postgres, number};
 use crate::error::Result;
 use crate::store::net::retry::Failed;
-use crate::store::{CommitResult, HistoryCursor, Store, Version, Write, WriteSet};
+use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
 
@@ -98,18 +99,27 @@ const PRUNE: &str = "DELETE FROM $.history WHERE at < clock_timestamp() - $1::bi
 /// Number of commits out of 256 after which the process removes old lines.
 const NOW_AND_THEN: u8 = 4;
 
+/// How far a reader has read the history.
+#[derive(Default)]
+pub(super) struct Cursor {
+    /// Transaction that no later line precedes.
+    before: u64,
+    /// Rows that were read although their transactions do not precede that one.
+    rows: BTreeSet<i64>,
+}
+
 impl Postgres {
     /// Visits the lines that were added since the last call with this cursor, oldest first.
-    pub(super) fn new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+    pub(super) fn new_history(&self, cursor: &mut Cursor, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
         let Some(rows) = self.query(XMIN, &[])? else { return Ok(()) };
         let open = rows.first().and_then(|row| number(row, 0)).ok_or_else(|| self.nonsense())? as u64;
         // Only a server that was restored from a copy returns to an earlier transaction.
-        if open < cursor.revision {
-            *cursor = HistoryCursor::default();
+        if open < cursor.before {
+            *cursor = Cursor::default();
         }
-        let (known, mut last) = (std::mem::take(&mut cursor.seen), 0_i64);
+        let (known, mut last) = (std::mem::take(&mut cursor.rows), 0_i64);
         loop {
-            let from = [cursor.revision.to_be_bytes().to_vec(), last.to_be_bytes().to_vec()];
+            let from = [cursor.before.to_be_bytes().to_vec(), last.to_be_bytes().to_vec()];
             let rows = self.query(NEW, &from)?.unwrap_or_default();
             for row in &rows {
                 let (Some(id), Some(Some(line)), Some(xact)) = (number(row, 0), row.get(1), number(row, 2)) else {
@@ -117,14 +127,14 @@ impl Postgres {
                 };
                 last = last.max(id);
                 if xact as u64 >= open {
-                    cursor.seen.insert(id as u64);
+                    cursor.rows.insert(id);
                 }
-                if !known.contains(&(id as u64)) {
+                if !known.contains(&id) {
                     visit(line);
                 }
             }
             if rows.is_empty() {
-                cursor.revision = open;
+                cursor.before = open;
                 return Ok(());
             }
         }

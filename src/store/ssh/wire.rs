@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::lock::codec::text;
 use crate::lock::{HandleHash, Lease, Sighting};
 use crate::store::{Finding, Swept, Verdict, Version, Versioned, WriteOptions};
@@ -102,7 +102,7 @@ pub(super) struct Commit {
     pub(super) wake: Vec<HandleHash>,
     pub(super) closed: Vec<HandleHash>,
     pub(super) history: Vec<String>,
-    pub(super) limits: Limits,
+    pub(super) limits: HistoryLimits,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
