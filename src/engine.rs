@@ -33,7 +33,7 @@ use self::leases::IssuedLease;
 
 pub use acquire::{AcquireRequest, EndsWith};
 pub use acquire::{AcquireResult, Waiting};
-pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
+pub use acquire_all::{AcquireAllResult, OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use breaking::Broken;
 pub use context::Context;
 pub use inspect::LockStatus;

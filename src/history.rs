@@ -14,7 +14,7 @@
 //! elsewhere in a line, because JSON escapes `"` in texts. A torn line therefore never hides the next line.
 
 pub use audit::{Audit, Fault, FaultKind, audit};
-pub use hold_times::{ExpectedTurn, HoldTimes, Place, UsualHold};
+pub use hold_times::{ExpectedTurn, HoldTimes, PlaceInQueue, UsualHold};
 pub use limits::{HistoryLimits, parse_size};
 use serde::{Deserialize, Serialize};
 

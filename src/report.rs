@@ -20,7 +20,7 @@ pub(crate) use history::{ending_rows, endings_header, timeline};
 pub(crate) use holder::{Reporter, flocked_by};
 pub(crate) use json::json;
 pub(crate) use metrics::Metrics;
-pub(crate) use refusal::{RefusalReport, RefusedLock, Settings, describe_value, name_and_store};
+pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, name_and_store};
 pub(crate) use run::{due, in_future, notice, overdue};
 pub(crate) use status::{LockBlock, LockTable};
 pub use table::OutputStyle;

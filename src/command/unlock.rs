@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, ThisProcess, command_of};
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, NotHolder, Owner, Release};
 use crate::name::escape;
-use crate::report::{Document, RefusalReport, RefusedLock, Reporter, Settings, json};
+use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, json};
 use crate::store::Location;
 
 enum Freed {
@@ -25,7 +25,7 @@ enum Freed {
 type Unlocked = std::result::Result<Freed, NotHolder>;
 
 /// Releases or breaks the locks. Hints name these settings.
-pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static Settings) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingNames) -> anyhow::Result<Exit> {
     check_force(asked)?;
     let mut documents = Vec::new();
     let (targets, mut exit) = match (asked.all, asked.force) {

@@ -20,7 +20,7 @@ use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::duration::shown as span;
 use crate::engine::{AcquireRequest, Engine, Waiting};
-use crate::history::{ExpectedTurn, HoldTimes, Place};
+use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{Grant, Mode};
 use crate::name::escape;
 use crate::report::{Reporter, cut};
@@ -61,7 +61,7 @@ impl<'a> WaitProgress<'a> {
         }
     }
 
-    /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::Onlooker`].
+    /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::OnWaitForOne`].
     pub(super) fn update(
         &mut self,
         (target, engine): (&LockRef, &Engine),
@@ -110,7 +110,7 @@ impl<'a> WaitProgress<'a> {
             self.times = Some((target.display_name.clone(), engine.hold_times(&target.name)));
         }
         let (_, times) = self.times.as_ref()?;
-        times.expected(&Place::behind(waiting.record, waiting.ahead, self.wanted, engine.host().wall())?)
+        times.expected(&PlaceInQueue::behind(waiting.record, waiting.ahead, self.wanted, engine.host().wall())?)
     }
 
     /// Returns the progress as text. The part that changes most comes first, because the end may be cut off.

@@ -129,7 +129,7 @@ impl<'a> Supervisor<'a> {
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
     fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare: Option<WakeSocket>) -> Exit {
-        let exit = exit_of(ended);
+        let exit = exit_of_report(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.job.limits.ttl.is_some() || keeper.is_none();
         let release = || {
@@ -191,7 +191,7 @@ fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
 }
 
 /// Returns our exit if the release shows no loss.
-fn exit_of(ended: &ExitReport) -> Exit {
+fn exit_of_report(ended: &ExitReport) -> Exit {
     match (ended.shared_signal, ended.stopped) {
         (Some(signal), _) => Exit::Signal(signal),
         (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),

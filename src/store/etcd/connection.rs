@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustls::ClientConfig;
 
 use super::Access;
-use super::http::{Answer, Incoming, Request};
+use super::http::{Answer, HttpRequest, Incoming};
 use crate::error::{self, Error, ErrorKind};
 use crate::store::net::error::CallError;
 use crate::store::net::socket::{Wire, is_readable};
@@ -46,7 +46,7 @@ impl Connection {
     pub(super) fn exchange(
         &mut self,
         server: &str,
-        requests: &[Request<'_>],
+        requests: &[HttpRequest<'_>],
         token: Option<&str>,
     ) -> Result<Vec<Answer>, CallError> {
         // All bytes are sent at once, because small segments would wake the server several times.

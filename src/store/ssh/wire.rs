@@ -33,7 +33,7 @@ pub(super) struct Bytes(#[serde(with = "text")] pub(super) Vec<u8>);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Request {
+pub(super) enum WireRequest {
     /// Waits for the end of the server processes of earlier connections, so that none of them carries out a late request.
     After(Vec<HandleHash>),
     Read(Bytes),
