@@ -216,10 +216,10 @@ nocto,local_lock=none
     }
     #[test]
     fn network_file_systems_are_known_by_their_magic() {
-        assert_eq!(network(FsType(libc::NFS_SUPER_MAGIC)), Some("NFS"));
-        assert_eq!(network(FsType(libc::FUSE_SUPER_MAGIC)), Some("FUSE"));
+        assert_eq!(network(FsType(libc::NFS_SUPER_MAGIC as _)), Some("NFS"));
+        assert_eq!(network(FsType(libc::FUSE_SUPER_MAGIC as _)), Some("FUSE"));
         assert_eq!(network(FsType(0xFE53_4D42)), Some("SMB"));
-        assert_eq!(network(FsType(libc::EXT4_SUPER_MAGIC)), None);
-        assert_eq!(network(FsType(libc::TMPFS_MAGIC)), None);
+        assert_eq!(network(FsType(libc::EXT4_SUPER_MAGIC as _)), None);
+        assert_eq!(network(FsType(libc::TMPFS_MAGIC as _)), None);
     }
 }
