@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use unicode_width::UnicodeWidthStr;
 
 use super::OutputStyle;
-use super::columns::{cell, wrapped};
+use super::table::{cell, wrapped};
 use crate::store::{Finding, Verdict};
 
 /// Returns the word for a verdict, and its colour.

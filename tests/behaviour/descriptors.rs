@@ -59,16 +59,22 @@ on_every_store! {
     }
 
     fn the_signal_mask_is_untouched(sandbox: &Sandbox) {
+        // musl keeps signals 32 to 34 to itself, and no program that uses it can block them.
+        let script = |line: &str| match cfg!(target_env = "musl") {
+            true => format!("{line} | awk '/SigBlk/ {{ print substr($2, 1, 7), substr($2, 10) }}'"),
+            false => line.to_string(),
+        };
         for option in ["--block-signal", "--block-signal=TERM", "--block-signal=CHLD,USR1", "--default-signal=TERM"] {
-            let script = format!("env {option} $WRAP grep -E 'SigBlk|SigCgt' /proc/self/status");
-            same_with_and_without_us(sandbox, &script);
+            let line = format!("env {option} $WRAP grep -E 'SigBlk|SigCgt' /proc/self/status");
+            same_with_and_without_us(sandbox, &script(&line));
         }
         // By a system call even the two signals can be blocked that C libraries keep for themselves.
         let block = "import ctypes, os, sys; ctypes.CDLL(None).syscall(14, 0, (ctypes.c_ulong * 1)(~0), None, 8); \
                      os.execvp(sys.argv[1], sys.argv[1:])";
         if cfg!(target_arch = "x86_64") && has("python3") {
-            let script = format!("python3 -c '{block}' $WRAP grep SigBlk /proc/self/status");
-            assert_eq!(same_with_and_without_us(sandbox, &script), "SigBlk:\tfffffffffffbfeff\n");
+            let line = script(&format!("python3 -c '{block}' $WRAP grep SigBlk /proc/self/status"));
+            let mask = same_with_and_without_us(sandbox, &line);
+            assert!(mask.ends_with("ffbfeff\n"), "{mask}");
         }
     }
 

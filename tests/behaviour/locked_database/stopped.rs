@@ -50,7 +50,9 @@ const LATER: Duration = Duration::from_secs(16);
 /// A `csalock run a true` that is stopped as soon as it has this lock, under its tracer.
 fn stopped(sandbox: &Sandbox, lock: Lock) -> (Job, i32) {
     let index = sandbox.store_path().display().to_string() + "-shm";
-    let stop = format!("inject=fcntl:signal=SIGSTOP:when={}", lock.call);
+    // musl sets the flag of the descriptor by a call of its own, which comes first.
+    let call = lock.call + usize::from(cfg!(target_env = "musl"));
+    let stop = format!("inject=fcntl:signal=SIGSTOP:when={call}");
     let traced = ["-qq", "-o", "trace", "-P", &index, "-e", "trace=fcntl", "-e", &stop, "csalock", "run", "a", "true"];
     let tracer = sandbox.call("strace", traced).spawn();
     // The kernel joins neighbouring locks of a process.

@@ -173,6 +173,13 @@ pub(crate) fn is_of_a_descriptor(number: u64) -> bool {
     all.contains(&(number as c_long))
 }
 
+/// Whether it only gives memory to the process, or takes it.
+pub(crate) fn is_of_memory(number: u64) -> bool {
+    let all =
+        [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mprotect, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_brk];
+    all.contains(&(number as c_long))
+}
+
 /// Whether another process may see that it was made. A kill before an invisible call equals a kill after it.
 pub(crate) fn is_seen(made: &Made) -> bool {
     let number = made.number as c_long;
@@ -193,12 +200,6 @@ pub(crate) fn is_seen(made: &Made) -> bool {
         libc::SYS_readlink,
         libc::SYS_readlinkat,
         libc::SYS_lseek,
-        libc::SYS_mmap,
-        libc::SYS_munmap,
-        libc::SYS_mprotect,
-        libc::SYS_mremap,
-        libc::SYS_madvise,
-        libc::SYS_brk,
         libc::SYS_rt_sigaction,
         libc::SYS_rt_sigprocmask,
         libc::SYS_sigaltstack,
