@@ -121,7 +121,8 @@ fn a_mark_is_on_disk_before_the_file_is_newer() {
         let (call, made) = &calls[committed + 1];
         let sandbox = prepared();
         trace(sandbox.csalock(WRITER).into_command(), Some(at(*call, made, Fault::Killed)));
-        (token_of(&sandbox) == 3 && shown(&sandbox) == "5").then_some(sandbox)
+        let shown = sandbox.csalock(["fence", "--show", "f"]).capture().stdout;
+        (token_of(&sandbox) == 3 && shown == "5\n").then_some(sandbox)
     });
     let sandbox = killed.take(20).find_map(|sandbox| sandbox).expect("a writer is killed after its commit");
     let next = trace(sandbox.csalock(["fence", "--token", "4", "f"]).into_command(), None);
