@@ -12,7 +12,7 @@ use super::api::{RangeAnswer, encoded, number};
 use super::client::Client;
 use super::errors::Troubles;
 use crate::name::escape;
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 use crate::store::{Finding, Verdict};
 
 /// Maximum time of each request.
