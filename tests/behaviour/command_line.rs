@@ -83,29 +83,25 @@ on_every_store! {
 }
 
 #[test]
-fn an_option_after_the_name_of_run_is_answered_with_the_corrected_line() {
-    let here = "comes after the name, where the command begins";
+fn an_option_after_the_name_of_run_is_answered_with_the_usage() {
     let usage = "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...";
-    for (words, wrong, next_step) in [
-        (&["run", "x", "-w", "5", "echo", "hi"][..], "-w", "try: csalock run -w 5 x echo hi"),
-        (&["run", "x", "-w5", "-n", "echo", "a b"], "-w5", "try: csalock run -w5 -n x echo 'a b'"),
-        (&["run", "-q", "x", "-nw", "5", "-c", "a; b"], "-nw", "try: csalock run -q -nw 5 -c 'a; b' x"),
-        (&["run", "--", "-x", "--ttl", "1m", "echo"], "--ttl", "try: csalock run --ttl 1m -- -x echo"),
-        (&["run", "x", "--label=$a", "echo", "*"], "'--label=$a'", "try: csalock run '--label=$a' x echo '*'"),
-        (&["run", "x", "--also", "y", "-n", "echo"], "-n", "try: csalock run --also y -n x echo"),
-        (&["--store", "dir:a", "run", "x", "-n", "echo"], "-n", "try: csalock --store dir:a run -n x echo"),
-        (&["run-with-lock", "x", "-n", "echo"], "-n", "try: csalock run-with-lock -n x echo"),
-        (&["run", "x", "--help"], "--help", "try: csalock run --help"),
-        (&["run", "x", "-n"], "-n", usage),
-        (&["run", "x", "-Z", "echo"], "-Z", usage),
-        (&["run", "x", "--json", "echo"], "--json", usage),
+    for (words, wrong) in [
+        (&["run", "x", "-w", "5", "echo", "hi"][..], "-w"),
+        (&["run", "x", "-w5", "-n", "echo", "a b"], "-w5"),
+        (&["run", "--", "-x", "--ttl", "1m", "echo"], "--ttl"),
+        (&["run", "x", "--label=$a", "echo", "*"], "'--label=$a'"),
+        (&["run", "x", "--also", "y", "-n", "echo"], "-n"),
+        (&["--store", "dir:a", "run", "x", "-n", "echo"], "-n"),
+        (&["run-with-lock", "x", "-n", "echo"], "-n"),
+        (&["run", "x", "--help"], "--help"),
+        (&["run", "x", "--json", "echo"], "--json"),
     ] {
-        check_usage_errors(&[(words, &format!("{wrong} {here}; {next_step}"))]);
+        check_usage_errors(&[(words, &format!("{wrong} comes after the name, where the command begins; {usage}"))]);
     }
-    let one = "-c after the name: exactly one STRING must follow";
+    let one = "-c after the name: exactly one STRING must follow; use: csalock run [OPTION]... NAME -c STRING";
     check_usage_errors(&[
-        (&["run", "x", "-c", "echo", "hi"], &format!("{one}; try: csalock run x -c 'echo hi'")),
-        (&["run", "x", "-c"], &format!("{one}; {usage}")),
+        (&["run", "x", "-c", "echo", "hi"], one),
+        (&["run", "x", "-c"], one),
         (&["run", "x"], &format!("the command is missing; {usage}")),
         (&["run", "x", "--also"], &format!("--also: the name is missing; {usage}")),
         (&["run", "-c", "true", "x", "true"], &format!("-c STRING and a command cannot both be run; {usage}")),
@@ -113,62 +109,84 @@ fn an_option_after_the_name_of_run_is_answered_with_the_corrected_line() {
 }
 
 #[test]
-fn a_value_of_put_that_looks_like_an_option_is_answered_with_the_corrected_line() {
-    let dash = "for a value that begins with a dash, try: csalock";
+fn a_value_of_put_that_looks_like_an_option_is_answered_with_dashes() {
     check_usage_errors(&[
-        (&["put", "x", "--nope"], &format!("put: unknown option --nope; {dash} put x -- --nope")),
-        (&["put", "x", "-dd", "-n"], &format!("put: unknown option -d in -dd; {dash} put x -n -- -dd")),
-        (&["put", "x", "a", "b", "$c"], "put: unexpected argument b; try: csalock put x 'a b $c'"),
+        (
+            &["put", "x", "--nope"],
+            "unexpected argument '--nope' found; see csalock put --help; to pass '--nope' as a value, use '-- --nope'",
+        ),
+        (
+            &["put", "x", "-dd", "-n"],
+            "unexpected argument '-d' found; see csalock put --help; to pass '-d' as a value, use '-- -d'",
+        ),
+        (&["put", "x", "a", "b", "$c"], "unexpected argument 'b' found; use: csalock put [OPTION]... NAME [VALUE]"),
     ]);
 }
 
 #[test]
 fn words_of_other_tools_are_answered_with_those_of_csalock() {
-    let run = "to run a command under a lock, try: csalock run";
-    let inherits = "leave it out, because a command does not inherit the lock; try: csalock run";
     check_usage_errors(&[
-        (&["acquire", "x"], "unknown command acquire; try: csalock lock x"),
-        (&["rnu", "x", "true"], "unknown command rnu; try: csalock run x true"),
-        (&["LOCK", "x"], "unknown command LOCK; try: csalock lock x"),
-        (&["unlock", "-f", "x"], "unlock: unknown option -f; use --force"),
-        (&["status", "-w"], "status: unknown option -w; use -W"),
-        (&["lock", "-u", "x"], "lock: unknown option -u; try: csalock unlock x"),
-        (&["run", "-u", "x", "true"], "run: unknown option -u; try: csalock unlock x"),
-        (&["history", "-n", "-3"], "history: unknown option -3; see csalock history --help"),
-        (&["release", "x", "y"], "unknown command release; try: csalock unlock x y"),
-        (&["release"], "unknown command release; use csalock unlock"),
-        (&["free", "x"], "unknown command free; try: csalock unlock x"),
-        (&["rm", "x"], "unknown command rm; try: csalock unlock x"),
-        (&["log", "deploy"], "unknown command log; try: csalock history deploy"),
-        (&["exec", "-n", "x", "true"], "unknown command exec; try: csalock run -n x true"),
-        (&["flock", "-n", "x", "true"], "unknown command flock; try: csalock run -n x true"),
-        (&["run", "-V"], "run: unknown option -V; use csalock --version"),
-        (&["lock", "--version"], "lock: unknown option --version; use csalock --version"),
-        (&["ls"], "unknown command ls; try: csalock status"),
-        (&["who", "x"], "unknown command who; try: csalock status x"),
-        (&["break", "x"], "unknown command break; try: csalock unlock --force x"),
-        (&["kill", "x"], "unknown command kill; try: csalock unlock --force x"),
-        (&["lock", "--nowait", "x"], "lock: unknown option --nowait; use --nonblock"),
-        (&["lock", "--reason", "foo", "x"], "lock: unknown option --reason; use --label"),
-        (&["lock", "-t", "5", "x"], "lock: unknown option -t; use --timeout"),
-        (&["status", "-a"], "status: unknown option -a; use --all-stores"),
-        (&["history", "--last", "5"], "history: unknown option --last; use --lines"),
-        (&["show", "--nope"], "unknown command show; use csalock status"),
-        (&["version"], "unknown command version; try: csalock --version"),
-        (&["stauts", "x"], "unknown command stauts; try: csalock status x"),
-        (&["job"], "unknown command job; see csalock --help"),
-        (&["job", "true"], &format!("unknown command job; {run} job true")),
-        (&["-n", "job", "true"], "unknown option -n; try: csalock run -n job true"),
-        (&["-w", "5", "lock", "x"], "unknown option -w; try: csalock lock -w 5 x"),
-        (&["--force", "unlock", "x"], "unknown option --force; try: csalock unlock --force x"),
-        (&["-o", "job", "true"], &format!("unknown option -o; {inherits} job true")),
-        (&["run", "-no", "job", "true"], &format!("run: unknown option -o in -no; {inherits} -n job true")),
-        (&["-u", "job"], "unknown option -u; try: csalock unlock job"),
-        (&["run", "-u", "job"], "run: unknown option -u; try: csalock unlock job"),
-        (&["lock", "x", "-c", "true"], "lock: unknown option -c; try: csalock run x -c true"),
-        (&["status", "-o", "json"], "status: unknown option -o; use --json"),
-        (&["history", "--format=json"], "history: unknown option --format; use --json"),
-        (&["status", "-o"], "status: unknown option -o; see csalock status --help"),
+        (&["acquire", "x"], "unrecognized subcommand 'acquire'; try: csalock lock x"),
+        (
+            &["rnu", "x", "true"],
+            "unrecognized subcommand 'rnu'; to run a command under a lock, try: csalock run rnu x true",
+        ),
+        (&["LOCK", "x"], "unrecognized subcommand 'LOCK'; to run a command under a lock, try: csalock run LOCK x"),
+        (&["unlock", "-f", "x"], "unexpected argument '-f' found; use --force"),
+        (
+            &["status", "-w"],
+            "unexpected argument '-w' found; see csalock status --help; to pass '-w' as a value, use '-- -w'",
+        ),
+        (&["lock", "-u", "x"], "unexpected argument '-u' found; use csalock unlock NAME"),
+        (&["run", "-u", "x", "true"], "unexpected argument '-u' found; use csalock unlock NAME"),
+        (
+            &["history", "-n", "-3"],
+            "unexpected argument '-3' found; see csalock history --help; to pass '-3' as a value, use '-- -3'",
+        ),
+        (&["release", "x", "y"], "unrecognized subcommand 'release'; try: csalock unlock x y"),
+        (&["release"], "unrecognized subcommand 'release'; use csalock unlock"),
+        (&["free", "x"], "unrecognized subcommand 'free'; try: csalock unlock x"),
+        (&["rm", "x"], "unrecognized subcommand 'rm'; try: csalock unlock x"),
+        (&["log", "deploy"], "unrecognized subcommand 'log'; try: csalock history deploy"),
+        (&["exec", "-n", "x", "true"], "unrecognized subcommand 'exec'; try: csalock run -n x true"),
+        (&["flock", "-n", "x", "true"], "unrecognized subcommand 'flock'; try: csalock run -n x true"),
+        (&["run", "-V"], "unexpected argument '-V' found; use csalock --version"),
+        (&["lock", "--version"], "unexpected argument '--version' found; use csalock --version"),
+        (&["ls"], "unrecognized subcommand 'ls'; try: csalock status"),
+        (&["who", "x"], "unrecognized subcommand 'who'; try: csalock status x"),
+        (&["break", "x"], "unrecognized subcommand 'break'; try: csalock unlock --force x"),
+        (&["kill", "x"], "unrecognized subcommand 'kill'; try: csalock unlock --force x"),
+        (&["lock", "--nowait", "x"], "unexpected argument '--nowait' found; use --nonblock"),
+        (&["lock", "--reason", "foo", "x"], "unexpected argument '--reason' found; use --label"),
+        (&["lock", "-t", "5", "x"], "unexpected argument '-t' found; use --timeout"),
+        (&["status", "-a"], "unexpected argument '-a' found; use --all-stores"),
+        (&["history", "--last", "5"], "unexpected argument '--last' found; use --lines"),
+        (&["show", "--nope"], "unrecognized subcommand 'show'; use csalock status"),
+        (&["version"], "unrecognized subcommand 'version'; try: csalock --version"),
+        (&["stauts", "x"], "unrecognized subcommand 'stauts'; some similar subcommands exist: 'audit', 'status'"),
+        (&["help", "job"], "unrecognized subcommand 'job'; see csalock --help"),
+        (&["job"], "unrecognized subcommand 'job'; see csalock --help"),
+        (&["job", "true"], "unrecognized subcommand 'job'; to run a command under a lock, try: csalock run job true"),
+        (
+            &["-n", "job", "true"],
+            "unexpected argument '-n' found; to run a command under a lock, try: csalock run -n job true",
+        ),
+        (&["-w", "5", "lock", "x"], "unexpected argument '-w' found; try: csalock lock -w 5 x"),
+        (&["--force", "unlock", "x"], "unexpected argument '--force' found; try: csalock unlock --force x"),
+        (
+            &["-o", "job", "true"],
+            "unexpected argument '-o' found; leave it out, because a command does not inherit the lock",
+        ),
+        (
+            &["run", "-no", "job", "true"],
+            "unexpected argument '-o' found; leave it out, because a command does not inherit the lock",
+        ),
+        (&["-u", "job"], "unexpected argument '-u' found; use csalock unlock NAME"),
+        (&["run", "-u", "job"], "unexpected argument '-u' found; use csalock unlock NAME"),
+        (&["lock", "x", "-c", "true"], "unexpected argument '-c' found; use: csalock run NAME -c STRING"),
+        (&["status", "-o", "json"], "unexpected argument '-o' found; use --json"),
+        (&["history", "--format=json"], "unexpected argument '--format' found; use --json"),
+        (&["status", "-o"], "unexpected argument '-o' found; use --json"),
     ]);
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["list", "-1"]).run();
@@ -176,39 +194,83 @@ fn words_of_other_tools_are_answered_with_those_of_csalock() {
 
 #[test]
 fn usage_errors_look_like_all_other_errors() {
-    let dash = "for a name that begins with a dash, try: csalock";
     let long = "x".repeat(1000);
     check_usage_errors(&[
-        (&["lock"], "lock: NAME is missing; use: csalock lock [OPTION]... NAME..."),
-        (&["run"], "run: NAME COMMAND is missing; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]..."),
-        (&["unclaim"], "unclaim: --id ID and NAME are missing; use: csalock unclaim [OPTION]... --id ID NAME..."),
-        (&["renew", "x"], "renew: --ttl DURATION is missing; add --ttl DURATION"),
-        (&["unlock", "--token", "5", "x"], "unlock: --force is missing; add --force"),
+        (
+            &["lock"],
+            "the following required arguments were not provided: <NAME>...; use: csalock lock [OPTION]... NAME...",
+        ),
+        (
+            &["run"],
+            "the following required arguments were not provided: <NAME> [COMMAND]...; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...",
+        ),
+        (
+            &["unclaim"],
+            "the following required arguments were not provided: --id <ID> <NAME>...; use: csalock unclaim [OPTION]... --id ID NAME...",
+        ),
+        (
+            &["renew", "x"],
+            "the following required arguments were not provided: --ttl <DURATION>; use: csalock renew [OPTION]... --ttl DURATION NAME...",
+        ),
+        (
+            &["unlock", "--token", "5", "x"],
+            "the following required arguments were not provided: --force; use: csalock unlock [OPTION]... NAME...",
+        ),
         (&["-q"], "the command is missing; see csalock --help"),
-        (&["lock", "-dash"], &format!("lock: unknown option -d in -dash; {dash} lock -- -dash")),
-        (&["run", "-dash", "true"], &format!("run: unknown option -d in -dash; {dash} run -- -dash true")),
-        (&["lock", "x", "--nope"], "lock: unknown option --nope; see csalock lock --help"),
-        (&["lock", "--timout", "5", "x"], "lock: unknown option --timout; use --timeout"),
-        (&["--nope"], "unknown option --nope; see csalock --help"),
-        (&["get", "x", "y"], "get: unexpected argument y; use: csalock get [OPTION]... NAME"),
-        (&["get"], "get: NAME is missing; use: csalock get [OPTION]... NAME"),
+        (
+            &["lock", "-dash"],
+            "unexpected argument '-d' found; see csalock lock --help; to pass '-d' as a value, use '-- -d'",
+        ),
+        (
+            &["run", "-dash", "true"],
+            "unexpected argument '-d' found; see csalock run --help; to pass '-d' as a value, use '-- -d'",
+        ),
+        (
+            &["lock", "x", "--nope"],
+            "unexpected argument '--nope' found; see csalock lock --help; to pass '--nope' as a value, use '-- --nope'",
+        ),
+        (
+            &["lock", "--timout", "5", "x"],
+            "unexpected argument '--timout' found; a similar argument exists: '--timeout'",
+        ),
+        (&["--nope"], "unexpected argument '--nope' found; use: csalock [OPTION]... COMMAND [ARGUMENT]..."),
+        (&["get", "x", "y"], "unexpected argument 'y' found; use: csalock get [OPTION]... NAME"),
+        (&["get"], "the following required arguments were not provided: <NAME>; use: csalock get [OPTION]... NAME"),
         (
             &["doctor", "x", &long],
-            &format!("doctor: unexpected argument {}...; use: csalock doctor [OPTION]... [NAME]", &long[..100]),
+            &format!("unexpected argument '{}...; use: csalock doctor [OPTION]... [NAME]", &long[..179]),
         ),
-        (&["lock", "--timeout"], "--timeout: the value is missing; use --timeout DURATION"),
-        (&["lock", "--json=3", "x"], "--json: unexpected value 3; use --json without a value"),
-        (&["run", "--on-lost", "cry", "x", "true"], "--on-lost: invalid value cry; use kill or warn"),
-        (&["status", "--color", "red"], "--color: invalid value red; use auto, always or never"),
-        (&["completions", "tcsh"], "SHELL: invalid value tcsh; use bash, zsh or fish"),
-        (&["status", "-q", "-v"], "--quiet cannot be used with --verbose; leave out one of them"),
-        (&["-q", "status", "-v"], "--verbose cannot be used with --quiet; leave out one of them"),
-        (&["lookup", "x", "--id", "1"], "NAME cannot be used with --id ID; leave out one of them"),
-        (&["status", "--store", "a", "--store", "b"], "--store is given more than once; use it once"),
+        (
+            &["lock", "--timeout"],
+            "a value is required for '--timeout <DURATION>' but none was supplied; see csalock lock --help",
+        ),
+        (
+            &["lock", "--json=3", "x"],
+            "unexpected value '3' for '--json' found; no more were expected; see csalock lock --help",
+        ),
+        (
+            &["run", "--on-lost", "cry", "x", "true"],
+            "invalid value 'cry' for '--on-lost <WHAT>' [possible values: kill, warn]; see csalock run --help",
+        ),
+        (
+            &["status", "--color", "red"],
+            "invalid value 'red' for '--color <WHEN>' [possible values: auto, always, never]; see csalock status --help",
+        ),
+        (
+            &["completions", "tcsh"],
+            "invalid value 'tcsh' for '<SHELL>' [possible values: bash, zsh, fish]; a similar value exists: 'zsh'",
+        ),
+        (&["status", "-q", "-v"], "the argument '--quiet' cannot be used with '--verbose'; leave one of them out"),
+        (&["-q", "status", "-v"], "the argument '--verbose' cannot be used with '--quiet'; leave one of them out"),
+        (&["lookup", "x", "--id", "1"], "the argument '[NAME]' cannot be used with '--id <ID>'; leave one of them out"),
+        (
+            &["status", "--store", "a", "--store", "b"],
+            "the argument '--store <URL>' cannot be used multiple times; leave one of them out",
+        ),
         (&["lock", "-j", "0", "x"], "--slots: 0 is out of range; use 1 to 10000"),
         (
             &["lock", "a\nb\x1b[2J", "-Zz"],
-            &format!("lock: unknown option -Z in -Zz; {dash} lock $'a\\nb\\x1b[2J' -- -Zz"),
+            "unexpected argument '-Z' found; see csalock lock --help; to pass '-Z' as a value, use '-- -Z'",
         ),
         (&["run", "--json", "x", "true"], "run has no result of its own that could be JSON; leave --json out"),
     ]);
