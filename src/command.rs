@@ -51,7 +51,6 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     end(done.or_else(|error| Ok(failure::tell(&context, &cli.command, &error))))
 }
 
-/// Executes a command.
 fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
     match command {
         Command::Run(asked) => run::run(context, asked),
@@ -117,7 +116,6 @@ fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     }
 }
 
-/// Returns the exit code of a failure.
 fn exit_of(error: &anyhow::Error) -> Exit {
     kind_of(error).into()
 }

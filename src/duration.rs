@@ -12,7 +12,6 @@ pub struct Limit(pub Option<Duration>);
 /// Pauses that double from `min` to `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
-    /// The first pause.
     pub min: Duration,
     /// The longest pause.
     pub max: Duration,
@@ -88,7 +87,6 @@ fn parse(text: &str) -> Result<Duration, Problem> {
     if nanos > LONGEST.as_nanos() { Err(Problem::TooLong) } else { Ok(Duration::from_nanos(nanos as u64)) }
 }
 
-/// Returns the length of a unit in milliseconds.
 fn milliseconds_of(unit: &str) -> Result<u128, Problem> {
     let known = |unit: &str| UNITS.iter().find(|(_, names)| names.contains(&unit));
     match known(unit) {

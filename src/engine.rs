@@ -7,7 +7,6 @@ mod acquire;
 mod acquire_all;
 mod auxiliary;
 mod batch;
-mod blocked_callers;
 mod breaking;
 mod commit;
 mod commit_record;
@@ -15,15 +14,12 @@ mod contention;
 mod context;
 mod deadlock;
 mod facts;
-mod fence;
 mod gc;
 mod history;
 mod inspect;
 mod leases;
 mod lock_set;
-mod outage;
 mod overflow_queue;
-mod request;
 mod values;
 mod wait_policy;
 mod witness;
@@ -35,15 +31,15 @@ use self::commit::{Committed, RecordUpdate};
 use self::contention::CasRetry;
 use self::leases::IssuedLease;
 
+pub use acquire::{AcquireRequest, EndsWith};
 pub use acquire::{AcquireResult, Waiting};
 pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
 pub use breaking::Broken;
 pub use context::Context;
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
-pub use outage::RETRY_INTERVAL;
-pub use request::AcquireRequest;
 pub use values::{ValueWrite, WriteResult};
+pub use wait_policy::RETRY_INTERVAL;
 pub use wait_policy::WaitPolicy;
 
 use crate::environment::Environment;
@@ -63,7 +59,6 @@ pub struct Engine {
     remembers: Limits,
     /// The location of the store, for hints.
     location: Option<Location>,
-    /// Duration of leases that a keeper renews.
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
     #[cfg(debug_assertions)]
@@ -76,7 +71,7 @@ pub type VersionedRecord = (Option<Version>, Record);
 impl Engine {
     /// Opens the store at a location, with the settings of the environment.
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
-        let mut engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
+        let mut engine = Engine::new(crate::store::open(location, &Environment::variable, host.clone())?, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
         engine.remembers = if location.is_beside() { limits.off() } else { limits };
@@ -87,7 +82,6 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Creates an engine for this store and this host.
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
         Engine {
             store,
@@ -106,7 +100,6 @@ impl Engine {
         Engine { remembers: limits, ..self }
     }
 
-    /// Returns the engine's store.
     pub fn store(&self) -> &dyn Store {
         self.store.as_ref()
     }
@@ -116,7 +109,6 @@ impl Engine {
         self.store.leases().time()
     }
 
-    /// Returns the engine's host.
     pub fn host(&self) -> &dyn Host {
         self.host.as_ref()
     }
@@ -148,34 +140,38 @@ impl Engine {
     ) -> Result<Option<R::Response>> {
         let name = race.key;
         let mut ask = ask.clone();
-        // The grants that a lost commit would have ended, and the response to return if the next read knows none of them.
-        let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
-        let mut conflicting = None;
-        let mut facts = Facts::default();
+        // The record that a commit conflicted with, if the store returned it.
+        let mut found = None;
+        // A commit that conflicts may have succeeded, and only its reply was lost: the grants that it ended, and its response.
+        let mut conflicted: Option<(Vec<HandleHash>, R::Response)> = None;
         loop {
-            let (version, record) = conflicting.take().map_or_else(|| self.read(name), Ok)?;
+            let (version, record) = found.take().map_or_else(|| self.read(name), Ok)?;
             // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
-            // the result of our own commit, and only its reply was lost.
-            if let Some((ended, response)) = unclear.take()
+            // the result of our own commit.
+            if let Some((ended, response)) = conflicted.take()
                 && !ended.iter().any(|proof| record.knows(proof))
             {
-                ended.iter().for_each(|proof| self.tell_supervisor(proof));
+                ended.iter().for_each(|proof| self.wake_supervisor(proof));
                 return Ok(Some(response));
             }
-            match self.decide_again(&record, &ask, None, &mut facts)? {
+            match self.decide(&record, &ask, None)? {
                 Transition::Done(response) => return Ok(Some(response)),
                 Transition::Write { record: next, response, wake, over } => {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     match self.commit_update(&[update], &[], by)? {
                         Committed::Done(version) => {
-                            R::changed(&response).iter().for_each(|proof| self.tell_supervisor(proof));
+                            R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
                             return Ok(Some(R::numbered(response, version.number)));
                         }
                         // A request that pauses reads again after its pause.
-                        Committed::Conflict(found) => conflicting = found.filter(|_| R::HAS_PRIORITY),
+                        Committed::Conflict(now) if R::HAS_PRIORITY => found = now,
+                        Committed::Conflict(_) => {}
                     }
-                    unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
+                    let ended = R::ended(&response, &next);
+                    if !ended.is_empty() {
+                        conflicted = Some((ended, response));
+                    }
                     ask.repeat();
                     if !race.backoff()? {
                         return Ok(None);
@@ -214,7 +210,6 @@ impl Engine {
         Ok(if is_replaced { Err(lost()) } else { released })
     }
 
-    /// Reads the record of a name, with its version.
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
         self.read_record(name).map_err(|error| error.of_lock(|| self.shell_arg(name)))
     }
@@ -242,31 +237,20 @@ impl Engine {
         ask: &R,
         time_left: Option<Duration>,
     ) -> Result<Transition<R::Response>> {
-        self.decide_again(record, ask, time_left, &mut Facts::default())
-    }
-
-    /// Decides like [`Engine::decide`], given the facts of the last decision of the same attempt.
-    fn decide_again<R: Request>(
-        &self,
-        record: &Record,
-        ask: &R,
-        time_left: Option<Duration>,
-        facts: &mut Facts,
-    ) -> Result<Transition<R::Response>> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
-        facts.start_anew(self.host.wall().as_millis() as u64);
+        let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         facts.replies_get_lost = self.store.scope() == Scope::Shared;
-        self.prefetch(record, facts, time_left)?;
+        self.prefetch(record, &mut facts, time_left)?;
         loop {
-            match decide(record, ask, facts) {
+            match decide(record, ask, &facts) {
                 Ok(step) => {
                     #[cfg(debug_assertions)]
-                    self.trace.decided(self.host.as_ref(), from, record, ask, facts);
+                    self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),
-                Err(query) => self.learn(record, facts, query, time_left)?,
+                Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }
         }
     }

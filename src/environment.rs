@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
 use crate::host::{home_of, homes};
 use crate::name::escape;
-use crate::store::{Access, Layout, Location, Secret, postgres_variables};
+use crate::store::{Layout, Location};
 
 /// Default duration of leases that a keeper renews.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -67,12 +67,10 @@ pub struct Environment {
     history: [Option<OsString>; 3],
     /// The directory of this user's default store, even if it does not exist.
     state: Option<PathBuf>,
-    /// The current directory.
     pub current: CurrentDirectory,
 }
 
 impl Environment {
-    /// Reads the environment of this process.
     pub fn of_this_process() -> Environment {
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = if geteuid().is_root() {
@@ -117,21 +115,9 @@ impl Environment {
         if is_own { self.store.as_ref() } else { self.store_for_files() }
     }
 
-    /// Returns the credentials and certificates for the servers of a store.
-    pub fn etcd() -> Access {
-        let path = |name| set(name).map(PathBuf::from);
-        let text = |name| set(name).map(|value| value.to_string_lossy().into_owned());
-        Access {
-            cacert: path("CSALOCK_ETCD_CACERT"),
-            cert: path("CSALOCK_ETCD_CERT"),
-            key: path("CSALOCK_ETCD_KEY"),
-            user: text("CSALOCK_ETCD_USER"),
-            password: text("CSALOCK_ETCD_PASSWORD").map(Secret::from),
-            password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
-            postgres: postgres_variables().filter_map(|name| Some((name, text(name)?.into()))).collect(),
-            ssh: set("CSALOCK_SSH").filter(|program| !program.is_empty()),
-            runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
-        }
+    /// Returns the value of a variable, for the stores whose settings are variables. An empty variable counts as unset.
+    pub fn variable(name: &str) -> Option<OsString> {
+        set(name)
     }
 
     /// Returns the file of the commit log, `CSALOCK_TRACE`, in builds for tests.

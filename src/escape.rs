@@ -26,7 +26,6 @@ pub(crate) fn is_invisible(char: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Quotes a name for a shell.
 pub fn shell_quote(bytes: &[u8]) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./-+=@%:,".contains(byte);
     if !bytes.is_empty() && bytes.iter().all(plain) {

@@ -5,7 +5,6 @@ pub fn is_pattern(name: &[u8]) -> bool {
     name.iter().any(|byte| b"*?[".contains(byte))
 }
 
-/// Returns true if the whole name matches the pattern.
 pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
     // On a mismatch the last star takes a byte more: linear memory, and time at most the product of the lengths.
     let (mut at, mut on) = (0, 0);

@@ -19,20 +19,16 @@ use serde::{Deserialize, Serialize};
 use crate::lock::codec::{is_default, text};
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
 
-/// A grant from its start to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
     /// The name of the lock, as its record has it.
     #[serde(skip)]
     pub name: Vec<u8>,
-    /// The fencing token.
     pub token: Option<u64>,
-    /// The mode of the grant.
     pub mode: Mode,
     /// The slot number for [`Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
-    /// The holder.
     pub holder: Who,
     /// The start, in milliseconds since 1970, as [`Grant::since`].
     pub from: u64,
@@ -43,7 +39,6 @@ pub struct Past {
     pub waited: u64,
     /// The reason for the end. `None`: the lock is held.
     pub how: Option<EndReason>,
-    /// The process that broke the grant.
     #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,
 }
@@ -53,15 +48,11 @@ pub struct Past {
 pub struct Who {
     /// The process id, if it is known.
     pub pid: Option<i32>,
-    /// The host's name.
     #[serde(with = "text")]
     pub host: String,
-    /// The numeric user id.
     pub uid: u32,
-    /// The command line.
     #[serde(with = "text")]
     pub command: Vec<u8>,
-    /// The value of `--label`.
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub label: Option<Vec<u8>>,
 }
@@ -75,7 +66,6 @@ impl Who {
 }
 
 impl Past {
-    /// Describes a grant that this process holds.
     pub fn held(name: &[u8], grant: &Grant, pid: Option<i32>) -> Past {
         Past {
             name: name.to_vec(),

@@ -9,7 +9,6 @@ mod fake;
 mod file_locks;
 mod liveness;
 mod machine;
-mod namespaces;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
@@ -49,7 +48,6 @@ pub enum Scope {
     Shared,
 }
 
-/// Subscription to a channel or to changes of a record.
 pub trait Subscription {
     /// Returns a descriptor that becomes readable when a notification may have come.
     fn descriptor(&self) -> BorrowedFd<'_>;
@@ -71,7 +69,6 @@ pub trait Host: Send + Sync {
     /// Returns the wall clock since 1970, for display and as the lower bound of new tokens.
     fn wall(&self) -> Duration;
 
-    /// Returns the pid domain of this process.
     fn domain(&self) -> Result<PidDomain>;
 
     /// Returns the part of the pid domain that needs fewer files to be read.
@@ -91,7 +88,6 @@ pub trait Host: Send + Sync {
     /// Returns the effective numeric user id of this process.
     fn uid(&self) -> u32;
 
-    /// Returns this process.
     fn this_process(&self) -> Result<ProcessId>;
 
     /// Returns the process with this pid, or `None` if it does not exist.
@@ -106,7 +102,6 @@ pub trait Host: Send + Sync {
         true
     }
 
-    /// Returns the liveness of a process in the pid domain `domain`, for a store with the scope `reach`.
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness;
 
     /// Returns true if the process has ended, and its parent `supervisor` is running and has not yet waited for it. The
@@ -118,7 +113,6 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Sleeps for this time.
     fn sleep(&self, span: Duration);
 
     /// Returns true if a signal that ends the waits of this process is pending and unread.
@@ -131,7 +125,6 @@ pub trait Host: Send + Sync {
     /// from the same snapshot, provided that the entry is younger than the snapshot.
     fn has_witness(&self, key: &str, uid: u32) -> bool;
 
-    /// Removes the witness of this key.
     fn remove_witness(&self, key: &str);
 
     /// Removes this user's witnesses of at least this age, for every store.
@@ -167,7 +160,6 @@ pub trait WaitSet {
 /// A process whose end concerns a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watched {
-    /// The process.
     pub process: ProcessId,
     /// The parent that notices its end, and then changes the record and wakes the waiter.
     pub supervisor: Option<ProcessId>,
@@ -184,10 +176,7 @@ pub struct WaitSources<'a> {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeReason {
-    /// The record may have changed.
     LookAgain,
-    /// The interrupt is readable.
     Interrupted,
-    /// The time is over.
     TimeOver,
 }

@@ -1,4 +1,5 @@
-//! Locks for Rust programs, in the stores of the command `csalock`: a directory (also on NFS), an SQLite database or etcd.
+//! Locks for Rust programs, in the stores of the command `csalock`: a directory (also on NFS, or behind ssh), an SQLite
+//! database, etcd or PostgreSQL.
 //!
 //! ```
 //! use std::time::Duration;

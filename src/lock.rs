@@ -4,13 +4,12 @@
 //! rule, and the engine passes its findings as [`Facts`].
 
 mod acquire;
+mod auxiliary;
 pub(crate) mod codec;
-mod commit_record;
 mod credentials;
 mod deadlock;
 mod ending;
 mod facts;
-mod fence_mark;
 mod handle;
 mod job;
 mod lifetime;
@@ -20,35 +19,28 @@ mod protocol;
 mod queue;
 mod record;
 mod release;
-mod replacement;
 mod request;
-mod sighting;
 mod value;
-mod wait_edges;
 
+pub use auxiliary::{CommitRecord, FenceMark, WaitEdges};
 pub(crate) use codec::auxiliary::Auxiliary;
 pub use codec::auxiliary::is_auxiliary;
 pub(crate) use codec::auxiliary::{decode_auxiliary, decode_value, encode_auxiliary, encode_value, name_of_auxiliary};
 pub(crate) use codec::{MOST_BYTES, committed};
 pub use codec::{decode, encode};
-pub use commit_record::CommitRecord;
 pub use deadlock::{Cycle, WaitNode, find_cycle};
 pub use ending::{EndReason, EndedGrant};
 pub use facts::{Facts, Liveness, Query};
-pub use fence_mark::FenceMark;
 pub use handle::{Handle, HandleHash};
 pub use job::{BeginRun, Complain, Complaint, ForgetJob, JobState, Promise, ReportSuccess, RunStart, Runs, Success};
-pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
+pub use lifetime::{Begun, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
 pub use page::{Page, Pages};
 pub use protocol::{decide, grant_status};
-pub use queue::effective_owner;
+pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
-pub use replacement::{Replacement, Successor};
 pub use request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, Orphan, OwnerDied, Prepare,
-    QueuePosition, Refusal, Release, Renew, Request, Transition,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, Orphan, OwnerDied, Phase,
+    Prepare, QueuePlace, QueuePosition, Refusal, Release, Renew, Request, Transition,
 };
-pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};
-pub use wait_edges::WaitEdges;

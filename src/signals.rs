@@ -36,10 +36,8 @@ static QUEUED: AtomicU64 = AtomicU64::new(0);
 /// The set of signals that this process has blocked since its start.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
-/// A signal that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedSignal {
-    /// The signal.
     pub signal: Signal,
     /// True if the terminal sent the signal to the whole process group, the command included. (False for SIGHUP,
     /// because the terminal may send it only to the first process of a session.)

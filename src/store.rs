@@ -11,7 +11,7 @@
 
 mod absences;
 mod answers;
-mod calls;
+mod deadline;
 pub(crate) mod directory;
 pub(crate) mod etcd;
 mod file_system;
@@ -32,26 +32,28 @@ mod url;
 mod write_set;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use answers::answers;
-pub use calls::SignalsEndCalls;
+pub use deadline::StoreDeadline;
 pub use directory::{Directory, MARK};
-pub use etcd::{Access, Etcd};
+pub use etcd::{Access, Cluster, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
+pub use net::retry::SignalsEndCalls;
 pub use path_checks::path_findings;
-pub use postgres::{Database, Postgres, variables as postgres_variables};
+pub use postgres::{Database, Postgres};
 pub use scratch::Scratch;
 pub use secret::Secret;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use ssh::{Remote, Ssh, serve};
-pub use url::{Cluster, Layout, Location};
+pub use url::{Layout, Location};
 pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
 
 use crate::error::{Error, Result};
@@ -60,18 +62,14 @@ pub use crate::host::{Scope, Subscription};
 use crate::lock::{Lease, Sighting};
 pub use crate::version::Version;
 
-/// A stored record and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versioned {
-    /// Version of the record.
     pub version: Version,
-    /// Bytes of the record.
     pub body: Vec<u8>,
     /// True if the record was written before the last reboot and not synced: damage then has a known cause.
     pub may_be_torn: bool,
 }
 
-/// Abilities that stores differ in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     /// Maximum number of changes of one commit.
@@ -82,15 +80,12 @@ pub struct Abilities {
     pub notifies: bool,
 }
 
-/// Subject of a subscription.
 #[derive(Debug, Clone, Copy)]
 pub enum Topic<'a> {
     /// Wake-ups of the waiter with this channel: all since this version was stored if the store [`Abilities::notifies`],
     /// else all from now on.
     Channel(&'a [u8], Version),
-    /// Changes of the record under this name.
     Record(&'a [u8]),
-    /// New lines of history.
     History,
 }
 
@@ -109,7 +104,6 @@ pub struct HistoryCursor {
 /// Result of a sweep or of its dry run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Number of leftovers removed.
     pub removed: u64,
     /// Errors about the records and leftovers that the sweep skipped, one for each.
     pub passed_over: Vec<Error>,
@@ -147,14 +141,9 @@ pub trait Store: Send + Sync {
     /// closes channels, and removes what the changes replaced. Nothing that is correct depends on it.
     fn finish(&self, _set: &WriteSet<'_>) {}
 
-    /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means
-    /// the store's default. Only a store whose calls never wait for other processes may ignore it.
-    fn set_deadline(&self, _until: Option<Duration>) {}
-
     /// Lets go of what other processes may need while this one waits for a lock.
     fn before_wait(&self) {}
 
-    /// Returns the leases of the store.
     fn leases(&self) -> &dyn Leases;
 
     /// Subscribes to wake-ups or changes, if the store reports them.
@@ -162,12 +151,10 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Returns what the store can do.
     fn abilities(&self) -> Abilities {
         Abilities { changes: 1, wakes_hosts: false, notifies: false }
     }
 
-    /// Returns the hosts that may use the store.
     fn scope(&self) -> Scope;
 
     /// Returns true if the path of the store now names another store, or none, than the one with this process's commits.
@@ -263,15 +250,18 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
+/// Returns the value of an environment variable, as far as it is set and not empty. Each store reads its own settings.
+pub type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+
 /// Opens the store at a location. It creates nothing: the first commit does.
 /// Fails if the location has something other than a store, or an unsafe one: SQLite on a network file system, or a
 /// place that other users may write without the sticky bit.
-pub fn open(location: &Location, access: impl FnOnce() -> Access, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
+pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
         Location::Directory { path, layout, shared } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
-        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &access(), host)?),
-        Location::Postgres(database) => Box::new(Postgres::open(database, &access(), host)?),
-        Location::Ssh(remote) => Box::new(Ssh::open(remote, access().ssh, host)),
+        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &Access::from_variables(variables), host)?),
+        Location::Postgres(database) => Box::new(Postgres::open(database, variables, host)?),
+        Location::Ssh(remote) => Box::new(Ssh::open(remote, variables("CSALOCK_SSH"), host)),
     })
 }

@@ -20,22 +20,18 @@ use crate::lock::codec::text;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
 use crate::store::{CommitResult, Store, Version, Write, WriteSet, guarded};
 
-/// A line of a trace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
     /// The process. No other object in a line begins with this field, so a reader finds the start of a line.
     pub process: ProcessId,
-    /// The pid domain of the process.
     pub domain: PidDomain,
     /// The id of the commit: its start in nanoseconds on CLOCK_BOOTTIME. A counter would start again after exec(2).
     pub step: u64,
     /// The time of the line, in milliseconds on CLOCK_BOOTTIME.
     pub at: u64,
-    /// The content of the line.
     pub event: Event,
 }
 
-/// The content of a line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Event {
     /// The engine is about to make these changes in one commit.
@@ -53,24 +49,20 @@ pub enum Event {
 pub struct Intent {
     /// The place in the store, as messages name it.
     pub place: String,
-    /// The name.
     pub name: Bytes,
     /// The expected current version: number and mark.
     pub expect: Option<(u64, u64)>,
     /// For a change of a record: the record that was read.
     pub before: Option<Bytes>,
-    /// The new contents.
     pub body: Option<Bytes>,
     /// For a change of a record: the decision behind it.
     pub decided: Option<Decided>,
 }
 
-/// A decision of the rules.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Decided {
     /// The request, in an object whose only field is the name of its type.
     pub ask: serde_json::Value,
-    /// The known facts.
     pub facts: Facts,
     /// The time when the engine began to collect the facts, in milliseconds on CLOCK_BOOTTIME.
     pub from: u64,

@@ -21,6 +21,7 @@ use crate::lock::{EndReason, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, P
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Settings};
 use crate::signals::{Interrupt, Signals};
+use crate::store::StoreDeadline;
 
 /// Maximum time for the store to answer with what an estimate needs.
 pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
@@ -37,7 +38,6 @@ pub(super) struct Acquisition<'a> {
     pub(super) settings: &'static Settings,
     /// Limit of `--give-up-if`.
     pub(super) give_up_if: Option<Duration>,
-    /// The expected turn of a refused caller.
     pub(super) turn: OnceCell<Turn>,
 }
 
@@ -154,10 +154,8 @@ impl<'a> Acquisition<'a> {
 fn turn(opened: &OpenLockSet<'_>, at: usize, request: &AcquireRequest) -> Option<ExpectedTurn> {
     let (engine, target) = (opened.engine(at), opened.target(at));
     // A store that does not answer must not delay a refusal.
-    engine.store().set_deadline(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
-    let turn = engine.expected_turn(&target.name, request.mode, request.slots);
-    engine.store().set_deadline(None);
-    turn
+    let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
+    engine.expected_turn(&target.name, request.mode, request.slots)
 }
 
 /// Returns the request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.

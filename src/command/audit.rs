@@ -18,7 +18,6 @@ use crate::report::{AuditReport, OutputStyle};
 struct Material {
     /// The grants that ended, in the order of their lines; then those that are still in a record.
     grants: Vec<Past>,
-    /// The grants that ended according to the records.
     ended: Vec<Past>,
     /// Number of lines, or parts of them, that cannot be read.
     unreadable_lines: usize,
@@ -53,10 +52,10 @@ pub(super) fn run(context: &Context, asked: &Audit) -> anyhow::Result<Exit> {
         report.unknown.push(("clock", what));
     }
     let has_faults = !audit.faults.is_empty() || !material.unreadable.is_empty();
-    match asked.common.json {
-        true => print_json(&report.json())?,
-        false if asked.common.quiet && !has_faults => {}
-        false => print(report.text(&context.host.name(), style))?,
+    if asked.common.json {
+        print_json(&report.json())?;
+    } else if has_faults || !asked.common.quiet {
+        print(report.text(&context.host.name(), style))?;
     }
     Ok(if has_faults { ErrorKind::Corrupt.into() } else { Exit::Done })
 }
@@ -144,7 +143,6 @@ fn at_places(number: usize) -> String {
     if number == 1 { "at 1 place".to_string() } else { format!("at {number} places") }
 }
 
-/// Returns the grants that ended according to the record.
 fn ended(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.ended_grants.iter().map(|ending| &ending.grant);
     grants.map(|grant| Past::held(&status.record.name, grant, engine.pid(&grant.owner))).collect()

@@ -10,7 +10,6 @@ pub(super) mod completions {
     include!(concat!(env!("OUT_DIR"), "/completions.rs"));
 }
 
-/// Returns the text of a file in such a list.
 pub(super) fn text(files: &'static [(&str, &[u8])], is_it: impl Fn(&str) -> bool) -> Option<&'static str> {
     let (_, bytes) = files.iter().find(|(name, _)| is_it(name))?;
     std::str::from_utf8(bytes).ok()

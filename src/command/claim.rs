@@ -7,14 +7,15 @@ use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json};
 use super::lookup::{names_of, nothing_claimed};
 use crate::cli::{Claim, Unclaim};
-use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, LockStatus, OpenLockSet};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
 use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
-use crate::report::{ClaimJson, Entry, RefusalReport, Reporter, TakenJson, UnlockJson, name_and_store};
+use crate::report::{RefusalReport, RefusedLock, json, name_and_store};
 use crate::signals::Signals;
+use crate::store::StoreDeadline;
 
 /// Maximum length of an id in bytes.
 const LONGEST_ID: usize = 255;
@@ -26,7 +27,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let opened = targets.open(context)?;
     let policy = asked.waiting.wait_policy();
     let until = policy.end(context.host.boottime());
-    opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
+    let _deadline = StoreDeadline::begin(Some(until));
     let taken = match taken(&opened, &id) {
         // Acquiring the names waits for the store too, and finds out the same.
         Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),
@@ -38,7 +39,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let this = ThisProcess::look()?;
     let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
-        owner_outlives_process: true,
+        ends_with: EndsWith::Owner,
         claim: Some(id.clone()),
         lifetime: Lifetime::UntilReleased,
         ..request(context, &asked.waiting, handle, process, Vec::new(), command)?
@@ -68,11 +69,10 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
 
 /// Returns the text to print: the id.
 fn answer(asked: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
-    let names: Vec<&[u8]> = targets.all.iter().map(|target| target.display_name.as_slice()).collect();
-    match asked.common.json {
-        true => json_line(&ClaimJson::new(&names, id, grants)),
-        false => Ok(format!("{}\n", String::from_utf8_lossy(id))),
+    if asked.common.json {
+        return json_line(&json::claimed(&targets.all, id, grants));
     }
+    Ok(format!("{}\n", String::from_utf8_lossy(id)))
 }
 
 pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit> {
@@ -81,7 +81,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     let targets = match asked.all {
         true => {
             let (names, unreadable) = names_of(context, &asked.common, &id)?;
-            documents.extend(unreadable.iter().map(Entry::unreadable));
+            documents.extend(unreadable.iter().map(json::unreadable));
             LockSet::of_store(&context.store(&asked.common)?, names)
         }
         false => context.lock_set(&asked.common, &asked.names)?,
@@ -100,12 +100,12 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
             continue;
         }
         let reporter = opened.reporter(at);
-        let refusal = not_claimed(target, &id, &status, &reporter);
+        let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
+        let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
+        let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
         asked.common.note_unless_json(&refusal);
         exit = exit.or(refusal.kind);
-        let word = if refusal.holders.is_empty() { "not held" } else { "not the owner" };
-        let document = UnlockJson::new(&target.display_name, word, &refusal.holders, &reporter);
-        documents.push(Entry::Result(document.refused(&refusal)));
+        documents.push(json::not_done(&target.display_name, &holders, Some(&refusal), &reporter));
     }
     if exit != Exit::Done {
         if asked.common.json {
@@ -127,28 +127,12 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     }
     if asked.common.json {
         let document = |(at, target): (usize, &LockRef)| {
-            Entry::Result(UnlockJson::new(&target.display_name, "released", [&claims[at]], &opened.reporter(at)))
+            json::outcome(&target.display_name, "released", [&claims[at]], &opened.reporter(at))
         };
         documents.extend(targets.all.iter().enumerate().map(document));
         print_json(&documents)?;
     }
     Ok(Exit::Done)
-}
-
-/// Returns the reason why a name has no claim to give up.
-fn not_claimed(target: &LockRef, id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> RefusalReport {
-    let shown = name_and_store(target);
-    let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
-    let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
-    let held: Vec<String> = holders.iter().map(|grant| reporter.holding(grant)).collect();
-    let (kind, message) = match held.is_empty() {
-        true => (ErrorKind::NotHeld, format!("{shown} is not claimed")),
-        false => {
-            let message = format!("{shown} is not claimed under id {}: {}", escape(id), held.join("; and "));
-            (ErrorKind::NotOwner, message)
-        }
-    };
-    RefusalReport { holders, ..RefusalReport::new(kind, message, "nothing was given up").about(&target.display_name) }
 }
 
 /// Returns the names that are claimed under another id, each with that claim.
@@ -168,12 +152,11 @@ fn not_unique(asked: &Claim, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exit>
         let message = format!("{} is claimed under id {id}", name_and_store(target));
         RefusalReport::new(ErrorKind::NotUnique, message, "nothing was claimed").about(&target.display_name)
     };
-    let exit = ErrorKind::NotUnique.into();
     match taken.first() {
-        Some(first) if asked.common.json => print_json(&TakenJson::new(taken, refusal(first).json(exit, None)))?,
+        Some(first) if asked.common.json => print_json(&json::taken(taken, &refusal(first)))?,
         _ => taken.iter().map(refusal).for_each(|refusal| asked.common.note(&refusal.to_string())),
     }
-    Ok(exit)
+    Ok(ErrorKind::NotUnique.into())
 }
 
 /// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.

@@ -20,7 +20,7 @@ use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
 use crate::signals::StartupState;
-use crate::store::{Location, refuse_file_mounted_alone};
+use crate::store::{Location, StoreDeadline, refuse_file_mounted_alone};
 use crate::terminal;
 
 /// Maximum number of bytes that are read from the file of a handle.
@@ -47,7 +47,6 @@ impl Context {
         chosen.ok().flatten().map(|location| location.url()).unwrap_or_default()
     }
 
-    /// Returns the store of bare names.
     pub(super) fn store(&self, common: &Common) -> Result<Location> {
         let chosen = self.chosen_store(common, self.environment.store.as_ref())?;
         chosen.map_or_else(|| self.environment.default_store(), Ok)
@@ -113,7 +112,7 @@ impl Context {
     /// Returns true if a store that answers at once has a held or abandoned lock of this name.
     fn has_lock(&self, location: &Location, name: &[u8]) -> bool {
         let Ok(engine) = self.engine(location) else { return false };
-        engine.store().set_deadline(Some(self.host.boottime().saturating_add(UNREAD)));
+        let _deadline = StoreDeadline::begin(Some(self.host.boottime().saturating_add(UNREAD)));
         engine.record(name).is_ok_and(|record| !record.holders.is_empty())
     }
 
@@ -266,7 +265,6 @@ pub(super) fn print_before(context: &Context, until: Duration, text: &str) -> an
     Ok(())
 }
 
-/// Prints a result unchanged on stdout.
 pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let mut stdout = Stdout::lock();
     stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()).context("cannot write to stdout")
@@ -298,7 +296,6 @@ pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<Stri
     Ok(format!("{}\n", json(document)?))
 }
 
-/// Prints a result as one JSON document on a line of its own.
 pub(super) fn print_json(document: &impl serde::Serialize) -> anyhow::Result<()> {
     print(json_line(document)?)
 }

@@ -13,7 +13,6 @@ use crate::exit::Exit;
 use crate::report::{RefusalReport, Reporter};
 
 impl Common {
-    /// Reports a refusal. Returns its exit code.
     pub(super) fn refuse(
         &self,
         refusal: &RefusalReport,
@@ -36,7 +35,6 @@ impl Common {
     }
 }
 
-/// Reports the failure of a command. Returns its exit code.
 pub(super) fn tell(context: &Context, command: &Command, error: &anyhow::Error) -> Exit {
     let exit = waiting(command).map_or_else(|| exit_of(error), |waiting| waiting.exit_of(error));
     if !common(command).is_some_and(|common| common.json) || print_document(context, command, error, exit).is_err() {
@@ -63,7 +61,6 @@ fn print_document(context: &Context, command: &Command, error: &anyhow::Error, e
     print_before(context, Duration::ZERO, &json_line(&refusal.json(exit, None))?)
 }
 
-/// Returns the options of a command that can print JSON.
 fn common(command: &Command) -> Option<&Common> {
     Some(match command {
         Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_) => return None,

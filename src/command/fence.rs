@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::fence::{Draft, Fence, Place, Replacement};
 use crate::name::{self, escape, escape_path};
-use crate::report::{FenceJson, NewestJson, RefusalReport};
+use crate::report::{RefusalReport, json};
 use crate::signals::Signals;
 use crate::store::Location;
 
@@ -88,7 +88,7 @@ fn show(context: &Context, asked: &cli::Fence, fence: &Fence<'_>, place: &Place)
         return asked.common.refuse(&refusal, refusal.kind, None);
     };
     if asked.common.json {
-        print_json(&NewestJson::new(file, newest.token, newest.published))?;
+        print_json(&json::newest_token(file, newest.token, newest.published))?;
         return Ok(Exit::Done);
     }
     print(format!("{}\n", newest.token))?;
@@ -105,7 +105,7 @@ fn show(context: &Context, asked: &cli::Fence, fence: &Fence<'_>, place: &Place)
 fn told(asked: &cli::Fence, place: &Place, token: u64, before: u64, bytes: u64) -> anyhow::Result<()> {
     let before = (before > 0).then_some(before);
     if asked.common.json {
-        print_json(&FenceJson::new(place.path().as_os_str().as_bytes(), token, before, bytes))?;
+        print_json(&json::fenced(place.path().as_os_str().as_bytes(), token, before, bytes))?;
     } else if asked.common.verbose {
         let before = before.map_or("none".to_string(), |before| before.to_string());
         let file = escape_path(place.path());

@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::glob;
 use crate::lock::{self, EndedGrant, Grant, Liveness};
 use crate::name::escape;
-use crate::report::{Entry, Reporter, UnlockJson};
+use crate::report::{Document, Reporter, json};
 
 pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     let mut collection = Collection::new(asked);
@@ -41,10 +41,9 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
 struct Collection<'a> {
     asked: &'a Gc,
     lines: String,
-    documents: Vec<Entry<UnlockJson>>,
+    documents: Vec<Document>,
     /// The reasons for records that stay as they are, each once.
     told: BTreeSet<String>,
-    /// Exit code of the last error.
     exit: Exit,
 }
 
@@ -101,7 +100,7 @@ impl<'a> Collection<'a> {
                     self.lines += &format!("{done} {name}: held by {}\n", reporter.ending(ending));
                 }
                 let grants = endings.iter().map(|ending| &ending.grant);
-                self.documents.push(Entry::Result(UnlockJson::new(shown, done, grants, &reporter)));
+                self.documents.push(json::outcome(shown, done, grants, &reporter));
             }
             Ok(None) => {}
             Err(error) if error.is_of_one_record() => self.pass_over(&error),
@@ -116,7 +115,7 @@ impl<'a> Collection<'a> {
         let text = error.to_string();
         if !self.told.contains(&text) {
             self.asked.common.note_unless_json(&text);
-            self.documents.push(Entry::unreadable(error));
+            self.documents.push(json::unreadable(error));
             self.told.insert(text);
         }
     }

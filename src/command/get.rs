@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{Handle, Lifetime, Mode};
-use crate::report::{NoValueJson, RefusedLock, Reporter, Settings, ValueJson};
+use crate::report::{RefusedLock, Reporter, Settings, json};
 
 pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
@@ -46,14 +46,14 @@ fn give(asked: &Get, engine: &Engine, target: &LockRef, taken: Option<(&Handle, 
         if let Some(grant) = taken {
             refusal.hint = "the lock is held now, so write one or give it back".to_string();
             if asked.common.json {
-                print_json(&NoValueJson::new(refusal.json(refusal.kind.into(), None), grant))?;
+                print_json(&json::no_value(&refusal, grant))?;
                 return Ok(refusal.kind.into());
             }
         }
         return asked.common.refuse(&refusal, refusal.kind, None);
     };
     if asked.common.json {
-        print_json(&ValueJson::new(&target.display_name, &value, taken).with_bytes(bytes))?;
+        print_json(&json::value(&target.display_name, &value, taken, Some(bytes)))?;
     } else {
         print(&bytes)?;
         // The prompt of a shell begins on a line of its own.

@@ -14,7 +14,7 @@ use crate::glob;
 use crate::history::Past;
 use crate::lock::EndReason;
 use crate::name::escape;
-use crate::report::{Entry, Moment, PastJson, RefusalReport, Zone, timeline};
+use crate::report::{Moment, RefusalReport, Zone, json, timeline};
 use crate::store::Location;
 
 /// Maximum number of grants that are shown by default.
@@ -68,9 +68,9 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         asked.common.note(&format!("{left_out} earlier ones are left out; use -n or --since to see them"));
     }
     if asked.common.json {
-        let found = found.iter().map(|past| Entry::Result(PastJson::new(past)));
-        let refused = refusals.iter().map(|refusal| Entry::Refusal(refusal.json(refusal.kind.into(), None)));
-        print_json(&found.chain(unreadable.iter().map(Entry::unreadable)).chain(refused).collect::<Vec<_>>())?;
+        let refused = refusals.iter().map(|refusal| refusal.json(refusal.kind.into(), None));
+        let found = found.iter().map(json::past).chain(unreadable.iter().map(json::unreadable));
+        print_json(&found.chain(refused).collect::<Vec<_>>())?;
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
         if asked.at.is_some() && found.is_empty() {

@@ -10,7 +10,7 @@ use crate::cli::Lock;
 use crate::engine::LockSet;
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
-use crate::report::{LockJson, Settings};
+use crate::report::{Settings, json};
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
@@ -61,9 +61,8 @@ fn answer(context: &Context, asked: &Lock, targets: &LockSet, granted: &Granted<
     if !asked.common.json {
         return Ok(format!("{handle}\n"));
     }
-    let names: Vec<&[u8]> = targets.all.iter().map(|target| target.display_name.as_slice()).collect();
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
     // The time limit starts when the grant is confirmed.
     let expires = asked.taking.ttl.map(|span| context.host.wall().saturating_add(span));
-    json_line(&LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at)))
+    json_line(&json::acquired(&targets.all, handle, grants, ending, expires, &opened.reporter(at)))
 }

@@ -8,7 +8,7 @@ use crate::cli::{Common, Lookup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
-use crate::report::{LookupJson, RefusalReport, name_and_store};
+use crate::report::{RefusalReport, json, name_and_store};
 
 pub(super) fn run(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
     match (&asked.id, &asked.name) {
@@ -27,7 +27,7 @@ fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit
         return asked.common.refuse(&refusal, refusal.kind, None);
     };
     if asked.common.json {
-        print_json(&LookupJson::of_name(&target.display_name, &id))?;
+        print_json(&json::id_of(&target.display_name, &id))?;
     } else {
         print([&id, b"\n".as_slice()].concat())?;
     }
@@ -45,7 +45,7 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
         (true, Some(error)) if names.is_empty() => {
             return asked.common.refuse(&RefusalReport::from(error), exit, None);
         }
-        (true, _) if !names.is_empty() => print_json(&LookupJson::of_id(id, &names, &unreadable))?,
+        (true, _) if !names.is_empty() => print_json(&json::names_of(id, &names, &unreadable))?,
         _ => names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?,
     }
     if names.is_empty() {
@@ -54,7 +54,6 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
     Ok(exit)
 }
 
-/// Returns the report about an id that claims nothing.
 pub(super) fn nothing_claimed(id: &[u8]) -> RefusalReport {
     RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(id)), "")
 }

@@ -3,17 +3,16 @@
 use std::time::Duration;
 
 use super::context::{Context, print, print_json};
-use super::run::overdue;
 use crate::cli::Overdue;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{ForgetJob, JobState};
 use crate::name::escape;
-use crate::report::{Entry, OverdueJson, RefusalReport, Zone, name_and_store};
+use crate::report::{RefusalReport, Zone, due, json, name_and_store, overdue};
 
 /// A job: its name for display, its state and the time of its store.
-type Job = (Vec<u8>, JobState, Duration);
+type NamedJob = (Vec<u8>, JobState, Duration);
 
 pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     if asked.forget {
@@ -21,15 +20,16 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
     let zone = if asked.utc { Zone::Utc } else { Zone::Local };
     let (mut jobs, unreadable, unknown) = jobs(context, asked)?;
-    jobs.retain(|each| is_overdue(each) || (asked.all && due_at(each).is_some()));
+    jobs.retain(|each| is_overdue(each) || (asked.all && each.1.promise.is_some()));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
     if asked.common.json {
-        let jobs = jobs.iter().map(|each| Entry::Result(OverdueJson::new(&each.0, &each.1, each.2)));
-        print_json(&jobs.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
+        let jobs = jobs.iter().map(|(name, job, now)| json::overdue(name, job, *now));
+        print_json(&jobs.chain(unreadable.iter().map(json::unreadable)).collect::<Vec<_>>())?;
     } else if !asked.common.quiet {
-        let line = |each: &Job| {
+        let line = |each: &NamedJob| {
             let (name, job, now) = each;
-            let due = if asked.all { due(each, zone) } else { String::new() };
+            let due = if asked.all { due(job, *now, zone) } else { None };
+            let due = due.map(|due| format!(", {due}")).unwrap_or_default();
             format!("{}: {}{due}\n", escape(name), overdue(job, *now, zone))
         };
         print(jobs.iter().map(line).collect::<String>())?;
@@ -41,24 +41,13 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
 }
 
-fn is_overdue((_, job, now): &Job) -> bool {
+fn is_overdue((_, job, now): &NamedJob) -> bool {
     job.is_overdue(now.as_millis() as u64)
-}
-
-/// Returns the time by which the job must succeed, in milliseconds since 1970.
-fn due_at((_, job, now): &Job) -> Option<u64> {
-    job.due(now.as_millis() as u64)
-}
-
-/// Returns a clause about the time by which the job must succeed.
-fn due(each: &Job, zone: Zone) -> String {
-    let word = if is_overdue(each) { "overdue since" } else { "next by" };
-    due_at(each).map_or_else(String::new, |due| format!(", {word} {}", zone.full(Duration::from_millis(due))))
 }
 
 /// Returns the named jobs, or all jobs of the store, the errors of unreadable records, and the exit for unknown names. It
 /// reports the errors and these names to people.
-fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<Job>, Vec<Error>, Exit)> {
+fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Vec<Error>, Exit)> {
     let (mut jobs, mut unreadable, mut unknown) = (Vec::new(), Vec::new(), Exit::Done);
     for name in &asked.names {
         let target = context.target(&asked.common, name)?;

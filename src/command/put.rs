@@ -9,13 +9,13 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, print_json};
 use crate::cli::{Del, Put, Writing};
-use crate::engine::{AcquireRequest, ValueWrite, WriteResult};
+use crate::engine::{AcquireRequest, EndsWith, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
-use crate::lock::{Credentials, MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
+use crate::lock::{Credentials, MOST_VALUE, Precondition, Value, Written};
 use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter, ValueJson, describe_value};
+use crate::report::{RefusedLock, Reporter, describe_value, json};
 use crate::signals::Signals;
 
 pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
@@ -73,7 +73,7 @@ fn write(
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
     let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
-        release_on_exit: true,
+        ends_with: EndsWith::Exit,
         ..request(context, &asked.waiting, handle, process, vec![process], command)?
     };
     let signals = Signals::listen(context.inherited)?;
@@ -95,7 +95,7 @@ fn write(
         WriteResult::Refused(refusal) => {
             let mut lock = RefusedLock::new(target, &reporter);
             lock.presented = context.presented_handle(asked.handle.as_deref());
-            acquisition.refuse(&refused(asked, &refusal, &lock), &reporter)
+            acquisition.refuse(&lock.not_written(&refusal, asked.if_version, asked.unlock), &reporter)
         }
         WriteResult::NotAcquired(refusal) => {
             acquisition.refuse(&RefusedLock::new(target, &reporter).refusal(&refusal), &reporter)
@@ -106,30 +106,10 @@ fn write(
 fn told(asked: &Writing, target: &LockRef, value: Option<&Value>, put: bool) -> anyhow::Result<()> {
     let Some(value) = value else { return Ok(()) };
     if asked.common.json {
-        print_json(&ValueJson::new(&target.display_name, value, None))?;
+        print_json(&json::value(&target.display_name, value, None, None))?;
     } else if asked.common.verbose {
         let (name, what) = (escape(&target.display_name), if put { "has now" } else { "had" });
         eprint_line(&format!("the value of lock {name} {what} {}", describe_value(value)));
     }
     Ok(())
-}
-
-/// Returns the report about a value that was not written.
-fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> RefusalReport {
-    match (refusal, asked.if_version) {
-        (WriteRefusal::Busy(holders), _) => lock.busy(holders),
-        (WriteRefusal::VersionMismatch(Some(value)), None) => lock.value_exists(value),
-        (WriteRefusal::VersionMismatch(value), expected) => {
-            lock.version_mismatch(value.as_ref(), expected.unwrap_or_default())
-        }
-        (WriteRefusal::Shared(others), _) => lock.shared(others),
-        (WriteRefusal::NoValue, _) => lock.no_value(),
-        (WriteRefusal::Orphaned(holders), _) => lock.orphaned_writer(holders),
-        (WriteRefusal::NotHolder(NotHolder { holders, .. }), _) if holders.is_empty() => lock.not_held_by_writer(),
-        (WriteRefusal::Lost(holders, ending), _)
-        | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending), .. }), _) => {
-            lock.writer_lost_it(holders, ending, asked.unlock)
-        }
-        (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(not_holder),
-    }
 }

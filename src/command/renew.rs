@@ -5,7 +5,7 @@ use crate::cli::Renew;
 use crate::exit::Exit;
 use crate::lock::{self, Lifetime};
 use crate::name::escape;
-use crate::report::{RefusedLock, Reporter, UnlockJson};
+use crate::report::{RefusedLock, Reporter, json};
 
 pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
     let targets = asked.names.iter().map(|name| context.target(&asked.common, name)).collect::<Result<Vec<_>, _>>()?;
@@ -22,7 +22,7 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 if asked.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
-                UnlockJson::new(&target.display_name, "renewed", [grant], &reporter)
+                json::outcome(&target.display_name, "renewed", [grant], &reporter)
             }
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
@@ -31,8 +31,7 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 let refusal = lock.not_holder(not_holder);
                 exit = exit.or(refusal.kind);
                 asked.common.note_unless_json(&refusal);
-                let word = UnlockJson::word(not_holder);
-                UnlockJson::new(&target.display_name, word, &not_holder.holders, &reporter).refused(&refusal)
+                json::not_done(&target.display_name, &not_holder.holders, Some(&refusal), &reporter)
             }
         });
     }

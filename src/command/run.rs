@@ -12,7 +12,6 @@ use std::os::unix::ffi::OsStrExt;
 use self::acquire::{Attempt, Held, variables};
 use self::flock_compat::FlockCompat;
 use self::recurrence::Recurring;
-pub(super) use self::recurrence::overdue;
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
@@ -24,7 +23,7 @@ use crate::run::child::SleepingChild;
 use crate::run::command_line::CommandLine;
 use crate::run::deadline::SharedDeadline;
 use crate::run::flock::Flock;
-use crate::run::job::{Job, Limits, SuccessReport};
+use crate::run::job::{CommandLimits, Job, SuccessReport};
 use crate::run::keepalive;
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
@@ -44,7 +43,7 @@ pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
         handle: &handle,
         command_line: &command_line,
         signals: &signals,
-        limits: Limits {
+        limits: CommandLimits {
             ttl: asked.taking.ttl,
             max_hold: asked.max_hold,
             kill_after: asked.kill_after,

@@ -39,7 +39,7 @@ fn open(context: &Context, location: &Location) -> Result<Box<dyn Store>> {
         mark(context, location, path)?;
     }
     let served = Location::Directory { path: path.clone(), layout: Layout::Served, shared: *shared };
-    crate::store::open(&served, Default::default, context.host.clone())
+    crate::store::open(&served, &|_| None, context.host.clone())
 }
 
 /// Marks the directory, if it exists; otherwise the first commit creates it with the mark.

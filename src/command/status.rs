@@ -18,7 +18,7 @@ use crate::engine::LockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
-use crate::report::{LockTable, OutputStyle, RefusalReport, RefusedLock, Reporter, SightJson, Zone, json};
+use crate::report::{LockTable, OutputStyle, RefusedLock, Reporter, Zone, json};
 use crate::store::Location;
 use crate::terminal;
 
@@ -32,7 +32,6 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Returns the properties of stdout.
 pub(super) fn output_style(common: &Common, utc: bool) -> OutputStyle {
     let stdout = std::io::stdout();
     let width = stdout.is_terminal().then(|| terminal::size(&stdout).1);
@@ -61,7 +60,6 @@ impl<'a> Page<'a> {
         Page { context, asked, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new(), found: 0 }
     }
 
-    /// Adds the locks that the arguments select.
     fn add_selected(&mut self) -> anyhow::Result<Exit> {
         self.begin_table(None);
         let exit = select(self.context, self.asked, &mut |seen| self.add(seen, None))?;
@@ -157,7 +155,7 @@ impl<'a> Page<'a> {
             let turn = in_use.and_then(|(lock, engine)| {
                 status.expected_turn(&engine.hold_times(&lock.name), None, self.context.host.wall())
             });
-            let document = SightJson::new(name, status, reporter).with_turn(turn.as_ref()).in_store(store);
+            let document = json::status(name, status, turn.as_ref(), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }
@@ -189,8 +187,7 @@ impl<'a> Page<'a> {
     fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
         self.asked.common.note_unless_json(error);
         if self.asked.common.json {
-            let document = RefusalReport::from(error).json(error.kind().into(), None);
-            self.texts.push((Box::default(), json(&document)?));
+            self.texts.push((Box::default(), json(&json::unreadable(error))?));
         }
         Ok(())
     }

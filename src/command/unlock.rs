@@ -14,10 +14,9 @@ use crate::exit::Exit;
 use crate::host::{Caller, ThisProcess, command_of};
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, NotHolder, Owner, Release};
 use crate::name::escape;
-use crate::report::{Entry, RefusalReport, RefusedLock, Reporter, Settings, UnlockJson};
+use crate::report::{Document, RefusalReport, RefusedLock, Reporter, Settings, json};
 use crate::store::Location;
 
-/// Grants that ended.
 enum Freed {
     Released(Grant),
     /// The grants that `--force` broke or found ended; none for an unreadable record.
@@ -25,9 +24,6 @@ enum Freed {
 }
 
 type Unlocked = std::result::Result<Freed, NotHolder>;
-
-/// An entry of the output of `unlock --json`.
-type Document = Entry<UnlockJson>;
 
 /// Releases or breaks the locks. Hints name these settings.
 pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static Settings) -> anyhow::Result<Exit> {
@@ -74,7 +70,7 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static Settings
         };
         exit = exit.or(refusal.as_ref().map_or(Exit::Done, |refusal| refusal.kind.into()));
         if asked.common.json {
-            documents.push(Entry::Result(document(asked, target, &outcome, refusal.as_ref(), &reporter)));
+            documents.push(document(target, &outcome, refusal.as_ref(), &reporter));
         } else {
             tell(asked, target, &outcome, refusal.as_ref(), &reporter)?;
         }
@@ -145,25 +141,20 @@ fn tell(
 }
 
 fn document(
-    asked: &Unlock,
     target: &LockRef,
     outcome: &Unlocked,
     refusal: Option<&RefusalReport>,
     reporter: &Reporter<'_>,
-) -> UnlockJson {
-    let (word, grants) = match outcome {
-        Ok(Freed::Released(grant)) => ("released", vec![grant]),
+) -> Document {
+    let name = &target.display_name;
+    match outcome {
+        Ok(Freed::Released(grant)) => json::outcome(name, "released", [grant], reporter),
         Ok(Freed::Broken(endings)) => {
             let is_broken = endings.iter().any(|ending| ending.reason == EndReason::Broken);
-            (if is_broken { "broken" } else { "removed" }, endings.iter().map(|ending| &ending.grant).collect())
+            let result = if is_broken { "broken" } else { "removed" };
+            json::outcome(name, result, endings.iter().map(|ending| &ending.grant), reporter)
         }
-        Err(not_holder) if asked.token.is_some() => ("not held", not_holder.holders.iter().collect()),
-        Err(not_holder) => (UnlockJson::word(not_holder), not_holder.holders.iter().collect()),
-    };
-    let document = UnlockJson::new(&target.display_name, word, grants, reporter);
-    match refusal {
-        Some(refusal) => document.refused(refusal),
-        None => document,
+        Err(not_holder) => json::not_done(name, &not_holder.holders, refusal, reporter),
     }
 }
 
@@ -204,6 +195,6 @@ fn breaker(context: &Context) -> Option<Owner> {
 /// Reports why a record stays as it is. Returns the exit code for that.
 fn pass_over(asked: &Unlock, error: &Error, documents: &mut Vec<Document>) -> Exit {
     asked.common.note_unless_json(&format!("passed over: {error}"));
-    documents.push(Entry::unreadable(error));
+    documents.push(json::unreadable(error));
     Exit::from(error.kind())
 }

@@ -15,7 +15,7 @@ use crate::history::{ExpectedTurn, HoldTimes, Place};
 use crate::lock::{Grant, Mode};
 use crate::name::escape;
 use crate::report::Reporter;
-use crate::store::Scope;
+use crate::store::StoreDeadline;
 use crate::terminal;
 
 /// Interval between drawings of the line.
@@ -32,7 +32,6 @@ pub(super) struct WaitProgress<'a> {
     line: Option<Option<StatusLine>>,
     /// The holder as text, which may need a slow user database.
     holder: Option<(Grant, String)>,
-    /// The mode and the number of slots that the caller wants.
     wanted: (Mode, Option<u32>),
     /// The hold times of the lock with this name for display, read once.
     times: Option<(Vec<u8>, HoldTimes)>,
@@ -97,11 +96,7 @@ impl<'a> WaitProgress<'a> {
             return None;
         }
         if self.times.as_ref().is_none_or(|(name, _)| *name != target.display_name) {
-            if engine.store().scope() == Scope::Shared {
-                // The wait itself limits its next calls in the same way.
-                let soon = engine.host().boottime().saturating_add(TO_ESTIMATE);
-                engine.store().set_deadline(Some(soon));
-            }
+            let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
             self.times = Some((target.display_name.clone(), engine.hold_times(&target.name)));
         }
         let (_, times) = self.times.as_ref()?;

@@ -1,4 +1,4 @@
-//! Acquisition of a lock, including the wait for it.
+//! AcquireAttempt of a lock: the request of a caller, its translation for the protocol, and the wait.
 
 mod end;
 mod wait;
@@ -7,21 +7,21 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use self::wait::AfterWait;
-use super::blocked_callers::BlockedCallers;
+pub(super) use self::wait::Onlooker;
+pub use self::wait::Waiting;
 use super::commit::{Committed, RecordUpdate};
 use super::contention::CasRetry;
+use super::deadlock::BlockedCallers;
 use super::wait_policy::WaitClock;
-use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
+use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::WaitSet;
+use crate::host::{Invocation, WaitSet};
 use crate::lock::{
-    self, Acquire, AcquireStep, EndedGrant, Facts, Grant, Lifetime, Record, Refusal, Request as _, Transition,
+    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, Phase, ProcessId,
+    QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
 use crate::signals::Interrupt;
-use crate::store::{Scope, SignalsEndCalls, Subscription, Version};
-
-pub(super) use wait::Onlooker;
-pub use wait::Waiting;
+use crate::store::{Scope, SignalsEndCalls, StoreDeadline, Subscription, Version};
 
 /// Maximum duration of a store call after the first answer or outage: a waiter hears no interrupt meanwhile.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -29,12 +29,10 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// Result of an attempt to acquire a lock.
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Box<Grant>, Option<Box<EndedGrant>>),
-    /// The caller does not get the lock.
     Refused(Refusal),
     /// The attempt ended by an interrupt. The caller holds nothing; what the store did not remove ends by itself.
     Interrupted,
@@ -56,12 +54,11 @@ impl Engine {
         // Without notifications, other hosts cannot wake a waiter of this store.
         let polls = scope == Scope::Shared && !self.store.abilities().notifies;
         let mut clock = policy.begin(self.host.boottime(), polls);
-        let mut attempt = Acquisition {
+        let mut attempt = AcquireAttempt {
             engine: self,
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
             request: self.acquire_terms(scope, request, policy),
-            facts: Facts::default(),
             begun: None,
             wait_set: None,
             subscription: None,
@@ -73,8 +70,8 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
+            store_deadline: StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX))),
         };
-        self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
         self.leave_witness(scope, name, &request.handle.proof());
         let calls = SignalsEndCalls::begin(interrupt.is_some());
         let taken = attempt.run_through_outages(&mut clock, on_wait);
@@ -82,7 +79,7 @@ impl Engine {
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
             Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),
-            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.request.queued,
+            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.request.place.is_queued(),
             Ok(AcquireResult::Refused(_)) => false,
             _ => true,
         };
@@ -90,19 +87,13 @@ impl Engine {
             self.remove_witness(name, &request.handle.proof());
         }
         attempt.retract();
-        self.store.set_deadline(None);
         taken
     }
 
     /// Confirms a provisional grant permanently. Returns `None` if the grant was lost in the meantime.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
-        let for_good = AcquireRequest {
-            provisional: false,
-            confirming: true,
-            refuse_stale: false,
-            invocation: None,
-            ..request.clone()
-        };
+        let for_good =
+            AcquireRequest { phase: Phase::Confirm, refuse_stale: false, invocation: None, ..request.clone() };
         let taken = self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)?;
         Ok(if let AcquireResult::Granted(grant, _) = taken { Some(*grant) } else { None })
     }
@@ -113,13 +104,10 @@ impl Engine {
     }
 }
 
-/// State of one attempt to acquire a lock.
-struct Acquisition<'a> {
+struct AcquireAttempt<'a> {
     engine: &'a Engine,
     name: &'a [u8],
     request: Acquire,
-    /// The facts of the last decision since the last wait.
-    facts: Facts,
     /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
     /// The lifetime that was started for a grant whose commit lost to another writer.
@@ -136,13 +124,13 @@ struct Acquisition<'a> {
     suspected_at: Option<Duration>,
     /// True if edges of this wait may be published.
     is_published: bool,
-    /// True if the store has answered a call.
     store_answered: bool,
     /// True if a store call has failed and may succeed later.
     store_failed: bool,
+    store_deadline: StoreDeadline,
 }
 
-impl<'a> Acquisition<'a> {
+impl<'a> AcquireAttempt<'a> {
     /// Runs the attempt and continues it after outages. A shared store may stop answering for a while. A full or
     /// read-only store ends the attempt, unless this waiter is already in the queue.
     fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {
@@ -153,7 +141,7 @@ impl<'a> Acquisition<'a> {
                 Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
             };
-            (self.store_failed, self.facts) = (true, Facts::default());
+            self.store_failed = true;
             let (engine, name) = (self.engine, self.name);
             if engine.outlast(name, error, clock, &mut **self.listen()?, on_wait)? {
                 return Ok(self.interrupted());
@@ -166,7 +154,7 @@ impl<'a> Acquisition<'a> {
         let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
         let answers_again = self.store_answered || error.is_unreached();
         (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
-            || (error.is_refused_change() && self.request.queued)
+            || (error.is_refused_change() && self.request.place.is_queued())
     }
 
     /// Reads the record, decides, and then commits or waits, until the attempt ends.
@@ -228,7 +216,7 @@ impl<'a> Acquisition<'a> {
         let store = &self.engine.store;
         if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
             let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-            store.set_deadline(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+            self.store_deadline.change(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
         }
     }
 
@@ -236,7 +224,7 @@ impl<'a> Acquisition<'a> {
     fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition<AcquireStep>> {
         loop {
             let time_left = clock.left(self.engine.host.boottime());
-            let mut step = self.engine.decide_again(record, &self.request, time_left, &mut self.facts)?;
+            let mut step = self.engine.decide(record, &self.request, time_left)?;
             match &mut step {
                 Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
                     self.engine.begin_grant(&self.request.entry.lifetime, &mut self.begun, record, grant)?;
@@ -254,7 +242,6 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Commits a change of the record.
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
         self.engine.commit_update(&[update], &[], None)
@@ -271,21 +258,115 @@ impl<'a> Acquisition<'a> {
             AcquireStep::Granted(grant, before) => ControlFlow::Break(AcquireResult::Granted(grant, before)),
             AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-                self.request.queued = true;
+                if now.waiter(&self.request.entry.proof).is_some() {
+                    self.request.place = QueuePlace::InRecord;
+                }
                 ControlFlow::Continue((Some(version), lock::committed(now, version.number)))
             }
         }
     }
 
-    /// Enters the queue on this page.
     fn enqueue(&mut self, page: u64) -> Result<()> {
         self.listen()?;
         let (engine, name, entry) = (self.engine, self.name, &self.request.entry);
-        if let Some(place) = self.request.position.take().filter(|place| place.page != page) {
-            engine.dequeue(name, place.page, &entry.proof)?;
+        if let Some(before) = self.request.place.on_page()
+            && before.page != page
+        {
+            engine.dequeue(name, before.page, &entry.proof)?;
         }
-        self.request.position = engine.enqueue(name, page, entry)?;
-        self.request.full = self.request.position.is_none().then_some(page);
+        self.request.place =
+            engine.enqueue(name, page, entry)?.map_or(QueuePlace::BesidePage(page), QueuePlace::OnPage);
         Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndsWith {
+    /// The grant ends with the process that acquires it. Its end without a release leaves a stale lock.
+    Process,
+    /// The grant ends with the process that acquires it, and that end is a normal release.
+    Exit,
+    /// The grant ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
+    Owner,
+}
+
+/// A request for a lock, and its terms.
+#[derive(Debug, Clone)]
+pub struct AcquireRequest {
+    /// The secret that will prove the grant.
+    pub handle: Handle,
+    pub mode: Mode,
+    pub owner: Owner,
+    pub process: ProcessId,
+    /// The end of the grant if no process releases it.
+    pub ends_with: EndsWith,
+    /// The id under which the request claims the name, if it does.
+    pub claim: Option<Vec<u8>>,
+    /// True if a newer request of this kind takes the place of this one in the queue.
+    pub latest_only: bool,
+    pub lifetime: Lifetime,
+    /// Maximum number of holders, for [`Mode::Slot`].
+    pub slots: Option<u32>,
+    /// True if the request fails when the holder ended without a release.
+    pub refuse_stale: bool,
+    pub phase: Phase,
+    /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
+    /// several names in order.
+    pub enclosing_grants: Vec<HandleHash>,
+    /// The process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
+    pub invocation: Option<Invocation>,
+}
+
+impl AcquireRequest {
+    /// Creates the request of a process that acquires an exclusive lock for itself, for as long as it lives.
+    pub fn for_itself(handle: Handle, owner: Owner, process: ProcessId) -> AcquireRequest {
+        AcquireRequest {
+            handle,
+            mode: Mode::Exclusive,
+            owner,
+            process,
+            ends_with: EndsWith::Process,
+            claim: None,
+            latest_only: false,
+            lifetime: Lifetime::WhileOwnerLives,
+            slots: None,
+            refuse_stale: false,
+            phase: Phase::Direct,
+            enclosing_grants: Vec::new(),
+            invocation: None,
+        }
+    }
+}
+
+impl Engine {
+    /// Returns the terms of a request for the rules of locking, in a store with the scope `scope`. The caller asks the
+    /// store once, because each answer costs three system calls while a directory does not exist.
+    pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
+        let needs_leases = self.needs_leases_in(scope);
+        let lifetime = match request.phase == Phase::Provisional && needs_leases {
+            // Not all users of the store can see whether the process of a provisional grant lives.
+            true => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            false => self.lifetime_in_store(needs_leases, &request.lifetime),
+        };
+        let confirms = request.ends_with == EndsWith::Owner
+            || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));
+        let entry = Waiter {
+            mode: request.mode,
+            lifetime,
+            needs_confirmation: confirms,
+            release_on_exit: request.ends_with == EndsWith::Exit,
+            claim: request.claim.clone(),
+            latest_only: request.latest_only,
+            enclosing_grants: request.enclosing_grants.clone(),
+            since: self.host.wall().as_millis() as u64,
+            ..Waiter::new(request.handle.proof(), request.owner.clone(), request.process)
+        };
+        Acquire {
+            slots: request.slots,
+            queue: !policy.is_none(),
+            refuse_stale: request.refuse_stale,
+            phase: request.phase,
+            ..Acquire::new(entry)
+        }
     }
 }

@@ -22,7 +22,6 @@ pub(super) enum Batch<T, E> {
 /// The grants of several names, each with the stale grant before it, or the refusal of the name with this index.
 pub(super) type AcquiredBatch = std::result::Result<Vec<(Grant, Option<EndedGrant>)>, (usize, Refusal)>;
 
-/// A decision about the name with this index.
 type Decide<'a, T, E> = dyn FnMut(usize, &Record) -> Result<Transition<std::result::Result<T, E>>> + 'a;
 
 impl Engine {

@@ -1,26 +1,22 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
-use super::{Engine, VersionedRecord, values};
+use super::{Engine, VersionedRecord};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
-use crate::store::{CommitResult, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
+use crate::store::{CommitResult, Durability, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
 
-/// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
     /// The version that the store must have; `None` if it must have no record.
     pub(super) expect: Option<Version>,
     pub(super) before: &'a Record,
     pub(super) record: &'a Record,
-    /// Waiters to wake after the commit.
     pub(super) wake: &'a [HandleHash],
     /// Leases whose expiry justifies the replacement.
     pub(super) over: &'a [Lease],
 }
 
-/// The result of a replacement of records.
 pub(super) enum Committed {
-    /// The version of the records now.
     Done(Version),
     /// Another writer committed first. The only record as it is, if the store returned it.
     Conflict(Option<VersionedRecord>),
@@ -89,7 +85,7 @@ impl Engine {
             ..WriteSet::default()
         };
         for (update, body) in records.iter().zip(&bodies) {
-            let (name, durability) = (&update.record.name, values::durability(update.before, update.record));
+            let (name, durability) = (&update.record.name, durability(update.before, update.record));
             let options = WriteOptions { durability, mode: None };
             set.changes.push(Write { name, expect: update.expect, body: body.as_deref(), options });
             self.add_effects(&mut set, update);
@@ -104,7 +100,7 @@ impl Engine {
             }
         };
         // A command whose grant was broken should end before the next one starts.
-        records.iter().for_each(|update| self.tell_supervisors(update.before, update.record));
+        records.iter().for_each(|update| self.wake_supervisors(update.before, update.record));
         self.wake_waiters(records);
         self.store.finish(&set);
         for RecordUpdate { before, record, .. } in records {
@@ -115,7 +111,6 @@ impl Engine {
         Ok(Committed::Done(version))
     }
 
-    /// Adds the conditions and effects of the replacement of a record.
     fn add_effects<'a>(&self, set: &mut WriteSet<'a>, update: &RecordUpdate<'a>) {
         let RecordUpdate { before, record, wake, over, .. } = update;
         set.expired.extend(*over);
@@ -159,12 +154,12 @@ impl Engine {
     }
 
     /// Notifies the supervisor of a command that its grant has changed.
-    pub(super) fn tell_supervisor(&self, proof: &HandleHash) {
+    pub(super) fn wake_supervisor(&self, proof: &HandleHash) {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
 
     /// Notifies the supervisors and keepers of ended grants. A supervisor knows its own releases and sees its command die.
-    fn tell_supervisors(&self, before: &Record, after: &Record) {
+    fn wake_supervisors(&self, before: &Record, after: &Record) {
         let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
         let is_over = |grant: &&Grant| is_heard(grant) && after.holder(&grant.proof).is_none();
         for grant in before.holders.iter().filter(is_over) {
@@ -175,7 +170,7 @@ impl Engine {
                 EndReason::Expired | EndReason::Broken => false,
             };
             if !ending.is_some_and(is_known) {
-                self.tell_supervisor(&grant.proof);
+                self.wake_supervisor(&grant.proof);
             }
         }
     }
@@ -208,4 +203,20 @@ impl Engine {
 /// published edges itself.
 fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
+}
+
+/// Returns the durability of a commit from one record to another. Values, claims and the runs of jobs must survive a power
+/// cut, and a power cut must not tear a record that contains them.
+fn durability(before: &Record, now: &Record) -> Durability {
+    let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
+        let claims = record.holders.iter().filter(|grant| grant.claim.is_some());
+        claims.map(|grant| (grant.proof, grant.provisional.is_some())).collect()
+    };
+    if before.value != now.value || before.job != now.job || claims(before) != claims(now) {
+        Durability::Durable
+    } else if now.value.is_some() || now.job.is_some() || !claims(now).is_empty() {
+        Durability::Atomic
+    } else {
+        Durability::Volatile
+    }
 }

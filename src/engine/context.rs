@@ -18,7 +18,6 @@ pub struct Context {
 }
 
 impl Context {
-    /// Returns the context of this process.
     pub fn of_this_process() -> Context {
         #[cfg(debug_assertions)]
         {
@@ -32,12 +31,10 @@ impl Context {
         }
     }
 
-    /// Opens the store at a location.
     pub fn engine(&self, location: &Location) -> Result<Engine> {
         Engine::open(location, &self.environment, self.host.clone())
     }
 
-    /// Returns the length of a lease that is renewed.
     pub fn lease(&self) -> Duration {
         self.environment.lease().unwrap_or(LEASE)
     }

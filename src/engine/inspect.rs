@@ -13,13 +13,11 @@ use crate::store::Versioned;
 /// A record with the liveness of its holders and waiters.
 #[derive(Debug, Clone)]
 pub struct LockStatus {
-    /// The record.
     pub record: Record,
     /// For each holder: the liveness of its owner, or the reason why its grant has ended.
     pub holders: Vec<std::result::Result<Liveness, EndReason>>,
     /// For each holder: its effective owner; `None` if all its owners are dead.
     pub owners: Vec<Option<ProcessId>>,
-    /// For each waiter: its liveness.
     pub waiters: Vec<Liveness>,
 }
 

@@ -12,7 +12,6 @@ use crate::lock::{
 };
 use crate::store::{Scope, guarded};
 
-/// A lease that this engine requested.
 #[derive(Debug)]
 pub(super) struct IssuedLease {
     lease: Lease,
@@ -77,7 +76,6 @@ impl Engine {
         self.own(lifetime.lease()?, |issued| issued.ends)
     }
 
-    /// Returns the duration of leases that a keeper renews.
     pub fn lease(&self) -> Duration {
         self.lease
     }

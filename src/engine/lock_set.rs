@@ -9,7 +9,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
-use crate::store::{Layout, Location, in_order};
+use crate::store::{Location, in_order};
 
 /// The released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
@@ -17,9 +17,7 @@ pub type Released = std::result::Result<Grant, NotHolder>;
 /// A lock: the store that contains its record, and its name in that store.
 #[derive(Debug, Clone)]
 pub struct LockRef {
-    /// Store that contains the record.
     pub location: Location,
-    /// Name in that store.
     pub name: Vec<u8>,
     /// Name for display: the name, or the file's absolute path.
     pub display_name: Vec<u8>,
@@ -27,7 +25,6 @@ pub struct LockRef {
     pub shell_arg: String,
 }
 
-/// Locks that are acquired together.
 #[derive(Debug)]
 pub struct LockSet {
     /// Each lock once, in the order in which every caller acquires them.
@@ -36,7 +33,6 @@ pub struct LockSet {
     pub first_at: usize,
 }
 
-/// The locks with their stores open.
 pub struct OpenLockSet<'a> {
     targets: &'a LockSet,
     engines: Vec<Engine>,
@@ -45,7 +41,6 @@ pub struct OpenLockSet<'a> {
 }
 
 impl LockRef {
-    /// Returns the lock with this name in this store.
     pub fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
         let shell_arg = shell_quote(&name);
         LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
@@ -56,8 +51,8 @@ impl Engine {
     /// Returns the shell words that mean the lock with this name: they select the store unless it is the default.
     pub(super) fn shell_arg(&self, name: &[u8]) -> String {
         let Some(location) = &self.location else { return shell_quote(name) };
-        if let Location::Directory { path, layout: Layout::Beside, .. } = location {
-            return shell_quote(path.with_file_name(OsStr::from_bytes(name)).as_os_str().as_bytes());
+        if let Some(directory) = location.directory_of_files() {
+            return shell_quote(directory.join(OsStr::from_bytes(name)).as_os_str().as_bytes());
         }
         let environment = Environment::of_this_process();
         let chosen = environment.store.as_ref().and_then(|url| Location::parse(url, &environment.current).ok());
@@ -97,7 +92,6 @@ impl LockSet {
         LockSet { all: names.into_iter().map(|name| LockRef::in_store(location, name)).collect(), first_at: 0 }
     }
 
-    /// Returns the lock that was named first.
     pub fn first(&self) -> &LockRef {
         &self.all[self.first_at]
     }
@@ -123,22 +117,18 @@ impl LockSet {
 }
 
 impl OpenLockSet<'_> {
-    /// Returns the lock with this index.
     pub fn target(&self, at: usize) -> &LockRef {
         &self.targets.all[at]
     }
 
-    /// Returns the engine of the lock with this index.
     pub fn engine(&self, at: usize) -> &Engine {
         &self.engines[self.of[at]]
     }
 
-    /// Returns each lock with its engine.
     pub fn each(&self) -> impl DoubleEndedIterator<Item = (&LockRef, &Engine)> {
         self.targets.all.iter().enumerate().map(|(at, target)| (target, self.engine(at)))
     }
 
-    /// Returns each store with the names in it.
     pub fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = self.engines.iter().map(|engine| (engine, Vec::new())).collect();
         for (target, store) in self.targets.all.iter().zip(&self.of) {
@@ -183,7 +173,6 @@ impl OpenLockSet<'_> {
         Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
     }
 
-    /// Returns the locks as the engine knows them.
     pub fn lock_refs(&self) -> Vec<StoredLock<'_>> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::host::Fake;
 
-use crate::lock::{EndReason, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Refusal, Release};
+use crate::lock::{EndReason, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Phase, Refusal, Release};
 use crate::store::{CommitResult, Memory, WriteSet};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.
@@ -159,8 +159,8 @@ fn an_ending_is_not_logged_again_when_its_holder_acquires_the_lock_once_more() {
 fn a_caller_that_counts_as_dead_can_commit_nothing() {
     let (engine, host) = engine();
     let several = AcquireRequest {
-        provisional: true,
-        owner_outlives_process: true,
+        phase: Phase::Provisional,
+        ends_with: EndsWith::Owner,
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
     assert!(matches!(take(&engine, &several, WaitPolicy::NONE), AcquireResult::Granted(..)));
@@ -192,8 +192,8 @@ fn a_waiter_that_confirmed_and_ended_after_the_read_does_not_count_as_dead() {
     host.set_liveness(3, Liveness::Alive);
     let process = ProcessId { pid: 3, start: 1 };
     let waits = AcquireRequest {
-        provisional: true,
-        owner_outlives_process: true,
+        phase: Phase::Provisional,
+        ends_with: EndsWith::Owner,
         process,
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
@@ -210,8 +210,8 @@ fn a_waiter_that_confirmed_and_ended_after_the_read_does_not_count_as_dead() {
 fn a_confirmation_does_not_acquire_a_released_lock_again() {
     let (engine, _) = engine();
     let told = AcquireRequest {
-        provisional: true,
-        owner_outlives_process: true,
+        phase: Phase::Provisional,
+        ends_with: EndsWith::Owner,
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
     assert!(matches!(take(&engine, &told, WaitPolicy::NONE), AcquireResult::Granted(..)));

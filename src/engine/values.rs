@@ -6,16 +6,14 @@ use super::commit::{Committed, RecordUpdate};
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
-    self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _,
-    Transition, Value, WriteRefusal, Writing, Written,
+    self, Credentials, Grant, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _, Transition, Value,
+    WriteRefusal, Writing, Written,
 };
 use crate::signals::Interrupt;
-use crate::store::{Durability, Write, WriteOptions};
+use crate::store::{Durability, StoreDeadline, Write, WriteOptions};
 
-/// A requested change of a value.
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
-    /// The credentials of the writer.
     pub by: Credentials,
     /// The new bytes; `None` deletes the value.
     pub bytes: Option<&'a [u8]>,
@@ -31,12 +29,9 @@ pub struct ValueWrite<'a> {
     pub even_if_stale: bool,
 }
 
-/// Result of an attempt to write or delete a value.
 #[derive(Debug)]
 pub enum WriteResult {
-    /// The value was written.
     Written(Written),
-    /// The value was not written.
     Refused(WriteRefusal),
     /// The value was not written, because the lock was not acquired for the write.
     NotAcquired(Refusal),
@@ -105,10 +100,10 @@ impl Engine {
         on_wait: &mut Onlooker<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        self.store.set_deadline(Some(end));
+        let deadline = StoreDeadline::begin(Some(end));
         let mut write = || self.write_at_once(name, wanted, &request.owner);
         let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
-        self.store.set_deadline(None);
+        drop(deadline);
         let outcome = match response {
             Err(_) if self.is_interrupted(interrupt) => return Ok(WriteResult::Interrupted),
             outcome => outcome?,
@@ -243,7 +238,6 @@ impl Engine {
         Some((key, body, WriteOptions { durability: Durability::Durable, mode: value.mode }))
     }
 
-    /// Removes the bytes of a value that the record no longer references.
     pub(super) fn remove_old_value(&self, before: &Record, now: &Record) -> Result<()> {
         let external = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
         match external(before) {
@@ -268,21 +262,5 @@ impl Engine {
         let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));
         let (_, record) = self.read(name)?;
         Ok(!at_work && record.value.is_none_or(|value| value.write_id != mark))
-    }
-}
-
-/// Returns the durability of a commit from one record to another. Values, claims and the runs of jobs must survive a power
-/// cut, and a power cut must not tear a record that contains them.
-pub(super) fn durability(before: &Record, now: &Record) -> Durability {
-    let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
-        let claims = record.holders.iter().filter(|grant| grant.claim.is_some());
-        claims.map(|grant| (grant.proof, grant.provisional.is_some())).collect()
-    };
-    if before.value != now.value || before.job != now.job || claims(before) != claims(now) {
-        Durability::Durable
-    } else if now.value.is_some() || now.job.is_some() || !claims(now).is_empty() {
-        Durability::Atomic
-    } else {
-        Durability::Volatile
     }
 }

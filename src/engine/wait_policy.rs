@@ -1,8 +1,15 @@
-//! Limits of a wait in time and attempts.
+//! Limits of a wait in time and attempts. A caller that waits for a lock waits for the store too, within the same limits.
 
 use std::time::Duration;
 
+use super::acquire::Onlooker;
+use super::{Engine, Waiting};
 use crate::duration::Backoff;
+use crate::error::{Error, Result};
+use crate::host::{WaitSet, WaitSources, WakeReason};
+use crate::lock::Record;
+use crate::signals::Interrupt;
+use crate::store::SignalsEndCalls;
 
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
@@ -22,7 +29,6 @@ pub struct WaitPolicy {
 }
 
 impl WaitPolicy {
-    /// Policy of a single attempt.
     pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), attempts: None, backoff: None };
 
     /// Returns true if the policy allows a single attempt only.
@@ -96,6 +102,58 @@ impl WaitClock {
         let pause =
             if self.seldom { pause.saturating_mul(u32::try_from(ahead + 1).unwrap_or(u32::MAX)) } else { pause };
         Some(left.map_or(pause, |left| left.min(pause)))
+    }
+}
+
+/// Maximum pause between two calls to a store that does not answer.
+pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+impl Engine {
+    /// Repeats `work` while the store's servers have never answered but may soon. Returns `None` on an interrupt.
+    /// Fails with the last error of `work`, if it has another cause or the policy ends the wait.
+    pub(super) fn when_reached<T>(
+        &self,
+        name: &[u8],
+        policy: &WaitPolicy,
+        interrupt: Option<&dyn Interrupt>,
+        on_wait: &mut Onlooker<'_>,
+        work: &mut dyn FnMut() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut clock = policy.begin(self.host.boottime(), false);
+        loop {
+            let calls = SignalsEndCalls::begin(interrupt.is_some());
+            let done = work();
+            drop(calls);
+            match done {
+                Err(_) if self.is_interrupted(interrupt) => return Ok(None),
+                Err(error) if error.is_unreached() => {
+                    let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
+                    let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;
+                    if self.outlast(name, error, &mut clock, &mut *wait_set, on_wait)? {
+                        return Ok(None);
+                    }
+                }
+                done => return done.map(Some),
+            }
+        }
+    }
+
+    /// Pauses after this error. Returns true on an interrupt.
+    /// Fails with this error if the policy ends the wait.
+    pub(super) fn outlast(
+        &self,
+        name: &[u8],
+        error: Error,
+        clock: &mut WaitClock,
+        wait_set: &mut dyn WaitSet,
+        on_wait: &mut Onlooker<'_>,
+    ) -> Result<bool> {
+        let now = self.host.boottime();
+        let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
+        let record = Record::free(name);
+        on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
+        let mut signs = WaitSources { watched: &[], subscription: &mut None };
+        Ok(wait_set.wait(&mut signs, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }
 }
 

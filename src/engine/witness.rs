@@ -10,7 +10,6 @@ use crate::lock::{Facts, HandleHash, Liveness, Owner, PidDomain, ProcessId, Reco
 use crate::store::Scope;
 
 impl Engine {
-    /// Returns the liveness of a process that has entries in this record.
     pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
         self.fate_in(record, &Facts::default(), domain, process)
     }
@@ -41,7 +40,6 @@ impl Engine {
         }
     }
 
-    /// Removes the witness of an entry that was not written.
     pub(super) fn remove_witness(&self, name: &[u8], proof: &HandleHash) {
         if self.store.scope() == Scope::Shared {
             self.host.remove_witness(&key(name, proof));
@@ -55,7 +53,6 @@ impl Engine {
         }
     }
 
-    /// Removes the witness of value bytes that no longer exist.
     pub(super) fn remove_witness_of_value(&self, key: &[u8]) {
         if self.store.scope() == Scope::Shared {
             self.host.remove_witness(&hash(&[key]));
@@ -71,7 +68,6 @@ impl Engine {
         })
     }
 
-    /// Removes the witnesses of the entries that this change ended.
     pub(super) fn remove_witnesses(&self, before: &Record, now: &Record) {
         if self.store.scope() == Scope::Shared {
             let gone = entries(before).map(|(proof, ..)| proof).filter(|proof| !now.has_entry(proof));
@@ -91,7 +87,6 @@ impl Engine {
 /// Handle hash, pid domain and user id of an entry, and the processes that it depends on.
 type Entry<'a> = (HandleHash, &'a PidDomain, u32, Vec<ProcessId>);
 
-/// Returns the entries of the holders and waiters.
 fn entries(record: &Record) -> impl Iterator<Item = Entry<'_>> {
     let holders = record.holders.iter().map(|grant| entry(grant.proof, &grant.owner, grant.provisional));
     holders.chain(record.waiters.iter().map(of_waiter))

@@ -14,7 +14,6 @@ use super::{set, variable};
 /// The file that describes the zone of this machine.
 const LOCAL: &str = "/etc/localtime";
 
-/// The directory of the zones that TZ can name.
 const ZONES: &str = "/usr/share/zoneinfo";
 
 /// Maximum size of a zone file, in bytes. Real ones have 4 KiB at most.

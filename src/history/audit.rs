@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use super::Past;
 use crate::lock::Mode;
 
-/// The result of an audit.
 #[derive(Debug, Default)]
 pub struct Audit<'a> {
     /// The violations, ordered by name.
@@ -25,18 +24,14 @@ pub struct Audit<'a> {
 /// A violation by two grants of a lock, the earlier one first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault<'a> {
-    /// The rule that is violated.
     pub kind: FaultKind,
-    /// The two grants.
     pub grants: [&'a Past; 2],
 }
 
-/// A rule that grants violate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// Two grants that exclude each other overlap for this many milliseconds.
     Overlap(u64),
-    /// The later grant does not have the higher token.
     Token,
 }
 

@@ -31,7 +31,6 @@ pub struct HoldTimes {
     samples: [VecDeque<u64>; MODES.len()],
 }
 
-/// The usual hold time of a lock in one mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsualHold {
     /// The hold times in milliseconds, sorted.
@@ -45,7 +44,6 @@ pub struct Place {
     pub holders: Vec<(Mode, Duration)>,
     /// Modes of the waiters ahead, the first one first.
     pub ahead: Vec<Mode>,
-    /// Mode of the caller.
     pub mode: Mode,
     /// Maximum number of holders with slots.
     pub slots: u32,
@@ -58,9 +56,7 @@ pub struct ExpectedTurn {
     pub held: Option<Duration>,
     /// The usual hold time of that holder, or else of the first waiter.
     pub usual: UsualHold,
-    /// Number of waiters ahead.
     pub ahead: usize,
-    /// Time until the turn.
     pub turn: Duration,
 }
 
@@ -162,7 +158,6 @@ impl UsualHold {
         self.sorted.len()
     }
 
-    /// Returns the median.
     pub fn median(&self) -> Duration {
         self.percentile(50)
     }

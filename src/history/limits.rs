@@ -7,7 +7,6 @@ use super::Past;
 /// Maximum size limit of a history, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// The limits of the history of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Limits {
     /// Maximum size in bytes. 0: no history is written.
@@ -23,7 +22,6 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns these limits with history turned off.
     pub fn off(self) -> Limits {
         Limits { size: 0, ..self }
     }
@@ -33,7 +31,6 @@ impl Limits {
         past.to.is_some_and(|to| to >= now.saturating_sub(self.age).as_millis() as u64)
     }
 
-    /// Returns true if history is turned off.
     pub fn are_off(&self) -> bool {
         self.size == 0
     }

@@ -12,11 +12,9 @@ use crate::lock::codec::{open, seal};
 
 const KIND: &str = "past";
 
-/// Beginning of every line.
 const BEGIN: &str = "{\"past\":";
 
 impl Past {
-    /// Returns the line of this grant.
     pub fn line(&self) -> String {
         String::from_utf8(seal(KIND, &self.name, self)).expect("a line is ASCII")
     }

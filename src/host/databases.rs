@@ -27,7 +27,6 @@ type Known = BTreeMap<(&'static str, u32), Option<Vec<String>>>;
 /// Answers by database and key, because a table may show one user a thousand times.
 static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
 
-/// Returns the name of a user, if the user has one.
 pub fn user_name(uid: u32) -> Option<String> {
     entry("passwd", uid)?.into_iter().next()
 }
@@ -44,7 +43,6 @@ pub fn homes() -> BTreeSet<PathBuf> {
     homes.filter(|home| home.starts_with(b"/")).map(|home| PathBuf::from(OsStr::from_bytes(home))).collect()
 }
 
-/// Returns the name of a group, if the group has one.
 pub fn group_name(gid: u32) -> Option<String> {
     entry("group", gid)?.into_iter().next()
 }

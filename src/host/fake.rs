@@ -26,7 +26,6 @@ struct State {
 }
 
 impl Fake {
-    /// Creates a host on which only the process with this pid lives.
     pub fn new(pid: i32) -> Fake {
         let this = ProcessId { pid, start: 1 };
         let state = State {
@@ -42,7 +41,6 @@ impl Fake {
         Fake(Arc::new(Mutex::new(state)))
     }
 
-    /// Advances the clocks.
     pub fn pass(&self, span: Duration) {
         let mut state = self.state();
         state.boottime += span;

@@ -73,7 +73,6 @@ fn listed_callers(file: &fs::Metadata, word: &str) -> Vec<i32> {
     pids.collect::<BTreeSet<i32>>().into_iter().collect()
 }
 
-/// Returns the entries of a directory that are numbers.
 fn numbers(directory: &str) -> impl Iterator<Item = i32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -52,7 +52,6 @@ pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> boo
         && stat(supervisor.pid).is_some_and(|stat| stat.start == supervisor.start && stat.is_running())
 }
 
-/// Returns true if this process is stopped.
 pub(super) fn is_stopped(process: &ProcessId) -> bool {
     matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start == process.start && stat.is_stopped())
 }

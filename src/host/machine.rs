@@ -1,10 +1,15 @@
 //! The identity of the machine: machine-id(5) or, without one, its host name.
+//!
+//! Namespaces of this process hide some of it: clocks with an offset, and files that a container mounts
+//! over those of the kernel.
 
-use std::io;
+use std::{fs, io};
 
+use nix::errno::Errno;
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statfs, statx};
 use sha2::{Digest, Sha256};
 
-use super::unix::read_short;
+use super::unix::{no_proc, read_short};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Returns `ID@NAME`. The ID is a hash, because machine-id(5) is confidential; it is empty without a machine-id. The
@@ -47,6 +52,66 @@ pub(super) fn is_this_machine(here: &str, there: &str) -> bool {
     }
 }
 
+/// Number of the kernel's first time namespace: TIME_NS_INIT_INO in linux/nsfs.h. Kernels without any have 0 here.
+const FIRST_TIME_NAMESPACES: [&str; 2] = ["4026531834", "0"];
+
+/// Type of the file system /proc: PROC_SUPER_MAGIC in linux/magic.h.
+const PROC: u64 = 0x9fa0;
+
+pub(super) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Returns the number of a namespace of this process, or 0 if the kernel has no namespaces of that kind.
+pub(super) fn namespace(kind: &str) -> Result<u64> {
+    // The text of the link, `pid:[4026531836]`, needs no inode of the namespace, so it costs less than stat(2).
+    match nix::fcntl::readlink(format!("/proc/self/ns/{kind}").as_str()) {
+        Err(Errno::ENOENT) if kind == "time" => Ok(0),
+        Err(errno) => Err(no_proc(&errno.into())),
+        Ok(link) => {
+            let number = link.to_str().and_then(|link| link.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']'));
+            let unknown = || no_proc(&io::Error::new(io::ErrorKind::InvalidData, "a namespace has no number"));
+            number.and_then(|number| number.parse().ok()).ok_or_else(unknown)
+        }
+    }
+}
+
+/// Returns the number of the pid namespace in the pids of a domain, which are `PID_NAMESPACE.TIME_NAMESPACE`.
+pub(super) fn pid_namespace_of(pids: &str) -> Option<u64> {
+    pids.split_once('.')?.0.parse().ok()
+}
+
+/// Returns true if these pids of a domain are counted in the kernel's first time namespace.
+pub(super) fn is_in_first_time_namespace(pids: &str) -> bool {
+    pids.split_once('.').is_some_and(|(_, time)| FIRST_TIME_NAMESPACES.contains(&time))
+}
+
+/// Returns the milliseconds by which CLOCK_BOOTTIME of this process is ahead of that of the kernel.
+/// Fails if the kernel does not tell: time_namespaces(7).
+pub(super) fn boottime_offset() -> Result<i64> {
+    let unknown = || no_proc(&io::Error::new(io::ErrorKind::InvalidData, "the offset of a time namespace is unknown"));
+    // The file shows the namespace of future children.
+    let is_ours = nix::fcntl::readlink("/proc/self/ns/time") == nix::fcntl::readlink("/proc/self/ns/time_for_children");
+    let offsets = fs::read_to_string("/proc/self/timens_offsets").map_err(|error| no_proc(&error))?;
+    is_ours.then(|| offset_in(&offsets)).flatten().ok_or_else(unknown)
+}
+
+fn offset_in(offsets: &str) -> Option<i64> {
+    let mut words = offsets.lines().map(str::split_whitespace).find_map(|mut words| {
+        let is_boottime = matches!(words.next(), Some("boottime" | "7"));
+        is_boottime.then_some(words)
+    })?;
+    let (seconds, nanoseconds): (i64, i64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    seconds.checked_mul(1000)?.checked_add(nanoseconds / 1_000_000)
+}
+
+/// Returns true if the boot id that this process reads is that of the kernel. Some container managers mount a file over it.
+pub(super) fn has_boot_id_of_kernel() -> bool {
+    let is_mounted_over = || {
+        let found = statx(CWD, BOOT_ID, AtFlags::empty(), StatxFlags::empty());
+        found.map_or(true, |found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    };
+    statfs(BOOT_ID).is_ok_and(|found| found.f_type as u64 == PROC) && !is_mounted_over()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +123,22 @@ mod tests {
         {
             assert_eq!(is_this_machine(here, there), same, "{here} {there}");
         }
+    }
+
+    #[test]
+    fn the_offset_is_that_of_the_boot_time() {
+        let text = "monotonic           1         0\nboottime        -3000 500000000\n";
+        assert_eq!(offset_in(text), Some(-2_999_500));
+        assert_eq!(offset_in("1 1 0\n7 100000 0\n"), Some(100_000_000));
+        for wrong in ["", "boottime", "boottime x 0", "monotonic 1 0\n"] {
+            assert_eq!(offset_in(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_pids() {
+        assert_eq!(pid_namespace_of("4026531836.4026531834"), Some(0xEFFF_FFFC));
+        assert_eq!(["1.4026531834", "1.0", "1.2", "1"].map(is_in_first_time_namespace), [true, true, false, false]);
+        assert!(has_boot_id_of_kernel());
     }
 }

@@ -44,7 +44,6 @@ const MOST_SHOWN: usize = 256;
 /// Duration of a clock tick in /proc: USER_HZ is 100 on all machines that csalock is built for.
 const MILLISECONDS_PER_TICK: u64 = 10;
 
-/// The script that called csalock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
     /// The processes of the script, innermost first.
@@ -61,10 +60,8 @@ pub struct Caller {
     pub is_left_behind: bool,
 }
 
-/// A process that a script called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invocation {
-    /// The pid of the process.
     pub pid: i32,
     /// True if the process was made to ignore SIGINT.
     pub ignores_interrupt: bool,
@@ -92,7 +89,6 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
     })
 }
 
-/// This process as /proc shows it at one moment.
 pub struct ThisProcess(ProcStat);
 
 impl ThisProcess {
@@ -101,12 +97,10 @@ impl ThisProcess {
         proc_stat::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
     }
 
-    /// Returns the identity of this process.
     pub fn id(&self) -> ProcessId {
         ProcessId { pid: self.0.pid, start: self.0.start }
     }
 
-    /// Returns the session of this process.
     pub fn session(&self) -> i32 {
         self.0.session
     }

@@ -105,7 +105,6 @@ fn read_command(path: &str) -> io::Result<Vec<u8>> {
     Ok(command)
 }
 
-/// Returns the arguments of a process.
 pub(super) fn arguments_of(pid: i32) -> Vec<Vec<u8>> {
     let mut command = read_command(&format!("/proc/{pid}/cmdline")).unwrap_or_default();
     while command.last() == Some(&0) {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A source of random numbers.
 #[derive(Debug, Default)]
 pub(super) struct Random {
     /// A number that was drawn together with others, or 0. A forked process may have the same one.

@@ -7,7 +7,6 @@ use std::time::Duration;
 #[cfg(debug_assertions)]
 pub static OFFSETS: std::sync::OnceLock<[i64; 2]> = std::sync::OnceLock::new();
 
-/// Returns a time of the wall clock as this process sees it.
 pub(super) fn wall(time: Duration) -> Duration {
     #[cfg(debug_assertions)]
     let time = moved(time, 0);

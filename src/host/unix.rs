@@ -22,10 +22,10 @@ use nix::unistd::geteuid;
 
 use super::Scope;
 use super::liveness::{FirstSight, is_absent, is_released_by, is_stopped, liveness_of};
-use super::machine::{is_this_machine, machine};
-use super::namespaces::{
+use super::machine::{
     BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, namespace, pid_namespace_of,
 };
+use super::machine::{is_this_machine, machine};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
 use super::random::Random;
@@ -37,7 +37,6 @@ use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 /// Time after which a supervisor that has not released the locks of its ended command never will. Its process may hang.
 const TO_RELEASE: Duration = Duration::from_secs(15);
 
-/// The machine that this process runs on.
 #[derive(Debug, Default)]
 pub struct Unix {
     space: OnceLock<PidSpace>,
@@ -250,7 +249,6 @@ fn first_pid_namespace() -> u64 {
 /// Directory in memory that every user may write to: shm_overview(7).
 const MEMORY: &str = "/dev/shm";
 
-/// Prefix of the file names of witnesses.
 const WITNESS: &str = "csalock-";
 
 fn witness(key: &str) -> String {

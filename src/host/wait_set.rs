@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, ProcessId};
 
 /// Maximum length of a queue of datagrams.
-const MOST_RINGS: usize = 1024;
+const MOST_WAKE_UPS: usize = 1024;
 
 /// Number of wake-ups in a second after which each one costs a pause. A user who may read a record can send as many as
 /// that user likes, and csalock reads the store after each.
@@ -34,36 +34,33 @@ const MANY_A_SECOND: u64 = 32;
 /// The pause after a wake-up of a flood.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A socket that receives wake-ups.
 #[derive(Debug)]
 pub struct WakeSocket {
     socket: Arc<OwnedFd>,
     /// The current second on CLOCK_BOOTTIME, and the number of wake-ups in it.
     second: AtomicU64,
-    heard: AtomicU64,
+    in_second: AtomicU64,
 }
 
 /// The socket of this process's supervisor, which sends wake-ups as well as a new one.
 static OF_SUPERVISOR: OnceLock<Weak<OwnedFd>> = OnceLock::new();
 
-/// The process to wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeAddress<'a> {
     /// The waiter with this handle hash, until it is granted the lock.
     Waiter(&'a HandleHash),
-    /// The supervisor of the command that holds the grant with this handle hash.
     Supervisor(&'a HandleHash),
 }
 
 impl WakeSocket {
     /// Binds the socket for wake-ups. Returns `None` if that fails; no caller relies on wake-ups.
     pub fn new(listener: WakeAddress<'_>) -> Option<WakeSocket> {
-        let bell = Arc::new(unbound().ok()?);
-        rustix::net::bind(&bell, &address(listener).ok()?).ok()?;
+        let socket = Arc::new(unbound().ok()?);
+        rustix::net::bind(&socket, &address(listener).ok()?).ok()?;
         if matches!(listener, WakeAddress::Supervisor(_)) {
-            let _ = OF_SUPERVISOR.set(Arc::downgrade(&bell));
+            let _ = OF_SUPERVISOR.set(Arc::downgrade(&socket));
         }
-        Some(WakeSocket { socket: bell, second: AtomicU64::new(0), heard: AtomicU64::new(0) })
+        Some(WakeSocket { socket, second: AtomicU64::new(0), in_second: AtomicU64::new(0) })
     }
 
     /// Returns true if a wake-up arrived since the last call. In a flood of wake-ups the call pauses first, so that they
@@ -72,7 +69,7 @@ impl WakeSocket {
         let mut buffer = [0; 8];
         let receive = || rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT).ok();
         // The limit ends this loop even if wake-ups arrive faster than they are read.
-        let was_woken = std::iter::from_fn(receive).take(MOST_RINGS).count() > 0;
+        let was_woken = std::iter::from_fn(receive).take(MOST_WAKE_UPS).count() > 0;
         if was_woken && self.is_flooded() {
             let _ = ppoll(&mut [], Some(TimeSpec::from_duration(PAUSE)), None);
         }
@@ -83,9 +80,9 @@ impl WakeSocket {
     fn is_flooded(&self) -> bool {
         let now = now(ClockId::CLOCK_BOOTTIME).as_secs();
         if self.second.swap(now, Relaxed) != now {
-            self.heard.store(0, Relaxed);
+            self.in_second.store(0, Relaxed);
         }
-        self.heard.fetch_add(1, Relaxed) >= MANY_A_SECOND
+        self.in_second.fetch_add(1, Relaxed) >= MANY_A_SECOND
     }
 }
 
@@ -96,21 +93,20 @@ impl AsFd for WakeSocket {
 }
 
 pub(super) struct LinuxWaitSet<'a> {
-    bell: Option<WakeSocket>,
+    wake_socket: Option<WakeSocket>,
     interrupt: Vec<BorrowedFd<'a>>,
-    /// The watched processes and supervisors.
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
 
 /// Wakes the process at this address. Returns true if a process listens there.
 pub(super) fn wake(listener: WakeAddress<'_>) -> bool {
-    let ring = || {
+    let send = || {
         let of_supervisor = OF_SUPERVISOR.get().and_then(Weak::upgrade);
-        let bell = of_supervisor.map_or_else(|| unbound().map(Arc::new), Ok)?;
-        rustix::net::sendto(&bell, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address(listener)?)
+        let socket = of_supervisor.map_or_else(|| unbound().map(Arc::new), Ok)?;
+        rustix::net::sendto(&socket, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address(listener)?)
     };
     // A listener with a full queue wakes anyway.
-    ring().map_or_else(|error| error == rustix::io::Errno::AGAIN, |_| true)
+    send().map_or_else(|error| error == rustix::io::Errno::AGAIN, |_| true)
 }
 
 fn unbound() -> rustix::io::Result<OwnedFd> {
@@ -127,7 +123,7 @@ fn address(listener: WakeAddress<'_>) -> rustix::io::Result<SocketAddrUnix> {
 
 impl<'a> LinuxWaitSet<'a> {
     pub(super) fn new(proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> LinuxWaitSet<'a> {
-        LinuxWaitSet { bell: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
+        LinuxWaitSet { wake_socket: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
     }
 
     /// Watches exactly these processes from now on, or their supervisors. Returns false if one of them has already
@@ -164,14 +160,14 @@ impl<'a> LinuxWaitSet<'a> {
 
     /// Returns which of wake-up, interrupt, processes and `elsewhere` are readable within `at_most`.
     fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 4]> {
-        let bell = self.bell.as_ref().map(AsFd::as_fd);
+        let wake_socket = self.wake_socket.as_ref().map(AsFd::as_fd);
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
-        let concerns = bell.map(|fd| (0, fd)).into_iter();
+        let concerns = wake_socket.map(|fd| (0, fd)).into_iter();
         let concerns = concerns.chain(self.interrupt.iter().map(|fd| (1, *fd))).chain(processes.map(|fd| (2, fd)));
         let concerns = concerns.chain(elsewhere.map(|fd| (3, fd)));
         let (whose, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
             concerns.map(|(whose, fd)| (whose, PollFd::new(fd, PollFlags::POLLIN))).unzip();
-        let mut heard = [false; 4];
+        let mut ready = [false; 4];
         match ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => {
@@ -179,9 +175,9 @@ impl<'a> LinuxWaitSet<'a> {
             }
         }
         for (whose, polled) in whose.into_iter().zip(&polled) {
-            heard[whose] |= polled.any().unwrap_or(false);
+            ready[whose] |= polled.any().unwrap_or(false);
         }
-        Ok(heard)
+        Ok(ready)
     }
 }
 
@@ -201,22 +197,22 @@ impl WaitSet for LinuxWaitSet<'_> {
             return Ok(WakeReason::LookAgain);
         }
         let elsewhere = signs.subscription.as_ref().map(|subscription| subscription.descriptor());
-        let [mut rung, interrupted, ended, heard] = self.listen(at_most, elsewhere)?;
-        if heard && signs.subscription.as_mut().is_some_and(|hearing| hearing.is_notified()) {
+        let [mut is_woken, interrupted, ended, notified] = self.listen(at_most, elsewhere)?;
+        if notified && signs.subscription.as_mut().is_some_and(|subscription| subscription.is_notified()) {
             *signs.subscription = None;
-            rung = true;
+            is_woken = true;
         }
         if interrupted {
             return Ok(WakeReason::Interrupted);
         }
-        if rung {
-            let _ = self.bell.as_ref().map(WakeSocket::was_woken);
+        if is_woken {
+            let _ = self.wake_socket.as_ref().map(WakeSocket::was_woken);
         }
         if ended {
             // An ended process stays readable, and the next wait must not report it again.
             self.pidfds.clear();
         }
-        Ok(if rung || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
+        Ok(if is_woken || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
     }
 }
 
@@ -256,20 +252,20 @@ mod tests {
     #[test]
     fn a_wake_up_reaches_its_address_and_no_other() {
         let [mine, other] = [1, 2].map(|byte| Handle::new([byte; 16]).proof());
-        let bell = WakeSocket::new(WakeAddress::Waiter(&mine)).unwrap();
-        assert!(!wake(WakeAddress::Waiter(&other)) && !wake(WakeAddress::Supervisor(&mine)) && !bell.was_woken());
+        let socket = WakeSocket::new(WakeAddress::Waiter(&mine)).unwrap();
+        assert!(!wake(WakeAddress::Waiter(&other)) && !wake(WakeAddress::Supervisor(&mine)) && !socket.was_woken());
         assert!(wake(WakeAddress::Waiter(&mine)) && wake(WakeAddress::Waiter(&mine)));
-        assert!(bell.was_woken() && !bell.was_woken());
+        assert!(socket.was_woken() && !socket.was_woken());
     }
 
     #[test]
     fn a_flood_of_wake_ups_is_heard_slowly() {
         let mine = Handle::new([3; 16]).proof();
-        let bell = WakeSocket::new(WakeAddress::Waiter(&mine)).unwrap();
+        let socket = WakeSocket::new(WakeAddress::Waiter(&mine)).unwrap();
         let (began, mut heard) = (now(ClockId::CLOCK_BOOTTIME), 0);
         while heard < 4 * MANY_A_SECOND {
             assert!(wake(WakeAddress::Waiter(&mine)));
-            heard += u64::from(bell.was_woken());
+            heard += u64::from(socket.was_woken());
         }
         let ended = now(ClockId::CLOCK_BOOTTIME);
         let in_time = MANY_A_SECOND * (ended.as_secs() - began.as_secs() + 1);

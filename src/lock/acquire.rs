@@ -9,11 +9,13 @@ use super::owner::{PidDomain, ProcessId};
 use super::page::{Page, Pages};
 use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
-    INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
+    INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_waiting, grant_waiting_as, refill, replaced,
+    slot_count_conflict,
 };
 use super::record::{Grant, Record, Waiter};
-use super::replacement;
-use super::request::{Acquire, AcquireStep, Cancel, Edge, NotHolder, QueuePosition, Refusal, Request, Transition};
+use super::request::{
+    Acquire, AcquireStep, Cancel, Edge, NotHolder, Phase, QueuePlace, QueuePosition, Refusal, Request, Transition,
+};
 
 impl Request for Acquire {
     type Response = AcquireStep;
@@ -57,11 +59,11 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     if let Some(claimed) = claimed(record, request, facts)? {
         return Ok(Transition::Done(claimed));
     }
-    if request.confirming {
+    if request.phase == Phase::Confirm {
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
         return Ok(refused(Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))));
     }
-    if let Some(refusal) = replacement::refusal(record, request) {
+    if let Some(refusal) = replaced(record, request) {
         return Ok(refused(refusal));
     }
     let mut next = record.clone();
@@ -71,7 +73,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         return Ok(refused(Refusal::Stale(stale)));
     }
     let in_record = next.waiter(&me).is_some();
-    let place = request.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+    let place = request.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
     if !in_record && place.is_none() {
         if next.pages.is_some() {
@@ -104,7 +106,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     match place {
         _ if in_record => wait(record, &me, facts),
         Some(place) => wait_on_page(record, place, &request.entry, facts),
-        None => Ok(queue_on_page(next, request.full, facts)),
+        None => Ok(queue_on_page(next, &request.place, facts)),
     }
 }
 
@@ -119,7 +121,7 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
         let wake = grant_waiting(&mut next, facts)?;
         return Ok(write(next, AcquireStep::Refused(Refusal::Stale(vec![stale])), wake));
     }
-    if grant.provisional.is_none() || request.provisional {
+    if grant.provisional.is_none() || request.phase == Phase::Provisional {
         return Ok(Transition::Done(granted(grant.clone(), before)));
     }
     Ok(confirm(record, at, request, before))
@@ -155,7 +157,7 @@ fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash>
     next.slots = request.slots.or(next.slots);
     let entry = || Waiter { since: facts.wall, ..request.entry.clone() };
     if request.queue && request.entry.latest_only {
-        return replacement::enter(next, entry());
+        return enter_in_place(next, entry());
     }
     if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !request.queue) {
         next.waiters.push(entry());
@@ -186,7 +188,6 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
     Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
 }
 
-/// Waits at this place in the record.
 fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> {
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
     let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);
@@ -208,16 +209,15 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
 }
 
 /// Returns the step for a request whose queue has no room left in the record.
-fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Step {
+fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     next.pages = match next.pages {
         None => Some(Pages { first: facts.wall, last: facts.wall }),
-        Some(pages) if full == Some(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
+        Some(pages) if *place == QueuePlace::BesidePage(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),
     };
     write(next, AcquireStep::Again, Vec::new())
 }
 
-/// Processes and leases whose end a waiter awaits.
 type Awaited = (Vec<(PidDomain, ProcessId)>, Vec<Lease>);
 
 /// Returns the nearest live waiter ahead, of those in `before`, or, if there is none, the holders and their leases.

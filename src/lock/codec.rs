@@ -24,14 +24,12 @@ use sha2::{Digest, Sha256};
 
 use self::text::{escape, unescape};
 use super::lifetime::LeaseClock;
+use super::lifetime::MOST_SIGHTINGS;
 use super::record::{Mode, Record};
-use super::sighting::MOST_SIGHTINGS;
 use crate::error::{Error, Result};
 
-/// Number of the format of all objects and of the history.
 const FORMAT: u32 = 2;
 
-/// Kind of object that a record is.
 const RECORD: &str = "csalock";
 
 /// Maximum size of a record in bytes, enough for more than five thousand waiters.
@@ -43,7 +41,6 @@ const LONG: usize = 2048;
 /// Maximum number of pages in a queue.
 const MOST_PAGES: u64 = 10_000;
 
-/// Returns the line for an object of this kind and name.
 pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
     let mut line = beginning(kind).into_bytes();
     let sum = line.len()..line.len() + 16;
@@ -60,12 +57,10 @@ pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> 
     line
 }
 
-/// Returns the beginning of a line up to the checksum.
 fn beginning(kind: &str) -> String {
     format!("{{\"{kind}\":{FORMAT},\"sum\":\"")
 }
 
-/// Returns the first field after the checksum.
 fn name_field(name: &[u8]) -> String {
     let json = serde_json::to_string(&escape(name));
     format!("\"name\":{}", json.expect("a text always has a JSON text"))
@@ -148,7 +143,6 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
-/// Returns the bytes of a record.
 pub fn encode(record: &Record) -> Vec<u8> {
     seal(RECORD, &record.name, record.as_stored().as_ref())
 }
@@ -215,7 +209,6 @@ pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
     (!places).then_some("a holder has a slot that it cannot have")
 }
 
-/// Returns a record that was committed with this version as the next read returns it.
 pub(crate) fn committed(record: Record, version: u64) -> Record {
     let shortened = match record.as_stored() {
         Cow::Owned(shortened) => Some(shortened),

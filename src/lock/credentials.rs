@@ -12,9 +12,7 @@ use super::request::{Credentials, NotHolder, Transition};
 pub(super) enum Found {
     /// The grant with this index is the caller's and valid.
     Mine(usize),
-    /// The caller's grant has ended.
     Ended(EndedGrant),
-    /// The record has no grant of the caller.
     Nothing,
 }
 
@@ -30,7 +28,6 @@ impl Found {
 /// Step for a request that only a holder may make.
 pub(super) type Answer<T> = Transition<Result<T, NotHolder>>;
 
-/// Returns the grant that matches the credentials.
 pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Found, Query> {
     for (at, grant) in record.holders.iter().enumerate() {
         if !is_mine(grant, credentials, facts)? {
@@ -74,7 +71,6 @@ pub(super) fn hears_of(record: &Record, credentials: &Credentials, ending: &Ende
     is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
 }
 
-/// Returns the ending of the grant to the caller and drops it from the record.
 pub(super) fn hear_of<T>(record: &Record, ending: EndedGrant, facts: &Facts) -> Result<Answer<T>, Query> {
     let mut next = record.clone();
     next.ended_grants.retain(|kept| *kept != ending);

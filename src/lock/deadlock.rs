@@ -16,12 +16,9 @@ use super::queue::{effective_owner, free_slot, is_gone};
 use super::record::{Grant, Record, Waiter};
 use super::request::Edge;
 
-/// A wait, and the record of the lock that it waits for.
 #[derive(Debug, Clone)]
 pub struct WaitNode {
-    /// Name of the lock.
     pub name: Vec<u8>,
-    /// Record of the lock.
     pub record: Record,
     /// Entry in the lock's queue.
     pub waiter: Waiter,
@@ -34,7 +31,6 @@ pub struct Cycle {
     pub edges: Vec<Edge>,
     /// Handle hash of the waiter that must give up.
     pub victim: HandleHash,
-    /// Handle hashes of all waiters in the cycle.
     pub members: Vec<HandleHash>,
     /// Every stuck wait, with the holders in its way. If two checks, the second after the end of the first, agree on
     /// this, the whole cycle existed at one moment.

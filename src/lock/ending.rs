@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
+use super::lifetime::Sighting;
+use super::queue::Replacement;
 use super::record::{Grant, Record};
-use super::replacement::Replacement;
-use super::sighting::Sighting;
 
 /// Number of past grants that a record always keeps.
 const ENDINGS_KEPT: usize = 4;
@@ -19,12 +19,9 @@ const MOST_ENDINGS: usize = 256;
 /// Number of past grants among which expired ones stay. Hosts that died with a lock never ask for its ending.
 const EXPIRED_KEPT: usize = 32;
 
-/// A grant that is over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedGrant {
-    /// The grant.
     pub grant: Grant,
-    /// Reason for the end.
     pub reason: EndReason,
 }
 
@@ -44,22 +41,17 @@ impl EndedGrant {
     }
 }
 
-/// Reason why a grant ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndReason {
-    /// The holder released the grant.
     Released,
-    /// The owner died.
     Died,
-    /// The lease expired.
     Expired,
     /// A user broke the grant with `--force`.
     Broken,
 }
 
 impl EndReason {
-    /// Returns the reason as the history shows it.
     pub(crate) fn word(self) -> &'static str {
         match self {
             EndReason::Released => "released",
@@ -87,7 +79,6 @@ impl Record {
         Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
     }
 
-    /// Returns the endings that the stored record keeps.
     fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
         let from = |kept: usize| self.ended_grants.len().saturating_sub(kept);
         let [recent, expired, owed] = [ENDINGS_KEPT, EXPIRED_KEPT, MOST_ENDINGS].map(from);

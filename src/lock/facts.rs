@@ -7,13 +7,10 @@ use super::lifetime::Lease;
 use super::owner::{PidDomain, ProcessId};
 use super::record::Waiter;
 
-/// Liveness of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Liveness {
-    /// The process lives.
     Alive,
-    /// The process is certainly gone.
     Dead,
     /// This host cannot see the process, which never counts as dead.
     Unknown,
@@ -32,9 +29,7 @@ impl Liveness {
 /// A question that the engine must answer before [`super::decide`] can decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Query {
-    /// Does this process live?
     Liveness(PidDomain, ProcessId),
-    /// Is this lease over?
     LeaseExpired(Lease),
     /// Does this lease last longer than the caller is willing to wait?
     Outlasts(Lease),
@@ -47,7 +42,7 @@ pub enum Query {
     Committed(HandleHash),
 }
 
-/// The answers so far. They are valid for one read of the record ([`Facts::start_anew`]).
+/// The answers so far. They are valid for one read of the record.
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Facts {
@@ -75,21 +70,10 @@ impl Facts {
         Facts { wall, ..Facts::default() }
     }
 
-    /// Prepares for the next read of the record at the time `wall` of the same attempt: keeps which processes live, and
-    /// no other answer. A process that has died since then is noticed by the wait for it.
-    pub fn start_anew(&mut self, wall: u64) {
-        let mut fates = std::mem::take(&mut self.fates);
-        fates.values_mut().for_each(|known| known.retain(|(_, liveness)| *liveness == Liveness::Alive));
-        fates.retain(|_, known| !known.is_empty());
-        *self = Facts { fates, ..Facts::at(wall) };
-    }
-
-    /// Inserts the liveness of a process.
     pub fn insert_liveness(&mut self, domain: PidDomain, process: ProcessId, liveness: Liveness) {
         self.fates.entry(process).or_default().push((domain, liveness));
     }
 
-    /// Inserts the answer whether a lease is over.
     pub fn insert_expired(&mut self, lease: Lease, over: bool) {
         self.over.entry(lease.ends).or_default().push((lease, over));
     }
@@ -104,12 +88,10 @@ impl Facts {
         known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Query::Outlasts(lease.clone()))
     }
 
-    /// Inserts the waiters on a page.
     pub fn insert_page(&mut self, number: u64, waiters: Vec<Waiter>) {
         self.pages.insert(number, waiters);
     }
 
-    /// Returns the waiters on all inserted pages.
     pub fn waiters_on_pages(&self) -> impl Iterator<Item = &Waiter> {
         self.pages.values().flatten()
     }
@@ -118,7 +100,6 @@ impl Facts {
         self.pages.get(&number).map(Vec::as_slice).ok_or(Query::Page(number))
     }
 
-    /// Inserts the answer whether the provisional grants with this handle hash are committed.
     pub fn insert_committed(&mut self, proof: HandleHash, decided: bool) {
         self.decided.push((proof, decided));
     }
@@ -143,7 +124,6 @@ impl Facts {
         known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
     }
 
-    /// Returns the leases that are over.
     pub(crate) fn expired_leases(&self) -> impl Iterator<Item = &Lease> {
         self.over.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
     }
@@ -151,26 +131,5 @@ impl Facts {
     pub(crate) fn lease_expired(&self, lease: &Lease) -> Result<bool, Query> {
         let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_an_earlier_decision_only_the_living_processes_stay() {
-        let domain = PidDomain { machine: "m".into(), boot: "b".into(), pids: "1.1".into(), net: 1 };
-        let mut facts = Facts::at(1);
-        facts.replies_get_lost = true;
-        let all = [Liveness::Alive, Liveness::Dead, Liveness::Unknown, Liveness::Missing];
-        for (pid, liveness) in (1..).zip(all) {
-            facts.insert_liveness(domain.clone(), ProcessId { pid, start: 1 }, liveness);
-        }
-        facts.insert_page(0, Vec::new());
-        facts.start_anew(2);
-        let kept: Vec<_> = (1..5).map(|pid| facts.liveness(&domain, &ProcessId { pid, start: 1 }).ok()).collect();
-        assert_eq!(kept, [Some(Liveness::Alive), None, None, None]);
-        assert_eq!((facts.wall, facts.replies_get_lost, facts.page(0).is_err()), (2, false, true));
     }
 }

@@ -16,7 +16,6 @@ pub struct Handle([u8; 16]);
 pub struct HandleHash(#[serde(with = "text")] [u8; 32]);
 
 impl Handle {
-    /// Creates a handle from these random bytes.
     pub fn new(secret: [u8; 16]) -> Handle {
         Handle(secret)
     }
@@ -26,7 +25,6 @@ impl Handle {
         hex(text).map(Handle)
     }
 
-    /// Returns the hash that the record keeps of the handle.
     pub fn proof(&self) -> HandleHash {
         HandleHash(Sha256::digest(self.0).into())
     }

@@ -28,7 +28,6 @@ const FUTURE: u64 = 60_000;
 /// History of the runs under a lock. Times are in milliseconds since 1970 on the store's clock.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobState {
-    /// Last run that succeeded.
     #[serde(default, skip_serializing_if = "is_default")]
     pub success: Option<Success>,
     /// Runs of the newest slot that have begun since that success.
@@ -42,7 +41,6 @@ pub struct JobState {
 /// Run that succeeded: its command ended with 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Success {
-    /// End of the run.
     pub at: u64,
     /// Newest slot in which the job has succeeded, in this run or an earlier one.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -51,14 +49,10 @@ pub struct Success {
     pub host: String,
 }
 
-/// Runs that have begun in a slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Runs {
-    /// The slot.
     pub slot: u64,
-    /// Number of the runs.
     pub count: u32,
-    /// Grant of the last run.
     pub last: HandleHash,
 }
 
@@ -67,12 +61,10 @@ pub struct Runs {
 pub struct Promise {
     /// Length of the span in milliseconds.
     pub span: u64,
-    /// Time of the promise.
     pub since: u64,
     /// Time of the last complaint that the promise is broken.
     #[serde(default, skip_serializing_if = "is_default")]
     pub complained: Option<u64>,
-    /// Caller that complained.
     #[serde(default, skip_serializing_if = "is_default")]
     pub by: Option<HandleHash>,
     /// Number of calls since the last success that did not get the lock. A call whose reply is lost may count twice.
@@ -130,7 +122,6 @@ impl JobState {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct BeginRun {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// Slot in which the job must succeed once, if it has slots.
     pub slot: Option<u64>,
@@ -138,7 +129,6 @@ pub struct BeginRun {
     pub most: u32,
     /// Length of the span in which the job must succeed at least once, in milliseconds.
     pub promise: Option<u64>,
-    /// Time of the request.
     pub now: u64,
 }
 
@@ -187,11 +177,9 @@ impl Request for BeginRun {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct ReportSuccess {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// True if the run counts for the slot in which it began.
     pub in_slot: bool,
-    /// End of the run.
     pub at: u64,
     /// Name of the host on which the job ran, for display.
     pub host: String,
@@ -221,18 +209,14 @@ impl Request for ReportSuccess {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Complain {
-    /// The caller.
     pub by: HandleHash,
     /// Length of the span in milliseconds.
     pub span: u64,
-    /// Time of the request.
     pub now: u64,
 }
 
-/// State of a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Complaint {
-    /// The promise is kept so far.
     Kept,
     /// The promise is broken, and an earlier caller complained within one span before now.
     Told,

@@ -1,10 +1,25 @@
 //! The lifetime of a grant, and the leases that limit it.
+//!
+//! A host knows how long a lease has been in its record without a clock that others may set. The holder of a lease counts its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has
+//! seen one lease for its whole span on its own CLOCK_BOOTTIME knows that it is over for its holder. A waiting process
+//! remembers when it first saw the lease, and leaves a [`Sighting`] in the record for the next caller. The host that
+//! started a lease finds the start in the lease itself.
+//!
+//! A boot id does not prove that CLOCK_BOOTTIME is that of the sighting: virtual machines resumed from one snapshot
+//! share the boot, and containers may have offsets. So a sighting contains the store's time too. It counts only while
+//! both clocks have advanced alike since, and then by the lesser advance. After a step of the store's clock the host
+//! counts from the beginning.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::codec::text;
+use super::codec::{checksum, text};
+use super::facts::{Facts, Query};
+use super::protocol::write;
+use super::record::Record;
+use super::request::{Note, Request, Transition};
 
-/// Lifetime of a grant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {
@@ -41,7 +56,6 @@ impl Lifetime {
 /// An end time on a clock that all users of the store share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Clock that the lease counts on.
     pub clock: LeaseClock,
     /// End on that clock, in milliseconds.
     pub ends: u64,
@@ -49,7 +63,6 @@ pub struct Lease {
     pub wall: u64,
 }
 
-/// Clocks that a lease may count on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseClock {
@@ -72,4 +85,73 @@ pub struct Begun {
     pub at: u64,
     /// Duration of the lease in milliseconds.
     pub span: u64,
+}
+
+/// Maximum number of sightings in a record. Further hosts add none, and rely on the existing sightings.
+pub const MOST_SIGHTINGS: usize = 128;
+
+/// Maximum difference between the advances of two clocks. Some file systems store times in steps of one or two seconds.
+const TOLERANCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// CLOCK_BOOTTIME of the host.
+    pub boottime: Duration,
+    /// Time of the store since 1970.
+    pub store: Duration,
+}
+
+/// A lease that a host saw in a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sighting {
+    pub lease: Lease,
+    /// Boot of the host that saw the lease ([`boot_of`]).
+    pub boot: u64,
+    /// Moment when the host saw the lease for the first time.
+    pub at: Moment,
+}
+
+/// Returns the number of a boot for use in leases: a digest of the boot id.
+pub fn boot_of(boot: &str) -> u64 {
+    checksum(boot.as_bytes())
+}
+
+impl Moment {
+    /// Returns the lesser advance of the two clocks from this moment to `now`, or `None` if the clocks disagree.
+    fn advance(&self, now: &Moment) -> Option<Duration> {
+        let own = now.boottime.checked_sub(self.boottime)?;
+        // The clocks may differ by a thousandth of the advance, because no quartz is worse.
+        let agrees = now.store.abs_diff(self.store.saturating_add(own)) <= TOLERANCE + own / 1000;
+        agrees.then(|| own.min(now.store.saturating_sub(self.store)))
+    }
+}
+
+/// Returns the time that a lease has certainly been in its record, by the lease itself and the sightings in the record.
+/// Returns `None` if this boot has not seen the lease yet.
+pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &Moment) -> Option<Duration> {
+    let LeaseClock::FileSystem(begun) = &lease.clock else { return None };
+    let began = Moment {
+        boottime: Duration::from_micros(begun.at),
+        store: Duration::from_millis(lease.ends.saturating_sub(begun.span)),
+    };
+    let own = (begun.boot == boot).then_some(began);
+    let seen = seen.iter().filter(|seen| seen.boot == boot && seen.lease == *lease).map(|seen| seen.at);
+    own.into_iter().chain(seen).filter_map(|at| at.advance(now)).max()
+}
+
+/// Adds sightings of leases that are still in the record, as long as there is room.
+impl Request for Note {
+    type Response = ();
+
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<()>, Query> {
+        let room = MOST_SIGHTINGS.saturating_sub(record.sightings.len());
+        let still = self.0.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease));
+        let new: Vec<Sighting> = still.take(room).cloned().collect();
+        if new.is_empty() {
+            return Ok(Transition::Done(()));
+        }
+        let mut next = record.clone();
+        next.sightings.extend(new);
+        Ok(write(next, (), Vec::new()))
+    }
 }

@@ -10,7 +10,6 @@ use super::codec::text::{self, Text};
 /// Owner of a grant: the processes that the grant depends on, and details about them for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Domain that the processes run in.
     pub domain: PidDomain,
     /// Processes of the owner; the first live one is the effective owner. Empty if the grant depends on no process.
     pub processes: Vec<ProcessId>,
@@ -25,12 +24,10 @@ pub struct Owner {
     /// Host name, for display.
     #[serde(with = "text")]
     pub host: String,
-    /// Numeric user id.
     pub uid: u32,
     /// Command that runs, or that made the request.
     #[serde(with = "text")]
     pub command: Vec<u8>,
-    /// Text of `--label`.
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub label: Option<Vec<u8>>,
 }

@@ -77,7 +77,6 @@ impl Page {
         Some(QueuePosition { page: number, ahead: at, before, entry: entry.clone() })
     }
 
-    /// Returns true if this waiter is on the page.
     pub fn has(&self, proof: &HandleHash) -> bool {
         self.waiters.iter().any(|waiter| waiter.proof == *proof)
     }

@@ -113,7 +113,6 @@ pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     Ok((over || facts.liveness(&grant.owner.domain, waiter)? == Liveness::Dead) && facts.committed(&grant.proof)?)
 }
 
-/// Returns the step that commits this record and then returns this response.
 pub(super) fn write<R>(record: Record, response: R, wake: Vec<HandleHash>) -> Transition<R> {
     Transition::Write { record: Box::new(record), response, wake, over: Vec::new() }
 }

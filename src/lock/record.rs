@@ -15,17 +15,16 @@ use super::codec::{is_default, text};
 use super::ending::EndedGrant;
 use super::handle::HandleHash;
 use super::job::JobState;
+use super::lifetime::Sighting;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
 use super::page::Pages;
-use super::replacement::Replacement;
-use super::sighting::Sighting;
+use super::queue::Replacement;
 use super::value::Value;
 
 /// Maximum number of slots of a lock.
 pub const MOST_SLOTS: u32 = 10_000;
 
-/// State of one lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the lock, stored so that a reader detects a record that two names share.
@@ -66,7 +65,6 @@ pub struct Record {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The whole lock.
     Exclusive,
     /// A share beside any number of other readers.
     Shared,
@@ -74,22 +72,18 @@ pub enum Mode {
     Slot,
 }
 
-/// Entry of one holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Hash of the handle that proves the grant.
     pub proof: HandleHash,
     /// Fencing token. `None` only in a record that is not stored yet; the token is then the version of that record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub token: Option<u64>,
-    /// Part of the lock that the holder has.
     pub mode: Mode,
     /// Slot number, from 0; 0 unless the mode is [`Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
     /// Owner of the grant. Copies of a record share it: a decision copies the record and restarts after each answer.
     pub owner: Arc<Owner>,
-    /// Lifetime of the grant.
     pub lifetime: Lifetime,
     /// Time of granting, in milliseconds since 1970 on the writer's clock; for display only, never compared.
     pub since: u64,
@@ -108,7 +102,6 @@ pub struct Grant {
     pub claim: Option<Vec<u8>>,
 }
 
-/// Entry of one waiter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {
     /// Hash of the waiter's handle; the waiter's channel is derived from it.
@@ -119,7 +112,6 @@ pub struct Waiter {
     pub owner: Arc<Owner>,
     /// Process that waits; its death ends the wait.
     pub process: ProcessId,
-    /// Lifetime of the future grant.
     pub lifetime: Lifetime,
     /// True if the waiter must confirm a grant before its owner counts as the owner of the lock.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -173,7 +165,6 @@ impl Waiter {
         }
     }
 
-    /// Returns the waiting process and its pid domain.
     pub fn waits_where(&self) -> (PidDomain, ProcessId) {
         (self.owner.domain.clone(), self.process)
     }
@@ -185,12 +176,10 @@ impl Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
 
-    /// Returns the owners of the holders and waiters.
     pub fn owners(&self) -> impl Iterator<Item = &Owner> {
         self.holders.iter().map(|grant| &*grant.owner).chain(self.waiters.iter().map(|waiter| &*waiter.owner))
     }
 
-    /// Returns the grant with this handle hash.
     pub fn holder(&self, proof: &HandleHash) -> Option<&Grant> {
         self.holders.iter().find(|grant| grant.proof == *proof)
     }
@@ -205,7 +194,6 @@ impl Record {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
     }
 
-    /// Returns all leases of holders and waiters.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         let of_holders = self.holders.iter().filter_map(|grant| grant.lifetime.lease());
         let of_waiters = self.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());

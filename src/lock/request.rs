@@ -3,11 +3,11 @@
 use super::ending::EndedGrant;
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
+use super::lifetime::Sighting;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, PidSpace, ProcessId};
+use super::queue::Successor;
 use super::record::{Grant, Record, Waiter};
-use super::replacement::Successor;
-use super::sighting::Sighting;
 
 /// Request of a caller about a record. Each request has its own type of response.
 pub trait Request: Loggable {
@@ -53,13 +53,11 @@ impl<R: Clone> Loggable for R {}
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Cancel {
-    /// Handle hash of the waiter.
     pub proof: HandleHash,
     /// Page of the waiter, if the waiter entered a page.
     pub page: Option<u64>,
 }
 
-/// Releases the caller's grant.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Release(pub Credentials);
@@ -78,11 +76,9 @@ pub struct OwnerDied(pub Credentials);
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Prepare {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// Handle hash that names the commit record, and the new one of the grant.
     pub proof: HandleHash,
-    /// Process that commits.
     pub process: ProcessId,
     /// Time for which that process counts as alive if other hosts cannot see it; otherwise [`Lifetime::UntilReleased`].
     pub lifetime: Lifetime,
@@ -104,7 +100,18 @@ pub struct Gc;
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Note(pub Vec<Sighting>);
 
-/// Request to acquire the lock.
+/// A caller that waits first gets a provisional grant, and confirms it by a second request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub enum Phase {
+    Direct,
+    /// The grant depends on the waiting process.
+    Provisional,
+    /// A provisional grant stands from now on. The caller was told of it, and a release may have ended it since, so the
+    /// request accepts no new grant.
+    Confirm,
+}
+
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Acquire {
@@ -114,18 +121,10 @@ pub struct Acquire {
     pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
-    /// True if the store has accepted the caller's entry into the queue.
-    pub queued: bool,
+    pub place: QueuePlace,
     /// True to refuse the lock if a holder is gone and did not release it.
     pub refuse_stale: bool,
-    /// True to make the grant depend on the waiting process until the caller repeats the request without this flag.
-    pub provisional: bool,
-    /// True to accept only an existing grant: the caller was told of it, and a release may have ended it since.
-    pub confirming: bool,
-    /// Position of the entry on the pages.
-    pub position: Option<QueuePosition>,
-    /// Number of a page that is full.
-    pub full: Option<u64>,
+    pub phase: Phase,
 }
 
 impl Acquire {
@@ -135,50 +134,61 @@ impl Acquire {
             entry,
             slots: None,
             queue: false,
-            queued: false,
+            place: QueuePlace::Nowhere,
             refuse_stale: false,
-            provisional: false,
-            confirming: false,
-            position: None,
-            full: None,
+            phase: Phase::Direct,
         }
     }
 }
 
-/// Position of a waiter on a page.
+/// The place of a caller in the queue, as far as the caller knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub enum QueuePlace {
+    Nowhere,
+    InRecord,
+    OnPage(QueuePosition),
+    /// The page with this number is full, so the entry needs another one.
+    BesidePage(u64),
+}
+
+impl QueuePlace {
+    /// Returns true if the store has accepted the entry.
+    pub fn is_queued(&self) -> bool {
+        matches!(self, QueuePlace::InRecord | QueuePlace::OnPage(_))
+    }
+
+    pub fn on_page(&self) -> Option<&QueuePosition> {
+        if let QueuePlace::OnPage(position) = self { Some(position) } else { None }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct QueuePosition {
-    /// Page number.
     pub page: u64,
-    /// Number of waiters ahead on that page.
     pub ahead: usize,
     /// Processes of those waiters and of the waiters on the previous page, nearest first.
     pub before: Vec<(PidDomain, ProcessId)>,
-    /// Entry of the waiter on the page.
     pub entry: Waiter,
 }
 
 /// Edge of a cycle in the wait-for graph: a lock that the previous waiter waits for, and its holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {
-    /// Name of the lock.
     pub name: Vec<u8>,
     /// Grant of the holder, which does not release the lock before its own wait is over.
     pub grant: Grant,
 }
 
-/// Credentials of a caller that has a grant.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Credentials {
-    /// Hash of the handle, if the caller has the handle.
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.
     pub owners: Vec<ProcessId>,
     /// Id of a claim, if the caller knows it.
     pub claim: Option<Vec<u8>>,
-    /// Where these processes are.
     pub space: PidSpace,
     /// What is known of the caller if the script that called this process has ended.
     pub orphan: Option<Orphan>,
@@ -193,22 +203,18 @@ pub struct Credentials {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Orphan {
-    /// Session of the process and of its script.
     pub session: i32,
     /// Start of the process, in milliseconds since 1970 on the clock of this host.
     pub since: u64,
 }
 
-/// Next step of the engine.
 #[derive(Debug, Clone)]
 pub enum Transition<R> {
     /// The record does not change, and this is the response.
     Done(R),
     /// The engine commits this record, then wakes these waiters and returns the response.
     Write {
-        /// New record.
         record: Box<Record>,
-        /// Response to return after the commit.
         response: R,
         /// Waiters whose situation has changed.
         wake: Vec<HandleHash>,
@@ -218,7 +224,6 @@ pub enum Transition<R> {
 }
 
 impl<R> Transition<R> {
-    /// Returns the response.
     pub fn response(&self) -> &R {
         match self {
             Transition::Done(response) | Transition::Write { response, .. } => response,
@@ -241,7 +246,6 @@ impl<R> Transition<R> {
 pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Box<Grant>, Option<Box<EndedGrant>>),
-    /// The caller does not get the lock.
     Refused(Refusal),
     /// The caller has joined the queue, or the queue has a new page. The caller repeats the request.
     Again,
@@ -253,7 +257,6 @@ pub enum AcquireStep {
         processes: Vec<(PidDomain, ProcessId)>,
         /// Leases whose end matters to the caller.
         leases: Vec<Lease>,
-        /// Number of waiters ahead in the queue.
         ahead: usize,
     },
 }
@@ -278,7 +281,6 @@ pub enum Refusal {
     Lost(Box<NotHolder>),
 }
 
-/// Response to a caller that does not hold the lock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotHolder {
     /// Grants of the holders; empty if the lock has no holder.

@@ -53,11 +53,9 @@ pub struct Value {
     pub inline: Option<Vec<u8>>,
 }
 
-/// Request to write or delete a value.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Writing {
-    /// Credentials of the caller.
     pub credentials: Credentials,
     /// New value without its version and token; `None` to delete the value.
     pub value: Option<Value>,
@@ -75,9 +73,7 @@ pub struct Writing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Precondition {
-    /// The name has no value.
     Absent,
-    /// The value has this version.
     Version(u64),
 }
 
@@ -102,27 +98,21 @@ impl Value {
     }
 }
 
-/// A value that was written or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The new value, or the deleted one. `None` if an earlier try deleted it.
     pub value: Option<Value>,
     /// Ending of the writer's grant, if it was over.
     pub stale: Option<EndedGrant>,
-    /// Grant that the writer has.
     pub under: Option<HandleHash>,
 }
 
-/// Reason why a value was not written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteRefusal {
-    /// These grants hold the lock.
     Busy(Vec<Grant>),
-    /// These grants share the lock with the writer.
     Shared(Vec<Grant>),
     /// The precondition does not hold; this is the current value.
     VersionMismatch(Option<Value>),
-    /// The name has no value to delete.
     NoValue,
     /// The writer must hold the lock, and does not.
     NotHolder(NotHolder),

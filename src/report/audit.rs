@@ -3,34 +3,29 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use serde::Serialize;
-
-use super::json::{mode, text};
-use super::timeline::{ended, who};
-use super::{OutputStyle, PastJson};
+use super::OutputStyle;
+use super::document::Document;
+use super::history::{ended, who};
+use super::json::{mode, past, text};
 use crate::duration::shown as span;
 use crate::history::{Fault, FaultKind, Past};
 use crate::lock::Mode;
 use crate::name::escape;
 
-/// The result of an audit of a store.
 #[derive(Debug)]
-pub struct AuditReport<'a> {
-    /// Number of grants that were checked.
-    pub grants: usize,
-    /// Number of locks that they belong to.
-    pub locks: usize,
-    /// The violations.
-    pub faults: &'a [Fault<'a>],
+pub(crate) struct AuditReport<'a> {
+    pub(crate) grants: usize,
+    pub(crate) locks: usize,
+    pub(crate) faults: &'a [Fault<'a>],
     /// The limits of the audit: what kind, and a sentence.
-    pub unknown: Vec<(&'static str, String)>,
+    pub(crate) unknown: Vec<(&'static str, String)>,
     /// The longest overlap that is not counted.
-    pub tolerance: Duration,
+    pub(crate) tolerance: Duration,
 }
 
 impl AuditReport<'_> {
     /// Returns the text for people, as seen from this host.
-    pub fn text(&self, host: &str, style: OutputStyle) -> String {
+    pub(crate) fn text(&self, host: &str, style: OutputStyle) -> String {
         let mut text = String::new();
         let (red, yellow, end) = if style.colour { ("\x1b[31m", "\x1b[33m", "\x1b[0m") } else { ("", "", "") };
         for fault in self.faults {
@@ -54,25 +49,26 @@ impl AuditReport<'_> {
         text
     }
 
-    /// Returns the document.
-    pub fn json(&self) -> AuditJson {
-        let fault = |fault: &Fault<'_>| FaultJson {
-            fault: if fault.kind == FaultKind::Token { "token" } else { "overlap" },
-            lock: text(&fault.grants[0].name),
-            seconds: match fault.kind {
-                FaultKind::Overlap(overlap) => Some(overlap as f64 / 1000.0),
-                FaultKind::Token => None,
-            },
-            grants: fault.grants.map(PastJson::new),
+    pub(crate) fn json(&self) -> Document {
+        let fault = |fault: &Fault<'_>| {
+            let (kind, overlap) = match fault.kind {
+                FaultKind::Overlap(overlap) => ("overlap", Some(overlap as f64 / 1000.0)),
+                FaultKind::Token => ("token", None),
+            };
+            Document::new()
+                .with("fault", kind)
+                .with("lock", text(&fault.grants[0].name))
+                .with("seconds", overlap)
+                .with_list("grants", fault.grants.map(past))
         };
-        let unknown = |(what, message): &(&'static str, String)| UnknownJson { what, message: message.clone() };
-        AuditJson {
-            grants: self.grants,
-            locks: self.locks,
-            tolerance: self.tolerance.as_secs_f64(),
-            faults: self.faults.iter().map(fault).collect(),
-            unknown: self.unknown.iter().map(unknown).collect(),
-        }
+        let unknown = self.unknown.iter();
+        let unknown = unknown.map(|(what, why)| Document::new().with("what", *what).with("message", why.as_str()));
+        Document::new()
+            .with("grants", self.grants)
+            .with("locks", self.locks)
+            .with("tolerance", self.tolerance.as_secs_f64())
+            .with_list("faults", self.faults.iter().map(fault))
+            .with_list("unknown", unknown)
     }
 }
 
@@ -88,30 +84,4 @@ fn grant(past: &Past, host: &str, style: OutputStyle) -> String {
         (None, Some(_)) => format!("{}, unnoticed", ended(past)),
     };
     format!("token {token}, {}{slot}, from {from} {until}: {}", mode(past.mode), who(&past.holder, host))
-}
-
-/// The document of `audit --json`.
-#[derive(Debug, Serialize)]
-pub struct AuditJson {
-    grants: usize,
-    locks: usize,
-    /// The longest overlap that is not counted, in seconds.
-    tolerance: f64,
-    faults: Vec<FaultJson>,
-    unknown: Vec<UnknownJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct FaultJson {
-    fault: &'static str,
-    lock: String,
-    /// The length of an overlap.
-    seconds: Option<f64>,
-    grants: [PastJson; 2],
-}
-
-#[derive(Debug, Serialize)]
-struct UnknownJson {
-    what: &'static str,
-    message: String,
 }

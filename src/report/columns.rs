@@ -2,14 +2,12 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Beginning of the second and each later line of a message.
 const INDENT: &str = "  ";
 
 fn fits(text: &str, width: usize) -> bool {
     text.width() <= width
 }
 
-/// Returns the text, clipped or padded to exactly this width in columns.
 pub(super) fn cell(text: &str, width: usize) -> String {
     let clipped = clip(text, width);
     let rest = width.saturating_sub(clipped.width());
@@ -28,8 +26,7 @@ pub(super) fn clip(text: &str, width: usize) -> String {
     }
 }
 
-/// Returns at most `width` columns of a line that may contain colours.
-pub fn cut(line: &str, width: usize) -> String {
+pub(crate) fn cut(line: &str, width: usize) -> String {
     let (mut cut, mut used, mut in_escape) = (String::new(), 0, false);
     for char in line.chars() {
         in_escape |= char == '\x1b';
@@ -47,7 +44,7 @@ pub fn cut(line: &str, width: usize) -> String {
 
 /// Returns the text in lines of at most `width` columns, broken at blanks, but never within a command in back quotes. A
 /// longer word stands alone.
-pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in words(text) {
         match lines.last_mut() {
@@ -62,11 +59,10 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Returns the text in lines of at most `width` columns, of which all but the first are indented.
-pub fn indented(text: &str, width: usize) -> String {
+pub(crate) fn indented(text: &str, width: usize) -> String {
     wrapped(text, width.saturating_sub(INDENT.len()).max(1)).join(&format!("\n{INDENT}"))
 }
 
-/// Returns the words of a text; a command in back quotes is one word.
 fn words(text: &str) -> Vec<&str> {
     let has_commands = text.matches('`').count().is_multiple_of(2);
     let (mut words, mut start, mut is_in_command) = (Vec::new(), 0, false);

@@ -1,86 +1,98 @@
-//! The words for a holder: its process, host and user, since when, until when and why, and how its grant ended.
+//! The words for holders, waiters and turns: process, host and user, since when, until when and why, and how grants end.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::Zone;
-use crate::duration::shown as span;
-use crate::engine::{Engine, OpenLockSet};
+use crate::duration::{about, shown as span};
+use crate::engine::{Engine, LockStatus, OpenLockSet};
+use crate::history::{ExpectedTurn, UsualHold};
 use crate::host::{Host, user_name};
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
 use crate::name::escape;
 use crate::store::Scope;
 
+const MOST_NAMED: usize = 3;
+
+/// A holder's grant, and the liveness of its owner or the reason why it has ended.
+pub(super) type Holder<'a> = (&'a Grant, Result<Liveness, EndReason>);
+
+/// Returns the grants of a record that hold the lock, or that ended without a release.
+pub(super) fn holders(status: &LockStatus) -> Vec<Holder<'_>> {
+    let all = status.record.holders.iter().zip(status.holders.iter().copied());
+    all.filter(|(_, standing)| *standing != Err(EndReason::Released)).collect()
+}
+
+pub(super) fn waiting(status: &LockStatus) -> usize {
+    status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count()
+}
+
 /// The context that sentences about holders need in addition to the record.
-pub struct Reporter<'a> {
-    /// The clock and the processes.
-    pub host: &'a dyn Host,
-    /// The scope of the store.
-    pub scope: Scope,
-    /// The zone of the times.
-    pub zone: Zone,
+pub(crate) struct Reporter<'a> {
+    pub(crate) host: &'a dyn Host,
+    pub(crate) scope: Scope,
+    pub(crate) zone: Zone,
 }
 
 impl<'a> Reporter<'a> {
-    /// Creates the context of the records in the store of this engine.
-    pub fn new(engine: &'a Engine) -> Reporter<'a> {
+    pub(crate) fn new(engine: &'a Engine) -> Reporter<'a> {
         Reporter { host: engine.host(), scope: engine.store().scope(), zone: Zone::Local }
     }
 }
 
 impl OpenLockSet<'_> {
-    /// Returns the reporter for the lock with this index.
-    pub fn reporter(&self, at: usize) -> Reporter<'_> {
+    pub(crate) fn reporter(&self, at: usize) -> Reporter<'_> {
         Reporter::new(self.engine(at))
     }
 }
 
 impl Reporter<'_> {
     /// Returns the owner process whose life counts now: the first process that is not dead.
-    pub fn owner(&self, party: &Owner) -> Option<ProcessId> {
+    pub(crate) fn owner(&self, party: &Owner) -> Option<ProcessId> {
         let lives = |owner: &&ProcessId| self.host.liveness(&party.domain, owner, self.scope).may_live_here();
         party.processes.iter().find(lives).or(party.processes.last()).copied()
     }
 
+    pub(super) fn liveness(&self, party: &Owner) -> Liveness {
+        let owner = self.owner(party);
+        owner.map_or(Liveness::Unknown, |owner| self.host.liveness(&party.domain, &owner, self.scope))
+    }
+
+    pub(super) fn time(&self, millis: u64) -> String {
+        self.zone.full(Duration::from_millis(millis))
+    }
+
+    pub(super) fn age(&self, millis: u64) -> String {
+        span(self.host.wall().saturating_sub(Duration::from_millis(millis)))
+    }
+
     /// Returns one line with process, host, start, end and command of a grant.
-    pub fn holder(&self, grant: &Grant) -> String {
+    pub(crate) fn holder(&self, grant: &Grant) -> String {
         self.grant(grant, &format!(", {}", self.until(grant)))
     }
 
     /// Returns a clause that tells whether the lock is held or claimed, and by which holder.
-    pub fn holding(&self, grant: &Grant) -> String {
+    pub(crate) fn holding(&self, grant: &Grant) -> String {
         let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
-        let (who, host) = (shown_user(grant.owner.uid), escape(grant.owner.host.as_bytes()));
-        let since = self.zone.full(Duration::from_millis(grant.since));
-        format!("claimed permanently under id {}, by {who} on {host} since {since}", escape(id))
+        let who = shown_user(grant.owner.uid);
+        let host = escape(grant.owner.host.as_bytes());
+        format!("claimed permanently under id {}, by {who} on {host} since {}", escape(id), self.time(grant.since))
     }
 
     fn grant(&self, grant: &Grant, until: &str) -> String {
-        let now = self.host.wall();
-        let since = Duration::from_millis(grant.since);
-        let mut text = format!(
-            "{} since {} ({} ago){until}",
-            self.party(&grant.owner),
-            self.zone.full(since),
-            span(now.saturating_sub(since)),
-        );
-        if let Some(id) = &grant.claim {
-            text.push_str(&format!(", claimed under id {}", escape(id)));
-        }
-        if let Some(label) = &grant.owner.label {
-            text.push_str(&format!(", for \"{}\"", escape(label)));
-        }
-        text.push_str(&format!(": {}", escape(&grant.owner.command)));
-        text
+        let who = self.party(&grant.owner);
+        let since = format!("since {} ({} ago)", self.time(grant.since), self.age(grant.since));
+        let claim = grant.claim.as_ref().map(|id| format!(", claimed under id {}", escape(id))).unwrap_or_default();
+        let label = grant.owner.label.as_ref().map(|label| format!(", for \"{}\"", escape(label))).unwrap_or_default();
+        format!("{who} {since}{until}{claim}{label}: {}", escape(&grant.owner.command))
     }
 
-    /// Returns the process, host and user of an owner.
-    pub fn party(&self, party: &Owner) -> String {
+    pub(crate) fn party(&self, party: &Owner) -> String {
         let pid = self.owner(party).map_or("no process".to_string(), |owner| format!("pid {}", owner.pid));
         format!("{pid} on {} (user {})", escape(party.host.as_bytes()), shown_user(party.uid))
     }
 
-    /// Returns the pid and the command of an owner.
-    pub fn owner_and_command(&self, party: &Owner) -> String {
+    pub(crate) fn owner_and_command(&self, party: &Owner) -> String {
         match self.owner(party) {
             Some(owner) => format!("owner pid {} ({})", owner.pid, escape(&party.command)),
             None => "no owner".to_string(),
@@ -88,13 +100,13 @@ impl Reporter<'_> {
     }
 
     /// Returns true if the owner is stopped, and cannot release the lock.
-    pub fn is_stopped(&self, grant: &Grant) -> bool {
+    pub(super) fn is_stopped(&self, grant: &Grant) -> bool {
         grant.claim.is_none()
             && self.owner(&grant.owner).is_some_and(|owner| self.host.is_stopped(&grant.owner.domain, &owner))
     }
 
     /// Returns true if the grant ends without a release: with its lease, or with an owner that is alive here.
-    pub fn ends_by_itself(&self, grant: &Grant) -> bool {
+    pub(super) fn ends_by_itself(&self, grant: &Grant) -> bool {
         match grant.lifetime {
             Lifetime::UntilReleased => grant.claim.is_some(),
             Lifetime::WhileOwnerLives => self.liveness(&grant.owner) == Liveness::Alive,
@@ -103,13 +115,13 @@ impl Reporter<'_> {
     }
 
     /// Returns true if a break may be right: the grant lasts until it is released, or its owner is not seen alive here.
-    pub fn may_need_force(&self, grant: &Grant) -> bool {
+    pub(super) fn may_need_force(&self, grant: &Grant) -> bool {
         let lasts = grant.lifetime == Lifetime::UntilReleased || self.liveness(&grant.owner) != Liveness::Alive;
         grant.claim.is_none() && lasts
     }
 
     /// Returns what the break of a grant did not end at once, or `None`.
-    pub fn left_by_break(&self, ending: &EndedGrant) -> Option<String> {
+    pub(crate) fn left_by_break(&self, ending: &EndedGrant) -> Option<String> {
         let party = &ending.grant.owner;
         // A grant that lasts until it is released may be of a process that has handed it over.
         let depends = ending.reason == EndReason::Broken && ending.grant.lifetime != Lifetime::UntilReleased;
@@ -130,25 +142,23 @@ impl Reporter<'_> {
     }
 
     fn until(&self, grant: &Grant) -> String {
-        match &grant.lifetime {
+        let text = match &grant.lifetime {
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => {
-                if self.is_stopped(grant) { "while it lives, now stopped" } else { "while it lives" }.to_string()
+                if self.is_stopped(grant) { "while it lives, now stopped" } else { "while it lives" }
             }
-            Lifetime::OwnerDied => "no longer".to_string(),
-            Lifetime::Ttl(most) => format!("for at most {}", span(Duration::from_millis(*most))),
-            Lifetime::ExpiresAt(lease) => {
-                format!("until {} at the latest", self.zone.full(Duration::from_millis(lease.wall)))
-            }
+            Lifetime::OwnerDied => "no longer",
+            Lifetime::Ttl(most) => return format!("for at most {}", span(Duration::from_millis(*most))),
+            Lifetime::ExpiresAt(lease) => return format!("until {} at the latest", self.time(lease.wall)),
             Lifetime::UntilReleased => match self.liveness(&grant.owner) {
-                Liveness::Dead => "until it is released, though its process has ended".to_string(),
-                Liveness::Missing => "until it is released, though its process is not here".to_string(),
-                Liveness::Alive | Liveness::Unknown => "until it is released".to_string(),
+                Liveness::Dead => "until it is released, though its process has ended",
+                Liveness::Missing => "until it is released, though its process is not here",
+                Liveness::Alive | Liveness::Unknown => "until it is released",
             },
-        }
+        };
+        text.to_string()
     }
 
-    /// Returns how a grant ended, in one line.
-    pub fn ending(&self, ending: &EndedGrant) -> String {
+    pub(crate) fn ending(&self, ending: &EndedGrant) -> String {
         let how = match ending.reason {
             EndReason::Released if ending.grant.provisional.is_some() => "which was not told of it",
             EndReason::Released => "which released it",
@@ -163,12 +173,61 @@ impl Reporter<'_> {
     }
 }
 
+/// Returns a clause about a file that these processes, pid and command, have locked with flock(2).
+pub(crate) fn flocked_by(holders: impl IntoIterator<Item = (i32, Vec<u8>)>) -> String {
+    let mut who: Vec<String> =
+        holders.into_iter().map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
+    if who.is_empty() {
+        who.push("a process that cannot be seen from here".to_string());
+    }
+    if who.len() > MOST_NAMED {
+        let more = who.split_off(MOST_NAMED).len();
+        who.push(format!("{more} more"));
+    }
+    format!("locked with flock(2), as flock(1) does it, by {}", who.join("; and "))
+}
+
+/// Returns the pid and, if it is another one than this, the host.
+pub(super) fn process(pid: Option<i32>, host: &str, here: &str) -> String {
+    let pid = pid.map_or("-".to_string(), |pid| pid.to_string());
+    if host == here { pid } else { format!("{pid}@{}", escape(host.as_bytes())) }
+}
+
+pub(super) fn label_and_command(label: Option<&Vec<u8>>, command: &[u8]) -> String {
+    let label = label.map(|label| format!("[{}] ", escape(label))).unwrap_or_default();
+    format!("{label}{}", escape(command))
+}
+
 /// Returns the user for people, escaped: the user database may be untrusted, too.
 pub(super) fn shown_user(uid: u32) -> String {
     escape(user(uid).as_bytes())
 }
 
-/// Returns a user's name, or the number if the user has no name.
-pub fn user(uid: u32) -> String {
+pub(super) fn user(uid: u32) -> String {
     user_name(uid).unwrap_or_else(|| uid.to_string())
+}
+
+impl fmt::Display for UsualHold {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} (9 of 10 times at most {})", span(self.median()), span(self.percentile90()))
+    }
+}
+
+impl fmt::Display for ExpectedTurn {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "usually {}; your turn {}", self.usual_hold(), self.when())
+    }
+}
+
+impl ExpectedTurn {
+    pub(super) fn usual_hold(&self) -> String {
+        let longer = if self.is_longer_than_usual() { ", now longer than usual" } else { "" };
+        format!("held {}{longer}", self.usual)
+    }
+
+    /// Returns when the turn comes. If the holder holds longer than usual, that is hardly more than a guess.
+    pub(crate) fn when(&self) -> String {
+        let how = if self.is_longer_than_usual() { "perhaps in" } else { "in about" };
+        format!("{how} {}", about(self.turn))
+    }
 }

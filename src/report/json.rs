@@ -1,216 +1,379 @@
 //! The JSON documents. They are a stable interface: fields may be added, but never renamed or removed.
 
-mod answers;
-mod files;
-
-use serde::Serialize;
-
-pub use answers::{ClaimJson, Entry, Evicted, LockJson, LookupJson, NoValueJson, TakenJson, UnlockJson, ValueJson};
-pub use files::{FenceJson, NewestJson};
-
-use super::{ExpectedJson, JobJson, Reporter, user};
-use crate::duration::rfc3339_millis;
-use crate::engine::LockStatus;
-use crate::history::ExpectedTurn;
-use crate::lock::{EndReason, Grant, Lease, Lifetime, Liveness, Mode, Owner, Value};
-use crate::name::is_invisible;
-use crate::store::Location;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// A lock, as `status --json` shows it.
-#[derive(Debug, Serialize)]
-pub struct SightJson {
-    name: String,
-    state: &'static str,
-    mode: Option<&'static str>,
-    slots: Option<u32>,
-    token: Option<u64>,
-    holders: Vec<HolderJson>,
-    waiters: Vec<HolderJson>,
-    /// The value that the lock guards, if there is a value.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    value: Option<GuardedJson>,
-    /// The job that runs under the lock, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    job: Option<JobJson>,
-    /// The turn of a caller that comes now, if the lock is not free and its history has enough grants.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    expected: Option<ExpectedJson>,
-    /// The store, if the locks of several stores are shown.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    store: Option<String>,
-}
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
 
-/// A value in the document of the lock that guards it.
-#[derive(Debug, Serialize)]
-struct GuardedJson {
-    version: Option<u64>,
-    bytes: u64,
-    token: Option<u64>,
-    /// File mode in octal, if it differs from the store's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mode: Option<String>,
-}
-
-/// A holder or a waiter.
-#[derive(Debug, Default, Serialize)]
-pub struct HolderJson {
-    pid: Option<i32>,
-    host: String,
-    user: String,
-    command: String,
-    label: Option<String>,
-    since: String,
-    expires: Option<String>,
-    token: Option<u64>,
-    alive: &'static str,
-    /// The mode, unless it is `exclusive`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mode: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    slot: Option<u32>,
-    /// Id of the claim, if the grant is a claim.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    claim: Option<String>,
-    /// End of a lease that is renewed while the owner lives.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    renewed_until: Option<String>,
-}
+use super::document::Document;
+use super::holder::{holders, user};
+use super::{RefusalReport, Reporter};
+use crate::duration::rfc3339_millis;
+use crate::engine::{LockRef, LockStatus};
+use crate::error::{Error, ErrorKind};
+use crate::exit::Exit;
+use crate::history::{ExpectedTurn, Past, Who};
+use crate::lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Value};
+use crate::name::is_invisible;
+use crate::store::Location;
 
 /// Returns a document as text. JSON escapes ASCII controls; this function escapes other controls and characters that
 /// reorder or hide text too, because terminals show documents. Such characters occur only within strings.
-/// Returns an error if the document cannot be serialized.
-pub fn json(document: &impl Serialize) -> serde_json::Result<String> {
+pub(crate) fn json(document: &impl Serialize) -> serde_json::Result<String> {
     let text = serde_json::to_string(document)?;
     if !text.contains(is_invisible) {
         return Ok(text);
     }
     let mut escaped = String::with_capacity(2 * text.len());
     for char in text.chars() {
-        match is_invisible(char) {
-            false => escaped.push(char),
-            true => char.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+        if is_invisible(char) {
+            for unit in char.encode_utf16(&mut [0; 2]) {
                 let _ = write!(escaped, "\\u{unit:04x}");
-            }),
+            }
+        } else {
+            escaped.push(char);
         }
     }
     Ok(escaped)
-}
-
-impl SightJson {
-    /// Returns the document for a lock, under the name for display.
-    pub fn new(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> SightJson {
-        let record = &status.record;
-        // A grant whose end released the lock is not a holder any more.
-        let all = record.holders.iter().zip(&status.holders);
-        let held: Vec<_> = all.filter(|(_, standing)| **standing != Err(EndReason::Released)).collect();
-        let holders = held.iter().map(|(grant, standing)| {
-            let alive = match standing {
-                Ok(liveness) => *liveness,
-                Err(EndReason::Died) => Liveness::Dead,
-                Err(_) => reporter.liveness(&grant.owner),
-            };
-            HolderJson::of_grant(grant, alive, reporter)
-        });
-        let waiters =
-            record.waiters.iter().zip(&status.waiters).map(|(waiter, liveness)| {
-                HolderJson::new(&waiter.owner, waiter.mode, waiter.since, *liveness, reporter)
-            });
-        SightJson {
-            name: text(name),
-            state: state(status),
-            mode: held.first().map(|(grant, _)| mode(grant.mode)),
-            slots: record.slots,
-            token: held.iter().filter_map(|(grant, _)| grant.token).max(),
-            holders: holders.collect(),
-            waiters: waiters.collect(),
-            value: record.value.as_ref().map(GuardedJson::new),
-            job: record.job.as_ref().map(|job| JobJson::new(job, reporter.host.wall())),
-            expected: None,
-            store: None,
-        }
-    }
-
-    /// Returns the document with the turn of a caller that comes now.
-    #[must_use]
-    pub fn with_turn(self, expected: Option<&ExpectedTurn>) -> SightJson {
-        SightJson { expected: expected.map(|expected| ExpectedJson::new(expected, None)), ..self }
-    }
-
-    /// Returns the document with its store, if that is not the only one.
-    pub fn in_store(self, store: Option<&Location>) -> SightJson {
-        SightJson { store: store.map(|store| text(store.url().as_encoded_bytes())), ..self }
-    }
-}
-
-/// Returns `free`, `held` or `abandoned`.
-pub(super) fn state(status: &LockStatus) -> &'static str {
-    if status.is_held() {
-        "held"
-    } else if status.holders.iter().all(|standing| *standing == Err(EndReason::Released)) {
-        "free"
-    } else {
-        "abandoned"
-    }
-}
-
-pub(super) fn mode(share: Mode) -> &'static str {
-    match share {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slot => "slots",
-    }
-}
-
-impl HolderJson {
-    /// Returns the document for a holder.
-    pub fn of_grant(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
-        let slot = (grant.mode == Mode::Slot).then_some(grant.slot);
-        let claim = grant.claim.as_deref().map(text);
-        let end = |lease: &Lease| Some(rfc3339_millis(Duration::from_millis(lease.wall)));
-        let (expires, renewed_until) = match &grant.lifetime {
-            Lifetime::ExpiresAt(lease) => (end(lease), None),
-            Lifetime::Keepalive(lease) => (None, end(lease)),
-            _ => (None, None),
-        };
-        let shown = HolderJson::new(&grant.owner, grant.mode, grant.since, alive, reporter);
-        HolderJson { token: grant.token, slot, claim, expires, renewed_until, ..shown }
-    }
-
-    fn new(party: &Owner, share: Mode, since: u64, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
-        HolderJson {
-            pid: reporter.owner(party).map(|owner| owner.pid),
-            host: party.host.clone(),
-            user: user(party.uid),
-            command: text(&party.command),
-            label: party.label.as_deref().map(text),
-            since: rfc3339_millis(Duration::from_millis(since)),
-            alive: match alive {
-                Liveness::Alive => "yes",
-                Liveness::Dead => "no",
-                Liveness::Unknown | Liveness::Missing => "unknown",
-            },
-            mode: (share != Mode::Exclusive).then(|| mode(share)),
-            ..HolderJson::default()
-        }
-    }
 }
 
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-impl GuardedJson {
-    fn new(value: &Value) -> GuardedJson {
-        let mode = value.mode.map(|mode| format!("{mode:04o}"));
-        GuardedJson { version: value.version, bytes: value.size, token: value.token, mode }
+fn time(millis: u64) -> String {
+    rfc3339_millis(Duration::from_millis(millis))
+}
+
+fn seconds(span: Duration) -> f64 {
+    span.as_millis() as f64 / 1000.0
+}
+
+pub(super) fn state(status: &LockStatus) -> &'static str {
+    if status.is_held() {
+        "held"
+    } else if holders(status).is_empty() {
+        "free"
+    } else {
+        "abandoned"
     }
 }
 
-impl Reporter<'_> {
-    pub(super) fn liveness(&self, party: &Owner) -> Liveness {
-        let owner = self.owner(party);
-        owner.map_or(Liveness::Unknown, |owner| self.host.liveness(&party.domain, &owner, self.scope))
+pub(super) fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slot => "slots",
     }
+}
+
+/// The document of `status` for a lock, under the name for display. `turn` is that of a caller that comes now, and
+/// `store` is given if the locks of several stores are shown.
+pub(crate) fn status(
+    name: &[u8],
+    status: &LockStatus,
+    turn: Option<&ExpectedTurn>,
+    store: Option<&Location>,
+    reporter: &Reporter<'_>,
+) -> Document {
+    let record = &status.record;
+    let held = holders(status);
+    let documents = held.iter().map(|(grant, standing)| {
+        let alive = match standing {
+            Ok(liveness) => *liveness,
+            Err(EndReason::Died) => Liveness::Dead,
+            Err(_) => reporter.liveness(&grant.owner),
+        };
+        holder(grant, alive, reporter)
+    });
+    let waiters = record.waiters.iter().zip(&status.waiters);
+    let waiters =
+        waiters.map(|(waiter, alive)| party(&waiter.owner, waiter.mode, waiter.since, *alive, None, reporter));
+    let value = record.value.as_ref().map(|value| {
+        let mode = value.mode.map(|mode| format!("{mode:04o}"));
+        let document = Document::new().with("version", value.version).with("bytes", value.size);
+        document.with("token", value.token).with_some("mode", mode)
+    });
+    Document::new()
+        .with("name", text(name))
+        .with("state", state(status))
+        .with("mode", held.first().map(|(grant, _)| mode(grant.mode)))
+        .with("slots", record.slots)
+        .with("token", held.iter().filter_map(|(grant, _)| grant.token).max())
+        .with_list("holders", documents)
+        .with_list("waiters", waiters)
+        .with_some("value", value)
+        .with_some("job", record.job.as_ref().map(|state| job(state, reporter.host.wall())))
+        .with_some("expected", turn.map(|turn| expected(turn, None)))
+        .with_some("store", store.map(|store| text(store.url().as_encoded_bytes())))
+}
+
+fn holder(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> Document {
+    party(&grant.owner, grant.mode, grant.since, alive, Some(grant), reporter)
+}
+
+fn holders_now<'a>(grants: impl IntoIterator<Item = &'a Grant>, reporter: &Reporter<'_>) -> Vec<Document> {
+    grants.into_iter().map(|grant| holder(grant, reporter.liveness(&grant.owner), reporter)).collect()
+}
+
+/// A holder, or a waiter, which has no grant.
+fn party(
+    owner: &Owner,
+    wanted: Mode,
+    since: u64,
+    alive: Liveness,
+    grant: Option<&Grant>,
+    reporter: &Reporter<'_>,
+) -> Document {
+    let (expires, renewed_until) = match grant.map(|grant| &grant.lifetime) {
+        Some(Lifetime::ExpiresAt(lease)) => (Some(time(lease.wall)), None),
+        // The lease is renewed while the owner lives.
+        Some(Lifetime::Keepalive(lease)) => (None, Some(time(lease.wall))),
+        _ => (None, None),
+    };
+    let alive = match alive {
+        Liveness::Alive => "yes",
+        Liveness::Dead => "no",
+        Liveness::Unknown | Liveness::Missing => "unknown",
+    };
+    Document::new()
+        .with("pid", reporter.owner(owner).map(|owner| owner.pid))
+        .with("host", owner.host.as_str())
+        .with("user", user(owner.uid))
+        .with("command", text(&owner.command))
+        .with("label", owner.label.as_deref().map(text))
+        .with("since", time(since))
+        .with("expires", expires)
+        .with("token", grant.and_then(|grant| grant.token))
+        .with("alive", alive)
+        .with_some("mode", (wanted != Mode::Exclusive).then(|| mode(wanted)))
+        .with_some("slot", grant.filter(|grant| grant.mode == Mode::Slot).map(|grant| grant.slot))
+        .with_some("claim", grant.and_then(|grant| grant.claim.as_deref()).map(text))
+        .with_some("renewed_until", renewed_until)
+}
+
+/// The last success of a job, and how often it must succeed.
+fn job(job: &JobState, now: Duration) -> Document {
+    let promise = job.promise.as_ref();
+    Document::new()
+        .with("last_success", job.success.as_ref().map(|success| time(success.at)))
+        .with("host", job.success.as_ref().map(|success| success.host.as_str()))
+        .with("within", promise.map(|promise| promise.span as f64 / 1000.0))
+        .with("due", job.due(now.as_millis() as u64).map(time))
+        .with("refused", promise.map(|promise| promise.refused))
+}
+
+/// The document of `overdue` for the job under the lock of this name, at the time `now` of its store.
+pub(crate) fn overdue(name: &[u8], state: &JobState, now: Duration) -> Document {
+    let is_overdue = state.is_overdue(now.as_millis() as u64);
+    Document::new().with("name", text(name)).with("overdue", is_overdue).and(job(state, now))
+}
+
+/// The expected time of a caller's turn, and the limit of `--give-up-if` if that is the reason of a refusal.
+fn expected(turn: &ExpectedTurn, limit: Option<Duration>) -> Document {
+    Document::new()
+        .with("held", turn.held.map(seconds))
+        .with("median", seconds(turn.usual.median()))
+        .with("percentile90", seconds(turn.usual.percentile90()))
+        .with("grants", turn.usual.samples())
+        .with("ahead", turn.ahead)
+        .with("turn", seconds(turn.turn))
+        .with_some("give_up_if", limit.map(seconds))
+}
+
+impl RefusalReport {
+    /// The document of a refusal or an error. `exit` is the exit code of the program, and `reporter` can look up the
+    /// holders.
+    pub(crate) fn json(&self, exit: Exit, reporter: Option<&Reporter<'_>>) -> Document {
+        let holders = reporter.map(|reporter| holders_now(&self.holders, reporter)).unwrap_or_default();
+        let turn = self.expected.as_ref().map(|(turn, limit)| expected(turn, *limit));
+        Document::new()
+            .with("lock", self.lock.as_deref().map(text))
+            .with("reason", reason(self.kind))
+            .with("message", self.message.as_str())
+            .with_list("holders", holders)
+            .with_some("expected", turn)
+            .with("hint", self.hint_or_none())
+            .with("exit_code", exit.code())
+    }
+
+    fn hint_or_none(&self) -> Option<&str> {
+        if self.hint.is_empty() { None } else { Some(&self.hint) }
+    }
+}
+
+/// The document of a record that cannot be read, instead of its result.
+pub(crate) fn unreadable(error: &Error) -> Document {
+    RefusalReport::from(error).json(error.kind().into(), None)
+}
+
+fn reason(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::InvalidInput => "usage error",
+        ErrorKind::Corrupt => "unreadable",
+        ErrorKind::Unavailable => "unavailable",
+        ErrorKind::Bug => "bug",
+        ErrorKind::System => "system error",
+        ErrorKind::CannotCreate => "cannot create",
+        ErrorKind::InputOutput => "input/output error",
+        ErrorKind::Busy => "busy",
+        ErrorKind::Denied => "permission denied",
+        ErrorKind::Stale => "stale",
+        ErrorKind::NotHeld => "not held",
+        ErrorKind::NotOwner => "not the owner",
+        ErrorKind::NotUnique => "not unique",
+        ErrorKind::Deadlock => "deadlock",
+        ErrorKind::Lost => "lost",
+        ErrorKind::Overdue => "overdue",
+        ErrorKind::FencedOff => "fenced off",
+        ErrorKind::CannotExecute => "cannot execute",
+        ErrorKind::CommandNotFound => "command not found",
+    }
+}
+
+/// The document of `lock` for acquired locks, each with its grant; `expires` is the wall-clock time of expiry.
+pub(crate) fn acquired(
+    locks: &[LockRef],
+    handle: &Handle,
+    grants: &[Grant],
+    evicted: Option<&EndedGrant>,
+    expires: Option<Duration>,
+    reporter: &Reporter<'_>,
+) -> Document {
+    let took_over = evicted.map(|EndedGrant { grant, reason }| {
+        let alive = if *reason == EndReason::Died { Liveness::Dead } else { reporter.liveness(&grant.owner) };
+        Document::new().with("how", reason.word()).and(holder(grant, alive, reporter))
+    });
+    let highest = grants.iter().filter_map(|grant| grant.token).max();
+    let (named, slot) = match (locks, grants) {
+        ([lock], [grant]) => {
+            let slot = (grant.mode == Mode::Slot).then_some(grant.slot);
+            (Document::new().with("name", text(&lock.display_name)), slot)
+        }
+        _ => (Document::new().with("names", names(locks)), None),
+    };
+    named
+        .with("handle", handle.to_string())
+        .with("token", highest)
+        .with_some("tokens", (grants.len() > 1).then(|| tokens(grants)))
+        .with_some("slot", slot)
+        .with("expires", expires.map(rfc3339_millis))
+        .with_document("took_over", took_over)
+}
+
+fn names(locks: &[LockRef]) -> Vec<String> {
+    locks.iter().map(|lock| text(&lock.display_name)).collect()
+}
+
+fn tokens(grants: &[Grant]) -> Vec<Option<u64>> {
+    grants.iter().map(|grant| grant.token).collect()
+}
+
+/// The document of `unlock`, `renew` and `gc` for one lock, with its former holders. The result is `released`, `renewed`,
+/// `broken` or `removed`.
+pub(crate) fn outcome<'a>(
+    name: &[u8],
+    result: &'static str,
+    grants: impl IntoIterator<Item = &'a Grant>,
+    reporter: &Reporter<'_>,
+) -> Document {
+    let document = Document::new().with("name", text(name)).with("outcome", result);
+    document.with_list("holders", holders_now(grants, reporter))
+}
+
+/// The document for a lock of these holders that was not released or renewed; `refusal` is the reason, if it is one.
+pub(crate) fn not_done(
+    name: &[u8],
+    holders: &[Grant],
+    refusal: Option<&RefusalReport>,
+    reporter: &Reporter<'_>,
+) -> Document {
+    let is_held = refusal.map_or(!holders.is_empty(), |refusal| refusal.kind != ErrorKind::NotHeld);
+    let document = outcome(name, if is_held { "not the owner" } else { "not held" }, holders, reporter);
+    let Some(refusal) = refusal else { return document };
+    document
+        .with("message", refusal.message.as_str())
+        .with_some("hint", refusal.hint_or_none())
+        .with("exit_code", Exit::from(refusal.kind).code())
+}
+
+/// The document of `get`, `put` and `del`. `taken` is the grant that the value was read under with `--lock`; `get` shows
+/// the bytes as they are if they are valid UTF-8, else in base64 (RFC 4648).
+pub(crate) fn value(
+    name: &[u8],
+    value: &Value,
+    taken: Option<(&Handle, Option<u64>)>,
+    bytes: Option<Vec<u8>>,
+) -> Document {
+    let document = Document::new()
+        .with("name", text(name))
+        .with("version", value.version)
+        .with("bytes", value.size)
+        .with("token", taken.map_or(value.token, |(_, token)| token))
+        .with_some("handle", taken.map(|(handle, _)| handle.to_string()));
+    match bytes.map(String::from_utf8) {
+        Some(Ok(text)) => document.with("value", text),
+        Some(Err(error)) => document.with("value_base64", STANDARD.encode(error.as_bytes())),
+        None => document,
+    }
+}
+
+/// The document of `get --lock` if the value does not exist: the lock is held all the same.
+pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): (&Handle, Option<u64>)) -> Document {
+    refusal.json(refusal.kind.into(), None).with("handle", handle.to_string()).with("token", token)
+}
+
+/// The document of `claim` for locks and their grants.
+pub(crate) fn claimed(locks: &[LockRef], id: &[u8], grants: &[Grant]) -> Document {
+    Document::new().with("names", names(locks)).with("id", text(id)).with("tokens", tokens(grants))
+}
+
+/// The document of `claim` if no name was claimed: the names that are claimed already, each with its id.
+pub(crate) fn taken(taken: &[(LockRef, Grant)], refusal: &RefusalReport) -> Document {
+    let ids = taken.iter().map(|(lock, grant)| id_of(&lock.display_name, grant.claim.as_deref().unwrap_or_default()));
+    Document::new().with_list("taken", ids).and(refusal.json(refusal.kind.into(), None))
+}
+
+/// The document of `lookup` for a name.
+pub(crate) fn id_of(name: &[u8], id: &[u8]) -> Document {
+    Document::new().with("name", text(name)).with("id", text(id))
+}
+
+/// The document of `lookup` for an id, with the records that cannot be read and may have the id too.
+pub(crate) fn names_of(id: &[u8], names: &[Vec<u8>], errors: &[Error]) -> Document {
+    let names: Vec<String> = names.iter().map(|name| text(name)).collect();
+    let document = Document::new().with("id", text(id)).with("names", names);
+    if errors.is_empty() { document } else { document.with_list("passed_over", errors.iter().map(unreadable)) }
+}
+
+/// The document of `fence` for a file that was replaced; `before` is the newest token before, if there was one.
+pub(crate) fn fenced(file: &[u8], token: u64, before: Option<u64>, bytes: u64) -> Document {
+    Document::new().with("file", text(file)).with("token", token).with("before", before).with("bytes", bytes)
+}
+
+/// The document of `fence --show`. The write with this token is not complete if the next writer completes it.
+pub(crate) fn newest_token(file: &[u8], token: u64, is_complete: bool) -> Document {
+    Document::new().with("file", text(file)).with("token", token).with("complete", is_complete)
+}
+
+/// The document of `history` for a past or present grant.
+pub(crate) fn past(past: &Past) -> Document {
+    let who = |who: &Who| {
+        let document = Document::new().with("pid", who.pid).with("host", who.host.as_str());
+        document.with("user", user(who.uid)).with("command", text(&who.command))
+    };
+    Document::new()
+        .with("name", text(&past.name))
+        .and(who(&past.holder))
+        .with("label", past.holder.label.as_deref().map(text))
+        .with("mode", mode(past.mode))
+        .with("slot", (past.mode == Mode::Slot).then_some(past.slot))
+        .with("token", past.token)
+        .with("from", time(past.from))
+        .with("to", past.to.map(time))
+        .with("waited", past.waited as f64 / 1000.0)
+        .with("ended", past.how.map(EndReason::word))
+        .with_document("broken_by", past.broken_by.as_ref().map(who))
 }

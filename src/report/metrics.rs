@@ -1,37 +1,77 @@
 //! `metrics`: the state of a store in the text format of Prometheus.
 
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::lock_table::waiting;
+use super::holder::waiting;
 use crate::engine::LockStatus;
 use crate::history::Past;
-use crate::lock::{EndReason, Liveness};
+use crate::lock::{EndReason, JobState, Liveness};
 use crate::name::escape;
 
-/// The kinds of endings, in the order of their series.
 const KINDS: [EndReason; 4] = [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken];
 
-/// The state of a store at one moment.
+/// The value of a sample of a lock or of its endings (their number, and the time of the last), if there is one.
+type OfLock = fn(&LockMetrics) -> Option<String>;
+type OfEndings = fn((usize, Duration)) -> Option<String>;
+
+/// The families with a sample for each lock that has the value.
+const OF_LOCK: [(&str, &str, OfLock); 9] = [
+    ("csalock_holders", "Holders of the lock.", |lock| number(lock.holders)),
+    (
+        "csalock_stale_holders",
+        "Holders whose owner is dead or whose time is over, and which no caller has removed yet.",
+        |lock| number(lock.stale_holders),
+    ),
+    ("csalock_held_seconds", "Time since the oldest grant of a holder; 0 without one.", |lock| seconds(lock.held)),
+    ("csalock_waiters", "Waiters in the queue of the lock.", |lock| number(lock.waiters)),
+    ("csalock_oldest_wait_seconds", "Time since the oldest waiter came; 0 without one.", |lock| {
+        seconds(lock.oldest_wait)
+    }),
+    ("csalock_last_success_timestamp_seconds", "Time at which the job of the lock last succeeded.", |lock| {
+        millis(lock.job.as_ref()?.success_at(lock.now)?.at)
+    }),
+    (
+        "csalock_success_in_future",
+        "1 if the job last succeeded in the future of the store's clock, which does not count.",
+        |lock| lock.job.as_ref()?.doubtful_success(lock.now).map(|_| "1".to_string()),
+    ),
+    ("csalock_due_timestamp_seconds", "Time by which the job of the lock must succeed again.", |lock| {
+        millis(lock.job.as_ref()?.due(lock.now)?)
+    }),
+    ("csalock_refused_calls", "Calls of run --overdue since the last success that did not get the lock.", |lock| {
+        Some(lock.job.as_ref()?.promise?.refused.to_string())
+    }),
+];
+
+/// The families with a sample for each lock and kind of ending that has the value.
+const OF_ENDINGS: [(&str, &str, OfEndings); 2] = [
+    (
+        "csalock_history_endings",
+        "Grants in the history that ended in this way; old ones leave the history.",
+        |(endings, _)| number(endings),
+    ),
+    (
+        "csalock_last_ending_timestamp_seconds",
+        "Time of the last grant in the history that ended in this way.",
+        |(endings, last)| if endings > 0 { seconds(last) } else { None },
+    ),
+];
+
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     /// URL of the store, as a label.
     store: String,
-    /// True if the store answered.
     is_up: bool,
-    /// Number of records that cannot be read.
     unreadable: usize,
     /// The locks by name, as labels.
     locks: BTreeMap<String, LockMetrics>,
-    /// Number of locks that are left out.
     omitted: usize,
 }
 
-/// The state of one lock.
 #[derive(Debug, Default)]
 struct LockMetrics {
-    /// True if the caller named the lock.
     is_named: bool,
     holders: usize,
     stale_holders: usize,
@@ -40,40 +80,33 @@ struct LockMetrics {
     waiters: usize,
     /// Time since the oldest waiter came.
     oldest_wait: Duration,
-    /// Time of the last success of its job since 1970, and the time by which the next run must succeed.
-    last_success: Option<Duration>,
-    due: Option<Duration>,
-    /// True if the last success lies in the future, so that it does not count.
-    success_in_future: bool,
-    /// Number of calls since the last success that did not get the lock, for jobs with a promise.
-    refused: Option<u64>,
+    job: Option<JobState>,
+    /// The time of the store, in milliseconds since 1970.
+    now: u64,
     /// Number of endings of each kind, and the time of the last one since 1970.
     endings: [(usize, Duration); KINDS.len()],
 }
 
 impl Metrics {
-    /// Creates the metrics of a store that did not answer.
-    pub fn new(store: &str) -> Metrics {
+    pub(crate) fn new(store: &str) -> Metrics {
         Metrics { store: label(store), ..Metrics::default() }
     }
 
-    /// Says that the store answered.
-    pub fn set_up(&mut self) {
+    pub(crate) fn set_up(&mut self) {
         self.is_up = true;
     }
 
-    /// Counts a record that cannot be read.
-    pub fn add_unreadable(&mut self) {
+    pub(crate) fn add_unreadable(&mut self) {
         self.unreadable += 1;
     }
 
     /// Adds a lock that is shown even if it was never held.
-    pub fn add_name(&mut self, name: &[u8]) {
+    pub(crate) fn add_name(&mut self, name: &[u8]) {
         self.lock(name).is_named = true;
     }
 
     /// Adds the holders and waiters of a lock, and its job at the time `of_store` of the store.
-    pub fn add_status(&mut self, status: &LockStatus, now: Duration, of_store: Duration) {
+    pub(crate) fn add_status(&mut self, status: &LockStatus, now: Duration, of_store: Duration) {
         let age = |since: u64| now.saturating_sub(Duration::from_millis(since));
         let grants = status.record.holders.iter().zip(&status.holders);
         let holders: Vec<u64> = grants.filter(|(_, holds)| holds.is_ok()).map(|(grant, _)| grant.since).collect();
@@ -85,17 +118,11 @@ impl Metrics {
         lock.held = holders.into_iter().min().map(age).unwrap_or_default();
         lock.oldest_wait = came.min().map(age).unwrap_or_default();
         lock.waiters = waiting(status);
-        let job = status.record.job.as_ref();
-        let of_store = of_store.as_millis() as u64;
-        let last = job.and_then(|job| job.success_at(of_store));
-        lock.last_success = last.map(|success| Duration::from_millis(success.at));
-        lock.success_in_future = job.is_some_and(|job| job.doubtful_success(of_store).is_some());
-        lock.due = job.and_then(|job| job.due(of_store)).map(Duration::from_millis);
-        lock.refused = job.and_then(|job| job.promise).map(|promise| promise.refused);
+        lock.job.clone_from(&status.record.job);
+        lock.now = of_store.as_millis() as u64;
     }
 
-    /// Adds a grant that ended.
-    pub fn add_ending(&mut self, past: &Past) {
+    pub(crate) fn add_ending(&mut self, past: &Past) {
         let lock = self.lock(&past.name);
         if let Some(kind) = KINDS.iter().position(|kind| Some(*kind) == past.how) {
             let (number, last) = &mut lock.endings[kind];
@@ -110,7 +137,7 @@ impl Metrics {
 
     /// Keeps at most this number of locks: those that the caller named, those with waiters and holders, and those that
     /// were held last.
-    pub fn limit(&mut self, most: usize) {
+    pub(crate) fn limit(&mut self, most: usize) {
         let rank = |lock: &LockMetrics| {
             let last = lock.endings.iter().map(|(_, last)| *last).max();
             (lock.is_named, lock.waiters > 0, lock.holders + lock.stale_holders > 0, last)
@@ -123,113 +150,55 @@ impl Metrics {
         }
     }
 
-    /// Returns the metrics as text.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        family(&mut text, "csalock_up", "Whether the store answered (1) or not (0).");
-        self.add_sample(&mut text, "csalock_up", "", u8::from(self.is_up));
+        let one = |number: usize| [(String::new(), number.to_string())];
+        self.add(&mut text, "csalock_up", "Whether the store answered (1) or not (0).", one(self.is_up.into()));
         if !self.is_up {
             return text;
         }
-        family(&mut text, "csalock_unreadable_records", "Records that cannot be read.");
-        self.add_sample(&mut text, "csalock_unreadable_records", "", self.unreadable);
-        family(&mut text, "csalock_omitted_locks", "Locks that are left out because of --limit.");
-        self.add_sample(&mut text, "csalock_omitted_locks", "", self.omitted);
-        self.add_each(&mut text, "csalock_holders", "Holders of the lock.", |lock| lock.holders);
-        let help = "Holders whose owner is dead or whose time is over, and which no caller has removed yet.";
-        self.add_each(&mut text, "csalock_stale_holders", help, |lock| lock.stale_holders);
-        let help = "Time since the oldest grant of a holder; 0 without one.";
-        self.add_each(&mut text, "csalock_held_seconds", help, |lock| seconds(lock.held));
-        self.add_each(&mut text, "csalock_waiters", "Waiters in the queue of the lock.", |lock| lock.waiters);
-        let help = "Time since the oldest waiter came; 0 without one.";
-        self.add_each(&mut text, "csalock_oldest_wait_seconds", help, |lock| seconds(lock.oldest_wait));
-        let help = "Time at which the job of the lock last succeeded.";
-        self.add_known(&mut text, "csalock_last_success_timestamp_seconds", help, |lock| {
-            lock.last_success.map(seconds)
-        });
-        let help = "1 if the job last succeeded in the future of the store's clock, which does not count.";
-        self.add_known(&mut text, "csalock_success_in_future", help, |lock| lock.success_in_future.then_some(1));
-        let help = "Time by which the job of the lock must succeed again.";
-        self.add_known(&mut text, "csalock_due_timestamp_seconds", help, |lock| lock.due.map(seconds));
-        let help = "Calls of run --overdue since the last success that did not get the lock.";
-        self.add_known(&mut text, "csalock_refused_calls", help, |lock| lock.refused);
-        let help = "Grants in the history that ended in this way; old ones leave the history.";
-        self.add_kinds(&mut text, "csalock_history_endings", help, |ending| Some(ending.0.to_string()));
-        let help = "Time of the last grant in the history that ended in this way.";
-        let last = |(number, last): (usize, Duration)| (number > 0).then(|| seconds(last));
-        self.add_kinds(&mut text, "csalock_last_ending_timestamp_seconds", help, last);
+        self.add(&mut text, "csalock_unreadable_records", "Records that cannot be read.", one(self.unreadable));
+        let help = "Locks that are left out because of --limit.";
+        self.add(&mut text, "csalock_omitted_locks", help, one(self.omitted));
+        for (name, help, value) in OF_LOCK {
+            let samples = self.locks.iter().map(|(name, lock)| Some((format!(",name=\"{name}\""), value(lock)?)));
+            self.add(&mut text, name, help, samples.flatten());
+        }
+        for (name, help, value) in OF_ENDINGS {
+            let of_lock = |(name, lock): (&String, &LockMetrics)| {
+                let endings = KINDS.iter().zip(lock.endings);
+                let labels = |kind: &EndReason| format!(",name=\"{name}\",ending=\"{}\"", kind.word());
+                endings.filter_map(|(kind, ending)| Some((labels(kind), value(ending)?))).collect::<Vec<_>>()
+            };
+            self.add(&mut text, name, help, self.locks.iter().flat_map(of_lock));
+        }
         text
     }
 
-    /// Adds a family with a sample for each lock.
-    fn add_each<V: Display>(&self, text: &mut String, name: &str, help: &str, value: impl Fn(&LockMetrics) -> V) {
-        if self.locks.is_empty() {
-            return;
-        }
-        family(text, name, help);
-        for (lock_name, lock) in &self.locks {
-            self.add_sample(text, name, &format!(",name=\"{lock_name}\""), value(lock));
-        }
-    }
-
-    /// Adds a family with a sample for each lock that has this value.
-    fn add_known<V: Display>(
-        &self,
-        text: &mut String,
-        name: &str,
-        help: &str,
-        value: impl Fn(&LockMetrics) -> Option<V>,
-    ) {
-        let mut samples = String::new();
-        for (lock_name, lock) in &self.locks {
-            if let Some(value) = value(lock) {
-                self.add_sample(&mut samples, name, &format!(",name=\"{lock_name}\""), value);
+    /// Adds a family of samples, each with its labels and value; nothing without samples. All families are gauges: no
+    /// number here only grows.
+    fn add(&self, text: &mut String, name: &str, help: &str, samples: impl IntoIterator<Item = (String, String)>) {
+        for (at, (labels, value)) in samples.into_iter().enumerate() {
+            if at == 0 {
+                let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
             }
+            let _ = writeln!(text, "{name}{{store=\"{}\"{labels}}} {value}", self.store);
         }
-        if !samples.is_empty() {
-            family(text, name, help);
-            text.push_str(&samples);
-        }
-    }
-
-    /// Adds a family with a sample for each lock and kind of ending that has a value.
-    fn add_kinds(
-        &self,
-        text: &mut String,
-        name: &str,
-        help: &str,
-        value: impl Fn((usize, Duration)) -> Option<String>,
-    ) {
-        let mut samples = String::new();
-        for (lock_name, lock) in &self.locks {
-            for (kind, ending) in KINDS.iter().zip(lock.endings) {
-                if let Some(value) = value(ending) {
-                    let labels = format!(",name=\"{lock_name}\",ending=\"{}\"", kind.word());
-                    self.add_sample(&mut samples, name, &labels, value);
-                }
-            }
-        }
-        if !samples.is_empty() {
-            family(text, name, help);
-            text.push_str(&samples);
-        }
-    }
-
-    fn add_sample(&self, text: &mut String, name: &str, labels: &str, value: impl Display) {
-        let _ = writeln!(text, "{name}{{store=\"{}\"{labels}}} {value}", self.store);
     }
 }
 
-/// Adds the lines before the samples of a metric. All are gauges: no number here only grows.
-fn family(text: &mut String, name: &str, help: &str) {
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+fn number(number: usize) -> Option<String> {
+    Some(number.to_string())
 }
 
-fn seconds(span: Duration) -> String {
-    format!("{:.3}", span.as_secs_f64())
+fn millis(millis: u64) -> Option<String> {
+    seconds(Duration::from_millis(millis))
 }
 
-/// Returns a text as the value of a label.
+fn seconds(span: Duration) -> Option<String> {
+    Some(format!("{:.3}", span.as_secs_f64()))
+}
+
 fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,6 +1,4 @@
-//! Messages about refusals: a lock that was not acquired, renewed or released.
-
-mod value;
+//! Refusals and errors in words: a lock that was not acquired, renewed or released, and a value that was not written.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -8,73 +6,123 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-pub use self::value::describe_value;
-use super::{RefusalReport, Reporter};
+use super::Reporter;
+use crate::duration::shown as span;
 use crate::engine::LockRef;
 use crate::environment::Environment;
-use crate::error::ErrorKind;
-use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor};
+use crate::error::{Error, ErrorKind};
+use crate::history::ExpectedTurn;
+use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 use crate::name::{escape, shell_quote};
 use crate::store::Location;
 
+/// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
+#[derive(Debug, Clone)]
+pub(crate) struct RefusalReport {
+    pub(crate) kind: ErrorKind,
+    /// Name for display, if the report is about one lock.
+    pub(crate) lock: Option<Vec<u8>>,
+    pub(crate) message: String,
+    /// The next step; empty if there is none.
+    pub(crate) hint: String,
+    /// The grants of other holders, or those that ended.
+    pub(crate) holders: Vec<Grant>,
+    /// The expected time of the caller's turn, and the limit of `--give-up-if` that it exceeds.
+    pub(crate) expected: Option<(ExpectedTurn, Option<Duration>)>,
+}
+
+impl RefusalReport {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, hint: impl Into<String>) -> RefusalReport {
+        let holders = Vec::new();
+        RefusalReport { kind, lock: None, message: message.into(), hint: hint.into(), holders, expected: None }
+    }
+
+    pub(crate) fn about(self, lock: &[u8]) -> RefusalReport {
+        RefusalReport { lock: Some(lock.to_vec()), ..self }
+    }
+}
+
+impl From<&Error> for RefusalReport {
+    fn from(error: &Error) -> RefusalReport {
+        RefusalReport::new(error.kind(), error.message(), error.hint())
+    }
+}
+
+impl fmt::Display for RefusalReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)?;
+        if let Some((expected, limit)) = &self.expected {
+            write!(formatter, "; {expected}")?;
+            if let Some(limit) = limit {
+                write!(formatter, ", later than --give-up-if {}", span(*limit))?;
+            }
+        }
+        let separator = if self.hint.is_empty() { "" } else { "; " };
+        write!(formatter, "{separator}{}", self.hint)
+    }
+}
+
 /// A lock whose holders or whose state refused a request.
-pub struct RefusedLock<'a> {
+pub(crate) struct RefusedLock<'a> {
     lock: &'a LockRef,
     reporter: &'a Reporter<'a>,
-    /// The settings that hints name.
-    pub settings: &'static Settings,
+    pub(crate) settings: &'static Settings,
     /// The handle that the caller presented, in words.
-    pub presented: Option<&'static str>,
+    pub(crate) presented: Option<&'static str>,
     /// Another store that has a lock of this name, which the caller may mean.
-    pub elsewhere: Option<Location>,
+    pub(crate) elsewhere: Option<Location>,
 }
 
 /// The settings of a caller that hints name: options, or variables for a caller without options.
 #[derive(Debug)]
-pub struct Settings {
-    /// Sets the timeout.
+pub(crate) struct Settings {
     timeout: &'static str,
-    /// Presents a handle.
     handle: &'static str,
     /// Chooses the store whose URL follows.
     store: &'static str,
 }
 
 impl Settings {
-    /// The options.
-    pub const OPTIONS: Settings = Settings { timeout: "-w", handle: "--handle", store: "use --store " };
-
-    /// The variables.
-    pub const VARIABLES: Settings =
+    pub(crate) const OPTIONS: Settings = Settings { timeout: "-w", handle: "--handle", store: "use --store " };
+    pub(crate) const VARIABLES: Settings =
         Settings { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE", store: "set CSALOCK_STORE=" };
 }
 
-/// Messages about the lock itself.
 impl<'a> RefusedLock<'a> {
-    /// Creates the subject of a refusal, for a caller that sets options.
-    pub fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
+    pub(crate) fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
         RefusedLock { lock, reporter, settings: &Settings::OPTIONS, presented: None, elsewhere: None }
     }
 
     /// Returns the report about a lock that was not acquired.
-    pub fn refusal(&self, refusal: &Refusal) -> RefusalReport {
+    pub(crate) fn refusal(&self, refusal: &Refusal) -> RefusalReport {
         match refusal {
             Refusal::Busy(holders) => self.busy(holders),
             Refusal::Claimed(claim) => {
                 RefusalReport { kind: ErrorKind::NotUnique, ..self.busy(std::slice::from_ref(claim)) }
             }
-            Refusal::Stale(endings) => self.stale(endings),
+            Refusal::Stale(endings) => {
+                let grants: Vec<Grant> = endings.iter().map(|ending| ending.grant.clone()).collect();
+                let endings = join(endings.iter().map(|ending| self.reporter.ending(ending)));
+                let hint = format!("take it over without --fail-on-stale, or remove it with {}", self.force());
+                self.report(ErrorKind::Stale, format!("{self} is stale: it was left by {endings}"), hint, &grants)
+            }
             Refusal::Deadlock(cycle) => self.deadlock(cycle),
-            Refusal::SlotCountConflict(slots) => self.slot_count_conflict(*slots),
+            Refusal::SlotCountConflict(slots) => {
+                let message = format!("{self} has {slots} slots, by the word of its holders and waiters");
+                self.report(ErrorKind::InvalidInput, message, format!("use -j {slots}"), &[])
+            }
             Refusal::Replaced(successor) => self.replaced(successor.as_deref()),
             Refusal::Lost(not_holder) => self.not_holder(not_holder),
         }
     }
 
-    /// Returns the report about a lock that the caller does not hold.
-    pub fn not_holder(&self, NotHolder { holders, ending, stale, .. }: &NotHolder) -> RefusalReport {
+    pub(crate) fn not_holder(&self, NotHolder { holders, ending, stale, .. }: &NotHolder) -> RefusalReport {
         match (holders.as_slice(), ending.as_ref().or(stale.as_ref()), self.presented) {
-            ([], Some(ending), _) => self.not_held_any_more(ending),
+            ([], Some(ending), _) => {
+                let message = format!("{self} is not held any more: it was held by {}", self.reporter.ending(ending));
+                let hint = format!("take it again with {}", self.csalock("lock"));
+                self.report(ErrorKind::NotHeld, message, hint, &[])
+            }
             ([], None, _) => self.not_held(),
             (holders, None, Some(handle)) if holders.iter().all(|grant| grant.claim.is_none()) => {
                 self.other_handle(handle, holders)
@@ -83,39 +131,63 @@ impl<'a> RefusedLock<'a> {
         }
     }
 
-    /// Returns the report about a lock with these holders, or with other callers in its queue.
-    pub fn busy(&self, holders: &[Grant]) -> RefusalReport {
-        let (timeout, typed) = (self.settings.timeout, &self.lock.shell_arg);
-        let wait = || match holders.iter().any(|grant| !self.reporter.ends_by_itself(grant)) {
-            false => format!("wait longer with {timeout}, or see `csalock status {typed}`"),
-            true => format!(
-                "wait longer with {timeout}, or break it with `csalock unlock --force {typed}` if it is not needed any \
-                 more"
-            ),
-        };
-        let hint = self.how_to_unclaim(holders).unwrap_or_else(wait);
-        self.report(ErrorKind::Busy, format!("{self} is busy: {}", self.holders(holders)), hint, holders)
+    /// Returns the report about a value that was not written. `expected` is the version that it must have; if `unlocks`,
+    /// the option --even-if-stale may help.
+    pub(crate) fn not_written(&self, refusal: &WriteRefusal, expected: Option<u64>, unlocks: bool) -> RefusalReport {
+        match refusal {
+            WriteRefusal::Busy(holders) => self.busy(holders),
+            WriteRefusal::VersionMismatch(value) => self.version_mismatch(value.as_ref(), expected),
+            WriteRefusal::Shared(others) => {
+                let message = format!("nothing was written, because you share {self}: {}", self.each(others));
+                self.report(ErrorKind::Busy, message, "release it, and acquire it exclusively", others)
+            }
+            WriteRefusal::NoValue => self.no_value(),
+            WriteRefusal::Orphaned(holders) => {
+                let message = format!(
+                    "nothing was written, because the script that called csalock has ended, and others have had \
+                     {self} since"
+                );
+                let hint =
+                    "take it again before you read and write; use setsid(1) for a write that no script waits for";
+                self.report(ErrorKind::NotOwner, message, hint, holders)
+            }
+            WriteRefusal::NotHolder(NotHolder { holders, .. }) if holders.is_empty() => {
+                let hint = format!("take it first with {}", self.csalock("get --lock"));
+                self.report(ErrorKind::NotHeld, format!("nothing was written, because {self} is not held"), hint, &[])
+            }
+            WriteRefusal::Lost(holders, ending)
+            | WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending), .. }) => {
+                self.lost_before_write(holders, ending, unlocks)
+            }
+            WriteRefusal::NotHolder(not_holder) => self.not_holder(not_holder),
+        }
     }
 
-    fn stale(&self, endings: &[EndedGrant]) -> RefusalReport {
-        let grants: Vec<Grant> = endings.iter().map(|ending| ending.grant.clone()).collect();
-        let endings = join(endings.iter().map(|ending| self.reporter.ending(ending)));
-        let hint = format!(
-            "take it over without --fail-on-stale, or remove it with `csalock unlock --force {}`",
-            self.lock.shell_arg
-        );
-        self.report(ErrorKind::Stale, format!("{self} is stale: it was left by {endings}"), hint, &grants)
+    fn busy(&self, holders: &[Grant]) -> RefusalReport {
+        let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
+            let or = if holders.iter().all(|grant| self.reporter.ends_by_itself(grant)) {
+                format!("see {}", self.csalock("status"))
+            } else {
+                format!("break it with {} if it is not needed any more", self.force())
+            };
+            format!("wait longer with {}, or {or}", self.settings.timeout)
+        });
+        let holding = match holders {
+            [] => "no process holds it, but other waiters came first".to_string(),
+            _ => self.each(holders),
+        };
+        self.report(ErrorKind::Busy, format!("{self} is busy: {holding}"), hint, holders)
     }
 
     /// Returns the report about a wait that would close this cycle. A cycle of one edge is the caller's own lock.
     fn deadlock(&self, cycle: &[Edge]) -> RefusalReport {
-        let LockRef { name, display_name, shell_arg, .. } = self.lock;
+        let LockRef { name, display_name, .. } = self.lock;
         let of_this_lock = cycle.iter().filter(|edge| edge.name == *name);
         let holders: Vec<Grant> = of_this_lock.map(|edge| edge.grant.clone()).collect();
         if let [own] = cycle {
             let held = self.reporter.holder(&own.grant);
             let message = format!("{self}: the caller holds it already, so waiting would never end: {held}");
-            let hint = format!("release it first with `csalock unlock {shell_arg}`");
+            let hint = format!("release it first with {}", self.csalock("unlock"));
             return self.report(ErrorKind::Deadlock, message, hint, &holders);
         }
         let directory = &display_name[..display_name.len() - name.len()];
@@ -129,56 +201,36 @@ impl<'a> RefusedLock<'a> {
         self.report(ErrorKind::Deadlock, message, hint, &holders)
     }
 
-    /// Returns the report about a place in the queue that a newer caller has.
     fn replaced(&self, successor: Option<&Successor>) -> RefusalReport {
-        let by = match successor {
-            None => "a newer caller has taken the place in the queue".to_string(),
-            Some(Successor { owner, since, waits }) => format!(
-                "a newer caller has taken the place in the queue: {} {} since {}: {}",
-                self.reporter.party(owner),
-                if *waits { "has waited" } else { "has held the lock" },
-                self.reporter.zone.full(Duration::from_millis(*since)),
-                escape(&owner.command)
-            ),
-        };
-        let hint = format!("nothing was run; see `csalock status {}`", self.lock.shell_arg);
-        self.report(ErrorKind::Busy, format!("{self}: {by}"), hint, &[])
-    }
-
-    fn slot_count_conflict(&self, slots: u32) -> RefusalReport {
-        let message = format!("{self} has {slots} slots, by the word of its holders and waiters");
-        self.report(ErrorKind::InvalidInput, message, format!("use -j {slots}"), &[])
-    }
-
-    fn not_held_any_more(&self, ending: &EndedGrant) -> RefusalReport {
-        let message = format!("{self} is not held any more: it was held by {}", self.reporter.ending(ending));
-        self.report(
-            ErrorKind::NotHeld,
-            message,
-            format!("take it again with `csalock lock {}`", self.lock.shell_arg),
-            &[],
-        )
+        let by = successor.map(|Successor { owner, since, waits }| {
+            let who = self.reporter.party(owner);
+            let what = if *waits { "has waited" } else { "has held the lock" };
+            format!(": {who} {what} since {}: {}", self.reporter.time(*since), escape(&owner.command))
+        });
+        let message = format!("{self}: a newer caller has taken the place in the queue{}", by.unwrap_or_default());
+        self.report(ErrorKind::Busy, message, format!("nothing was run; see {}", self.csalock("status")), &[])
     }
 
     fn not_held(&self) -> RefusalReport {
-        let see = || format!("see `csalock status {}`", self.lock.shell_arg);
+        let see = format!("see {}", self.csalock("status"));
         let hint = match (self.other_locks(), &self.elsewhere) {
-            (Some(others), None) => format!("{}; {others}", see()),
-            (others, _) => others.unwrap_or_else(see),
+            (Some(others), None) => format!("{see}; {others}"),
+            (others, _) => others.unwrap_or(see),
         };
         self.report(ErrorKind::NotHeld, format!("{self} is not held"), hint, &[])
     }
 
     /// Returns a hint if the caller may mean another lock: in another store, or that of the file of this name.
-    pub fn other_locks(&self) -> Option<String> {
+    pub(crate) fn other_locks(&self) -> Option<String> {
         let name = Path::new(OsStr::from_bytes(&self.lock.display_name));
         // The bare name of a file means another lock than the file's path.
         let is_file = name.components().count() == 1 && name.exists();
         let in_store = self.elsewhere.as_ref().map(|location| {
-            let (store, url) = (shown_store(location), shell_quote(location.url().as_bytes()));
+            let store = shown_store(location);
+            let url = shell_quote(location.url().as_bytes());
             format!("store {store} has a lock of this name: {}{url}", self.settings.store)
         });
-        let of_file = is_file.then(|| format!("the lock of the file is ./{}", self.shown()));
+        let of_file = is_file.then(|| format!("the lock of the file is ./{}", escape(&self.lock.display_name)));
         let hints: Vec<String> = in_store.into_iter().chain(of_file).collect();
         (!hints.is_empty()).then(|| hints.join("; "))
     }
@@ -190,12 +242,10 @@ impl<'a> RefusedLock<'a> {
             let or = self.how_to_break(holders).unwrap_or_else(|| "wait until it is released".to_string());
             format!("give its handle with {}, or {or}", self.settings.handle)
         });
-        let message =
-            format!("{self} belongs to another holder: {}{}", self.holders(holders), before.unwrap_or_default());
-        self.report(ErrorKind::NotOwner, message, hint, holders)
+        let held = self.each(holders) + &before.unwrap_or_default();
+        self.report(ErrorKind::NotOwner, format!("{self} belongs to another holder: {held}"), hint, holders)
     }
 
-    /// Returns the report about a lock whose holders have another handle than the one that the caller gave.
     fn other_handle(&self, handle: &str, holders: &[Grant]) -> RefusalReport {
         let message = format!("{self} was not taken with {handle}: {}", self.each(holders));
         let or = self.how_to_break(holders).map(|or| format!("; or {or}")).unwrap_or_default();
@@ -205,52 +255,83 @@ impl<'a> RefusedLock<'a> {
         self.report(ErrorKind::NotOwner, message, hint, holders)
     }
 
-    /// Returns the report about a lock whose holders have other tokens than the one that the caller named.
-    pub fn other_token(&self, holders: &[Grant], token: u64) -> RefusalReport {
+    pub(crate) fn other_token(&self, holders: &[Grant], token: u64) -> RefusalReport {
         let held = join(holders.iter().map(|grant| {
             format!("with token {} it is {}", grant.token.unwrap_or_default(), self.reporter.holding(grant))
         }));
-        let hint = format!("check `csalock status {}`", self.lock.shell_arg);
-        self.report(ErrorKind::NotHeld, format!("{self} is not held with token {token}: {held}"), hint, holders)
+        let message = format!("{self} is not held with token {token}: {held}");
+        self.report(ErrorKind::NotHeld, message, format!("check {}", self.csalock("status")), holders)
     }
 
     /// Returns the report of `unlock --force` about a lock whose holders came after it had looked at the lock.
-    pub fn changed_hands(&self, holders: &[Grant]) -> RefusalReport {
-        let (held, typed) = (self.each(holders), &self.lock.shell_arg);
-        let hint = format!("check `csalock status {typed}`, and use --force again to break that too");
-        self.report(ErrorKind::NotOwner, format!("{self} has changed hands meanwhile: {held}"), hint, holders)
+    pub(crate) fn changed_hands(&self, holders: &[Grant]) -> RefusalReport {
+        let message = format!("{self} has changed hands meanwhile: {}", self.each(holders));
+        let hint = format!("check {}, and use --force again to break that too", self.csalock("status"));
+        self.report(ErrorKind::NotOwner, message, hint, holders)
+    }
+
+    /// Returns the report about a lock that is not claimed under this id.
+    pub(crate) fn not_claimed(&self, id: &[u8], holders: &[Grant]) -> RefusalReport {
+        let name = name_and_store(self.lock);
+        let (kind, message) = match holders {
+            [] => (ErrorKind::NotHeld, format!("{name} is not claimed")),
+            _ => {
+                let held = self.each(holders);
+                (ErrorKind::NotOwner, format!("{name} is not claimed under id {}: {held}", escape(id)))
+            }
+        };
+        self.report(kind, message, "nothing was given up", holders)
+    }
+
+    fn version_mismatch(&self, value: Option<&Value>, expected: Option<u64>) -> RefusalReport {
+        if let (Some(value), None) = (value, expected) {
+            let message = format!("{self} guards a value already, with {}", describe_value(value));
+            return self.report(ErrorKind::NotUnique, message, format!("see it with {}", self.csalock("get")), &[]);
+        }
+        let expected = expected.unwrap_or_default();
+        let has = value.map_or("there is none".to_string(), |value| format!("it has {}", describe_value(value)));
+        let message = format!("the value of {self} is not at version {expected} any more: {has}");
+        self.report(ErrorKind::Stale, message, format!("read it again with {}", self.csalock("get")), &[])
+    }
+
+    pub(crate) fn no_value(&self) -> RefusalReport {
+        self.report(ErrorKind::NotHeld, format!("{self} guards no value"), "", &[])
+    }
+
+    fn lost_before_write(&self, holders: &[Grant], ending: &EndedGrant, unlocks: bool) -> RefusalReport {
+        let ending = self.reporter.ending(ending);
+        let now = holders.first().map(|grant| format!(", and is now held by {}", self.reporter.holder(grant)));
+        let message = format!("nothing was written, because {self} was held by {ending}{}", now.unwrap_or_default());
+        let or = if unlocks { ", or use --even-if-stale, if no other caller has had it since" } else { "" };
+        self.report(ErrorKind::NotOwner, message, format!("take it again before you read and write{or}"), holders)
     }
 
     fn report(&self, kind: ErrorKind, message: String, hint: impl Into<String>, holders: &[Grant]) -> RefusalReport {
-        let lock = Some(self.lock.display_name.clone());
-        RefusalReport { lock, holders: holders.to_vec(), ..RefusalReport::new(kind, message, hint) }
-    }
-
-    fn shown(&self) -> String {
-        escape(&self.lock.display_name)
-    }
-
-    fn holders(&self, grants: &[Grant]) -> String {
-        match grants {
-            [] => "no process holds it, but other waiters came first".to_string(),
-            _ => self.each(grants),
-        }
+        let holders = holders.to_vec();
+        RefusalReport { holders, ..RefusalReport::new(kind, message, hint).about(&self.lock.display_name) }
     }
 
     fn each(&self, grants: &[Grant]) -> String {
         join(grants.iter().map(|grant| self.reporter.holding(grant)))
     }
 
-    /// Returns a hint if the lock is claimed.
+    fn csalock(&self, command: &str) -> String {
+        format!("`csalock {command} {}`", self.lock.shell_arg)
+    }
+
+    fn force(&self) -> String {
+        self.csalock("unlock --force")
+    }
+
     fn how_to_unclaim(&self, grants: &[Grant]) -> Option<String> {
-        let id = grants.first()?.claim.as_ref()?;
-        Some(format!("to give it up, use `csalock unclaim --id {} {}`", shell_quote(id), self.lock.shell_arg))
+        let id = shell_quote(grants.first()?.claim.as_ref()?);
+        Some(format!("to give it up, use {}", self.csalock(&format!("unclaim --id {id}"))))
     }
 
     /// Returns a hint if no holder is seen alive here, or one keeps the lock until it is released.
     fn how_to_break(&self, grants: &[Grant]) -> Option<String> {
         let may_be_needed = grants.iter().any(|grant| self.reporter.may_need_force(grant));
-        may_be_needed.then(|| format!("break it with `csalock unlock --force {}`", self.lock.shell_arg))
+        may_be_needed.then(|| format!("break it with {}", self.force()))
     }
 }
 
@@ -261,14 +342,21 @@ impl fmt::Display for RefusedLock<'_> {
     }
 }
 
+pub(crate) fn describe_value(value: &Value) -> String {
+    let plural = if value.size == 1 { "" } else { "s" };
+    format!("version {} and {} byte{plural}", value.version.unwrap_or_default(), value.size)
+}
+
 /// Returns the name of a lock for display and, unless it is obvious, its store. The default store is obvious, and so is the
 /// store beside the file.
-pub fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) -> String {
+pub(crate) fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) -> String {
     let shown = escape(display_name);
     let default = || Environment::of_this_process().default_store();
-    match (location.is_beside() && name != display_name) || default().is_ok_and(|store| store.url() == location.url()) {
-        true => shown,
-        false => format!("{shown} in store {}", shown_store(location)),
+    let is_beside_file = location.is_beside() && name != display_name;
+    if is_beside_file || default().is_ok_and(|store| store.url() == location.url()) {
+        shown
+    } else {
+        format!("{shown} in store {}", shown_store(location))
     }
 }
 

@@ -1,15 +1,18 @@
-//! Messages about a command that runs under locks.
+//! Messages about a command that runs under locks, and about jobs that must succeed in time.
 
-use super::Reporter;
-use crate::engine::LockSet;
-use crate::lock::NotHolder;
+use std::time::Duration;
+
+use super::{Reporter, Zone};
+use crate::duration::shown as span;
+use crate::engine::{LockRef, LockSet};
+use crate::lock::{JobState, NotHolder, Success};
 use crate::name::escape;
 use crate::run::schedule::StopReason;
 use crate::run::supervisor::Notice;
 
-/// Returns the message about a command under these locks.
-pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
+pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
     let names = locks.shown_names();
+    let shown = |lock: &LockRef| format!("lock {}", escape(&lock.display_name));
     match notice {
         Notice::Ended(StopReason::MaxHold, _) => {
             format!("the command was ended: it held lock {names} longer than --max-hold")
@@ -36,22 +39,49 @@ pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
                 Ok(_) => "its record has no trace of the grant".to_string(),
                 Err(error) => format!("its lease is over, and it could not be released: {error}"),
             };
-            let name = escape(&lock.display_name);
-            format!("lost while the command ran: lock {name}: {how}; what the command did after that was not guarded")
+            let lock = shown(lock);
+            format!("lost while the command ran: {lock}: {how}; what the command did after that was not guarded")
         }
-        Notice::NotReported(lock, error) => {
-            let name = escape(&lock.display_name);
-            format!(
-                "the job of lock {name} has succeeded, but that could not be recorded, so it may run again: {error}"
-            )
-        }
-        Notice::NotReleased(lock, error) => {
-            let name = escape(&lock.display_name);
-            format!("lock {name} could not be released: {error}")
-        }
+        Notice::NotReported(lock, error) => format!(
+            "the job of {} has succeeded, but that could not be recorded, so it may run again: {error}",
+            shown(lock)
+        ),
+        Notice::NotReleased(lock, error) => format!("{} could not be released: {error}", shown(lock)),
         Notice::Silent => format!(
             "lock {names} could not be released: the store does not answer; it is released when that answers again, \
              and at the latest its lease ends it"
         ),
     }
+}
+
+/// Returns a clause about a job that has not succeeded in time, at the time `now` of its store.
+pub(crate) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
+    let within = within(job).unwrap_or_default();
+    if let Some(success) = job.doubtful_success(now.as_millis() as u64) {
+        return format!("{}, and {within}", in_future(success, zone));
+    }
+    let (what, since) = match &job.success {
+        Some(success) => ("last succeeded at", success.at),
+        None => ("has not succeeded since", job.promise.map_or(0, |promise| promise.since)),
+    };
+    let since = Duration::from_millis(since);
+    let age = span(now.saturating_sub(since));
+    format!("its job {what} {} ({age} ago), and {within}", zone.full(since))
+}
+
+pub(crate) fn in_future(success: &Success, zone: Zone) -> String {
+    let at = zone.full(Duration::from_millis(success.at));
+    format!("its job last succeeded at {at}, in the future of the store's clock, so that does not count")
+}
+
+pub(super) fn within(job: &JobState) -> Option<String> {
+    let within = Duration::from_millis(job.promise.as_ref()?.span);
+    Some(format!("must succeed once in {}", span(within)))
+}
+
+/// Returns a clause about the time by which the job must succeed.
+pub(crate) fn due(job: &JobState, now: Duration, zone: Zone) -> Option<String> {
+    let due = zone.full(Duration::from_millis(job.due(now.as_millis() as u64)?));
+    let word = if job.is_overdue(now.as_millis() as u64) { "overdue since" } else { "next by" };
+    Some(format!("{word} {due}"))
 }

@@ -1,5 +1,7 @@
 //! Tables: columns as wide as their cells, which shrink or go on a terminal that is too narrow.
 
+use std::time::Duration;
+
 use unicode_width::UnicodeWidthStr;
 
 use super::columns::{clip, cut};
@@ -11,15 +13,20 @@ const GAP: usize = 2;
 /// Properties of the output that shows a table or a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputStyle {
-    /// True if the output shows colours.
-    pub colour: bool,
+    pub(crate) colour: bool,
     /// Width of the terminal in columns; `None` for a file or a pipe, which get lines of any length.
-    pub width: Option<usize>,
-    /// The zone of the times.
-    pub zone: Zone,
+    pub(crate) width: Option<usize>,
+    pub(crate) zone: Zone,
 }
 
-/// A column of a table.
+impl OutputStyle {
+    /// Returns a time as its readers need it: a file may be read at any time and place.
+    pub(super) fn time(&self, millis: u64, now: Duration) -> String {
+        let time = Duration::from_millis(millis);
+        if self.width.is_some() { self.zone.brief(time, now) } else { self.zone.word(time) }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Column {
     title: String,
@@ -27,14 +34,15 @@ pub(super) struct Column {
     least: Option<usize>,
     /// Rank in which columns are left out on a terminal that is still too narrow; `None` if the column stays.
     rank: Option<usize>,
-    /// Width of the widest cell.
     width: usize,
+    /// Returns the escape sequence for the colour of a cell; empty for none.
+    colour: fn(&str) -> &'static str,
 }
 
 impl Column {
     pub(super) fn new(title: impl Into<String>) -> Column {
         let title = title.into();
-        Column { width: title.width(), title, least: None, rank: None }
+        Column { width: title.width(), title, least: None, rank: None, colour: |_| "" }
     }
 
     /// Returns a column of at least this width, for rows that come one by one.
@@ -42,7 +50,6 @@ impl Column {
         Column { width: self.width.max(width), ..self }
     }
 
-    /// Returns a column that may shrink to this width.
     pub(super) fn shrinks_to(self, least: usize) -> Column {
         Column { least: Some(least), ..self }
     }
@@ -51,47 +58,45 @@ impl Column {
     pub(super) fn leaves(self, rank: usize) -> Column {
         Column { rank: Some(rank), ..self }
     }
+
+    pub(super) fn coloured(self, colour: fn(&str) -> &'static str) -> Column {
+        Column { colour, ..self }
+    }
 }
 
 /// A table. Its rows are single texts, because a store may have a hundred thousand of them.
 #[derive(Debug, Clone)]
 pub(super) struct Table {
     columns: Vec<Column>,
+    style: OutputStyle,
     /// Cells that end with a newline, which no cell contains.
     rows: Vec<Box<str>>,
 }
 
-/// Returns the escape sequence for the colour of a cell, given its column and text; empty for none.
-pub(super) type Paint<'a> = dyn Fn(usize, &str) -> &'static str + 'a;
-
-/// The widths of the columns in an output.
 #[derive(Debug)]
-pub(super) struct Layout {
+struct Layout {
     /// Width of each column; `None` for a column that is left out.
     columns: Vec<Option<usize>>,
-    /// Number of blanks between two columns.
     gap: usize,
-    /// Width of the output.
-    width: Option<usize>,
 }
 
 impl Table {
-    pub(super) fn new(columns: Vec<Column>) -> Table {
-        Table { columns, rows: Vec::new() }
+    pub(super) fn new(columns: impl Into<Vec<Column>>, style: OutputStyle) -> Table {
+        Table { columns: columns.into(), style, rows: Vec::new() }
     }
 
-    /// Adds a row with a cell for each column.
-    pub(super) fn add(&mut self, cells: &[&str]) {
-        let mut row = String::with_capacity(cells.iter().map(|cell| cell.len() + 1).sum());
+    pub(super) fn add<T: AsRef<str>>(&mut self, cells: &[T]) {
         for (cell, column) in cells.iter().zip(&mut self.columns) {
-            column.width = column.width.max(cell.width());
-            row.push_str(cell);
-            row.push('\n');
+            column.width = column.width.max(cell.as_ref().width());
         }
-        self.rows.push(row.into_boxed_str());
+        self.add_fixed(cells);
     }
 
-    /// Sorts the rows by their first cells.
+    /// Adds a row without making its columns wider: longer cells are cut.
+    pub(super) fn add_fixed<T: AsRef<str>>(&mut self, cells: &[T]) {
+        self.rows.push(cells.iter().flat_map(|cell| [cell.as_ref(), "\n"]).collect());
+    }
+
     pub(super) fn sort(&mut self) {
         self.rows.sort_unstable();
     }
@@ -100,11 +105,22 @@ impl Table {
         self.rows.len()
     }
 
-    /// Returns the layout for an output of this width. The columns in `omitted` are left out.
-    pub(super) fn layout(&self, width: Option<usize>, omitted: &[usize]) -> Layout {
+    /// Returns the header and a function that returns the row with a given index. The column `omitted` is left out.
+    pub(super) fn lines(&self, omitted: Option<usize>) -> (String, impl Fn(usize) -> String) {
+        let layout = self.layout(omitted);
+        let titles = self.columns.iter().map(|column| column.title.as_str());
+        let header = self.line(titles, &layout, false);
+        (header, move |at| self.line(self.rows[at].split_terminator('\n'), &layout, self.style.colour))
+    }
+
+    pub(super) fn rows(&self) -> Vec<String> {
+        (0..self.len()).map(self.lines(None).1).collect()
+    }
+
+    fn layout(&self, omitted: Option<usize>) -> Layout {
         let all = (0..).zip(&self.columns);
-        let mut columns: Vec<_> = all.map(|(at, column)| (!omitted.contains(&at)).then_some(column.width)).collect();
-        let limit = width.unwrap_or(usize::MAX);
+        let mut columns: Vec<_> = all.map(|(at, column)| (omitted != Some(at)).then_some(column.width)).collect();
+        let limit = self.style.width.unwrap_or(usize::MAX);
         let gap = if total(&columns, GAP) <= limit { GAP } else { 1 };
         loop {
             let excess = total(&columns, gap).saturating_sub(limit);
@@ -114,7 +130,7 @@ impl Table {
                 Some((_, at)) if reserve < excess => columns[at] = None,
                 _ => {
                     self.shrink(&mut columns, excess);
-                    return Layout { columns, gap, width };
+                    return Layout { columns, gap };
                 }
             }
         }
@@ -133,58 +149,43 @@ impl Table {
         }
     }
 
-    /// Returns how much narrower a column may become.
     fn reserve(&self, columns: &[Option<usize>], at: usize) -> usize {
         let least = self.columns[at].least.unwrap_or(usize::MAX);
         columns[at].map_or(0, |width| width.saturating_sub(least))
     }
 
-    pub(super) fn header(&self, layout: &Layout) -> String {
-        let titles: Vec<&str> = self.columns.iter().map(|column| column.title.as_str()).collect();
-        layout.line(&titles, None)
-    }
-
-    /// Returns a row.
-    pub(super) fn row(&self, at: usize, layout: &Layout, paint: &Paint<'_>) -> String {
-        let cells: Vec<&str> = self.rows[at].split_terminator('\n').collect();
-        layout.line(&cells, Some(paint))
-    }
-}
-
-/// Returns the width of a line.
-fn total(columns: &[Option<usize>], gap: usize) -> usize {
-    columns.iter().flatten().map(|width| width + gap).sum::<usize>().saturating_sub(gap)
-}
-
-impl Layout {
-    fn line(&self, cells: &[&str], paint: Option<&Paint<'_>>) -> String {
-        let last = self.columns.iter().rposition(Option::is_some);
+    fn line<'c>(&self, cells: impl Iterator<Item = &'c str>, layout: &Layout, has_colours: bool) -> String {
+        let last = layout.columns.iter().rposition(Option::is_some);
         let mut line = String::new();
-        for (at, (text, width)) in cells.iter().zip(&self.columns).enumerate() {
-            let Some(width) = *width else { continue };
-            let paint = paint.map_or("", |paint| paint(at, text));
-            let end = if paint.is_empty() { "" } else { "\x1b[0m" };
+        for (at, (text, column)) in cells.zip(&self.columns).enumerate() {
+            let Some(width) = layout.columns[at] else { continue };
+            let colour = if has_colours { (column.colour)(text) } else { "" };
+            let end = if colour.is_empty() { "" } else { "\x1b[0m" };
             let shown = clip(text, width);
-            let rest = if Some(at) == last { 0 } else { width + self.gap - shown.width() };
-            line.push_str(&format!("{paint}{shown}{end}{:rest$}", ""));
+            let rest = if Some(at) == last { 0 } else { width + layout.gap - shown.width() };
+            line.push_str(&format!("{colour}{shown}{end}{:rest$}", ""));
         }
-        let line = self.width.map_or_else(|| line.clone(), |width| cut(&line, width));
+        let line = self.style.width.map_or_else(|| line.clone(), |width| cut(&line, width));
         line.trim_end().to_string()
     }
+}
+
+fn total(columns: &[Option<usize>], gap: usize) -> usize {
+    columns.iter().flatten().map(|width| width + gap).sum::<usize>().saturating_sub(gap)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn table() -> Table {
+    fn table(width: Option<usize>) -> Table {
         let columns = vec![
             Column::new("NAME").shrinks_to(6),
             Column::new("PID").leaves(2),
             Column::new("UNTIL").leaves(1),
             Column::new("COMMAND").shrinks_to(7),
         ];
-        let mut table = Table::new(columns);
+        let mut table = Table::new(columns, OutputStyle { colour: false, width, zone: Zone::Utc });
         table.add(&["zz", "4711", "alive", "a command"]);
         table.add(&["a-long-name", "12", "forever", "日本語の命令"]);
         table.sort();
@@ -192,11 +193,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn shows(width: Option<usize>, omitted: &[usize], wanted: &str) {
-        let table = table();
-        let layout = table.layout(width, omitted);
-        let rows = (0..table.len()).map(|at| table.row(at, &layout, &|_, _| ""));
-        let lines: Vec<String> = std::iter::once(table.header(&layout)).chain(rows).collect();
+    fn shows(width: Option<usize>, omitted: Option<usize>, wanted: &str) {
+        let table = table(width);
+        let (header, row) = table.lines(omitted);
+        let lines: Vec<String> = std::iter::once(header).chain((0..table.len()).map(row)).collect();
         assert_eq!(lines.join("\n"), wanted);
         let fits = |line: &String| width.is_none_or(|width| line.width() <= width);
         assert!(lines.iter().all(fits), "{lines:?}");
@@ -207,9 +207,13 @@ mod tests {
         let wanted = "NAME         PID   UNTIL    COMMAND\n\
                       a-long-name  12    forever  日本語の命令\n\
                       zz           4711  alive    a command";
-        shows(None, &[], wanted);
-        shows(Some(200), &[], wanted);
-        shows(None, &[1, 2], "NAME         COMMAND\na-long-name  日本語の命令\nzz           a command");
+        shows(None, None, wanted);
+        shows(Some(200), None, wanted);
+        shows(
+            None,
+            Some(1),
+            "NAME         UNTIL    COMMAND\na-long-name  forever  日本語の命令\nzz           alive    a command",
+        );
     }
 
     #[test]
@@ -217,20 +221,20 @@ mod tests {
         let closer = "NAME        PID  UNTIL   COMMAND\n\
                       a-long-name 12   forever 日本語の命令\n\
                       zz          4711 alive   a command";
-        shows(Some(37), &[], closer);
+        shows(Some(37), None, closer);
         let shortened = "NAME        PID  UNTIL   COMMAND\n\
                          a-long-name 12   forever 日本語~\n\
                          zz          4711 alive   a comm~";
-        shows(Some(32), &[], shortened);
+        shows(Some(32), None, shortened);
         let shortest = "NAME   PID  UNTIL   COMMAND\n\
                         a-lon~ 12   forever 日本語~\n\
                         zz     4711 alive   a comm~";
-        shows(Some(27), &[], shortest);
+        shows(Some(27), None, shortest);
         let without = "NAME      PID  COMMAND\n\
                        a-long-n~ 12   日本語~\n\
                        zz        4711 a comm~";
-        shows(Some(22), &[], without);
-        shows(Some(10), &[], "NAME   CO~\na-lon~ 日~\nzz     a ~");
-        shows(Some(3), &[], "NAM\na-l\nzz");
+        shows(Some(22), None, without);
+        shows(Some(10), None, "NAME   CO~\na-lon~ 日~\nzz     a ~");
+        shows(Some(3), None, "NAM\na-l\nzz");
     }
 }

@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
-use jiff::{Timestamp, ToSpan};
+use jiff::{Timestamp, ToSpan, ZonedDateTime};
 
 use crate::duration::parse_duration;
 use crate::environment::local_zone;
 
-/// The zone in which times are shown and typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Zone {
-    /// The zone of the user.
     Local,
-    /// Coordinated Universal Time.
     Utc,
 }
 
@@ -27,54 +24,47 @@ impl Zone {
         }
     }
 
-    fn civil(self, time: Duration) -> DateTime {
-        self.rules().to_datetime(timestamp(time))
+    fn at(self, time: Duration) -> ZonedDateTime {
+        timestamp(time).to_zoned_datetime(self.rules().clone())
     }
 
     /// Returns a time with its date and zone: `2026-11-21 02:13:05 CET`.
-    pub fn full(self, time: Duration) -> String {
-        format!("{} {}", digits(self.civil(time)), self.name(time))
+    pub(crate) fn full(self, time: Duration) -> String {
+        self.at(time).strftime("%F %T %Z").to_string()
+    }
+
+    pub(super) fn dated(self, time: Duration) -> String {
+        self.at(time).strftime("%F %T").to_string()
     }
 
     /// Returns a time as one word, with its offset from UTC (RFC 3339): `2026-11-21T02:13:05+01:00`.
-    pub fn word(self, time: Duration) -> String {
-        let minutes = self.rules().to_offset(timestamp(time)).seconds() / 60;
-        let sign = if minutes < 0 { '-' } else { '+' };
-        let offset = match self {
-            Zone::Utc => "Z".to_string(),
-            Zone::Local => format!("{sign}{:02}:{:02}", minutes.abs() / 60, minutes.abs() % 60),
-        };
-        format!("{}{offset}", digits(self.civil(time)).replace(' ', "T"))
+    pub(crate) fn word(self, time: Duration) -> String {
+        let format = if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" };
+        self.at(time).strftime(format).to_string()
     }
 
     /// Returns a time without the parts of its date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
-    pub fn brief(self, time: Duration, now: Duration) -> String {
-        let (at, now) = (self.civil(time), self.civil(now));
-        let from = match at.date() {
-            date if date == now.date() => "2026-11-21 ".len(),
-            date if date.year() == now.year() => "2026-".len(),
-            _ => 0,
+    pub(crate) fn brief(self, time: Duration, now: Duration) -> String {
+        let at = self.at(time);
+        let now = self.at(now);
+        let format = match at.date() {
+            date if date == now.date() => "%T",
+            date if date.year() == now.year() => "%m-%d %T",
+            _ => "%F %T",
         };
-        digits(at)[from..].to_string()
+        at.strftime(format).to_string()
     }
 
     /// Returns the abbreviation of the zone at this time: `CET`, `UTC`, `-03`.
-    pub fn name(self, time: Duration) -> String {
-        self.rules().to_offset_info(timestamp(time)).abbreviation().to_string()
+    pub(crate) fn name(self, time: Duration) -> String {
+        self.at(time).strftime("%Z").to_string()
     }
 }
 
 /// Returns the time, or the last possible one: untrusted input may contain any.
-pub fn timestamp(since_1970: Duration) -> Timestamp {
+pub(crate) fn timestamp(since_1970: Duration) -> Timestamp {
     let seconds = i64::try_from(since_1970.as_secs()).ok();
     seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(Timestamp::MAX)
-}
-
-/// Returns date and time as digits: `2026-11-21 02:13:05`.
-fn digits(at: DateTime) -> String {
-    let (date, time) = (at.date(), at.time());
-    let date = format!("{:04}-{:02}-{:02}", date.year(), date.month(), date.day());
-    format!("{date} {:02}:{:02}:{:02}", time.hour(), time.minute(), time.second())
 }
 
 /// A time that a user typed: some time ago, or a day, minute or second. Days and minutes have a length.
@@ -88,14 +78,11 @@ pub enum Moment {
     Civil(Day, Option<Clock>),
 }
 
-/// A day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Day {
     /// No day was typed: today, or yesterday if the time of day is still to come.
     Last,
-    /// The number of days before today.
     Before(i32),
-    /// A date.
     Date(Date),
 }
 
@@ -104,9 +91,8 @@ pub enum Day {
 pub struct Clock(Time, bool);
 
 impl Moment {
-    /// Parses a time.
-    /// Returns the problem if the text is not a time.
-    pub fn parse(text: &str) -> Result<Moment, String> {
+    /// Parses a time, or returns the problem.
+    pub(crate) fn parse(text: &str) -> Result<Moment, String> {
         let problem = || {
             let forms = "12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or 2026-11-21T02:13:05Z";
             format!("is not a time or a duration; use for example {forms}")
@@ -135,7 +121,7 @@ impl Moment {
     }
 
     /// Returns the first and the last millisecond of this moment since 1970, as seen at `now`.
-    pub fn span(&self, zone: Zone, now: Duration) -> (u64, u64) {
+    pub(crate) fn span(&self, zone: Zone, now: Duration) -> (u64, u64) {
         let (day, clock) = match self {
             Moment::Ago(span) => {
                 let at = now.saturating_sub(*span).as_millis() as u64;
@@ -144,7 +130,7 @@ impl Moment {
             Moment::Exact(second) => return (second * 1000, second * 1000 + 999),
             Moment::Civil(day, clock) => (*day, *clock),
         };
-        let today = zone.civil(now).date();
+        let today = zone.at(now).date();
         let date = match day {
             Day::Last => today,
             Day::Before(days) => today.saturating_sub(days.days()),
@@ -178,8 +164,10 @@ fn civil_moment(text: &str) -> Option<Moment> {
         Some(clock) => {
             // An hour may have one digit.
             let clock = if clock.as_bytes().get(1) == Some(&b':') { format!("0{clock}") } else { clock.to_string() };
-            let is_clock = matches!(clock.len(), 5 | 8) && clock.as_bytes()[2] == b':';
-            Some(Clock(clock.parse().ok().filter(|_| is_clock)?, clock.len() == 8))
+            if !matches!(clock.len(), 5 | 8) || clock.as_bytes()[2] != b':' {
+                return None;
+            }
+            Some(Clock(clock.parse().ok()?, clock.len() == 8))
         }
     };
     (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
@@ -187,7 +175,7 @@ fn civil_moment(text: &str) -> Option<Moment> {
 
 /// Returns a time of this zone in milliseconds since 1970. A time that the change to summer time skips means the time
 /// after the change.
-pub fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
+pub(crate) fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
     let time = zone.to_timestamp(at).unwrap_or(Timestamp::MAX);
     u64::try_from(time.as_millisecond()).unwrap_or(0)
 }

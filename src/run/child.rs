@@ -187,7 +187,6 @@ fn await_start(socket: &OwnedFd) -> nix::Result<Option<GrantNumbers>> {
 }
 
 impl RunningCommand {
-    /// Returns the process id of the command.
     pub fn pid(&self) -> Pid {
         self.pid
     }

@@ -18,23 +18,19 @@ use crate::signals::StartupState;
 const SHELL_BUILTINS: [&[u8]; 10] =
     [b"cd", b"export", b"exec", b"eval", b"set", b"source", b".", b"ulimit", b"umask", b"wait"];
 
-/// A command and its arguments.
 #[derive(Debug, Clone)]
 pub struct CommandLine {
     words: Vec<CString>,
 }
 
-/// The numbers of the first lock that are known only with its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantNumbers {
-    /// Fencing token.
     pub token: u64,
     /// Number of its slot, if the lock has slots.
     pub slot: Option<u32>,
 }
 
 impl GrantNumbers {
-    /// Size of an encoded value.
     pub(super) const SIZE: usize = 16;
 
     pub(super) fn encode(self) -> [u8; GrantNumbers::SIZE] {

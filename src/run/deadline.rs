@@ -20,7 +20,6 @@ use crate::lock::{Grant, Lease, LeaseClock};
 /// Maximum number of locks; together with the other fields they fill a page.
 const MOST_LOCKS: usize = 509;
 
-/// The word of a lock that the command released itself.
 const RELEASED: u64 = u64::MAX;
 
 /// The expiry time of a lease in shared memory.
@@ -85,7 +84,6 @@ impl SharedDeadline {
         }
     }
 
-    /// Records that the keeper kills the command.
     pub fn set_killed(self) {
         self.0.killed.store(1, Ordering::SeqCst);
     }

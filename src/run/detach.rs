@@ -22,10 +22,8 @@ use crate::store::close_before_fork;
 /// The name of a background process: each of them is a keeper.
 const NAME: &CStr = c"csalock-keeper";
 
-/// The parent of a background process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detach {
-    /// This process.
     Child,
     /// Init or another adopter, because the program that this process becomes must have no child of csalock.
     Orphan,

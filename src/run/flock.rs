@@ -44,7 +44,6 @@ pub struct Flock {
 /// The result of an attempt to lock a file.
 #[derive(Debug)]
 pub enum Flocked {
-    /// The file is locked.
     Held(Flock),
     /// Another process holds the lock and kept it until the timeout.
     Busy,
@@ -54,9 +53,7 @@ pub enum Flocked {
 
 /// The parameters of a wait for a lock.
 pub struct FlockWait<'a> {
-    /// The host whose clock counts.
     pub host: &'a dyn Host,
-    /// The signals that interrupt the wait.
     pub signals: &'a Signals,
     /// The child for whose command the file is locked, unless this process becomes the command. Its end interrupts, too.
     pub child: Option<&'a SleepingChild<'a>>,
@@ -169,7 +166,6 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(0))
 }
 
-/// Returns true if the file still has that path.
 fn is_still(file: &File, path: &Path) -> Result<bool> {
     let failed = |error: std::io::Error| Error::os(errno_of(&error), "look at", path);
     let open = file.metadata().map_err(failed)?;

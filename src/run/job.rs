@@ -21,7 +21,7 @@ pub struct Job<'a> {
     pub handle: &'a Handle,
     pub command_line: &'a CommandLine,
     pub signals: &'a Signals,
-    pub limits: Limits,
+    pub limits: CommandLimits,
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,
     /// The success to record if the command ends with 0.
@@ -37,10 +37,8 @@ pub struct SuccessReport {
     pub in_slot: bool,
 }
 
-/// The limits of a command.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Time to live of the locks.
+pub struct CommandLimits {
     pub ttl: Option<Duration>,
     /// Maximum duration of the command.
     pub max_hold: Option<Duration>,
@@ -98,7 +96,6 @@ impl<'a> Job<'a> {
         self.command_line.cannot_execute(self.command_line.execute(&environment, numbers, self.context.inherited))
     }
 
-    /// Releases the locks of a command that does not run.
     pub fn release(&self, opened: &OpenLockSet<'_>) -> Result<()> {
         // The keeper must not take the release for a loss.
         if let Some(shared_deadline) = self.shared_deadline {

@@ -13,7 +13,6 @@
 
 mod changes;
 mod handle;
-mod parent;
 mod process;
 mod renew_loop;
 

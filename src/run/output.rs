@@ -36,7 +36,6 @@ impl PipedCommand {
         })
     }
 
-    /// Sends the command a signal.
     pub fn send(&self, signal: Signal) {
         let _ = kill(self.0, signal);
     }

@@ -35,9 +35,7 @@ const ROUNDING: Duration = Duration::from_millis(5);
 pub struct Deadline {
     /// The time of SIGTERM, followed by SIGCONT so that a stopped command receives it.
     pub term: Duration,
-    /// The time of SIGKILL.
     pub kill: Duration,
-    /// The reason for the deadline.
     pub why: StopReason,
 }
 
@@ -46,7 +44,6 @@ pub struct Deadline {
 pub enum StopReason {
     /// The time of `--max-hold` is over.
     MaxHold,
-    /// The lease of its lock is about to expire.
     Lease,
 }
 
@@ -58,10 +55,8 @@ impl Deadline {
     }
 }
 
-/// The schedule of one lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseSchedule {
-    /// End of the lease.
     pub ends: Duration,
     /// Length of the lease when it started.
     pub span: Duration,
@@ -88,7 +83,6 @@ impl LeaseSchedule {
         self.ends.saturating_sub(self.span / 3 * 2)
     }
 
-    /// Returns when the supervisor ends the command.
     pub fn supervisor(self, kill_after: Duration) -> Deadline {
         let kill = self.ends.saturating_sub(self.span / 10);
         Deadline { term: kill.saturating_sub(kill_after.min(self.span / 5)), kill, why: StopReason::Lease }

@@ -22,16 +22,14 @@ use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, ProcessId};
 use crate::store::Scope;
 
-/// Everything that the supervisor needs.
 pub struct Supervisor<'a> {
     job: &'a Job<'a>,
     opened: &'a OpenLockSet<'a>,
     /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
-    bell: Option<WakeSocket>,
+    wake_socket: Option<WakeSocket>,
     /// An eventfd for the reports of the keeper, if there must be one.
-    news: Option<OwnedFd>,
+    new_end: Option<OwnedFd>,
     tell: &'a (dyn Fn(&Notice<'_>) + Sync),
-    /// Indices of the locks that the command released itself.
     released: RefCell<BTreeSet<usize>>,
 }
 
@@ -47,7 +45,6 @@ pub enum Notice<'a> {
     Lost(&'a LockRef, &'a Engine, &'a Result<Released>),
     /// The success of the command could not be recorded under this lock.
     NotReported(&'a LockRef, &'a Error),
-    /// This lock could not be released.
     NotReleased(&'a LockRef, &'a Error),
     /// The locks could not be released, because the store is silent.
     Silent,
@@ -61,9 +58,9 @@ impl<'a> Supervisor<'a> {
         opened: &'a OpenLockSet<'a>,
         tell: &'a (dyn Fn(&Notice<'_>) + Sync),
     ) -> Result<Supervisor<'a>> {
-        let bell = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));
-        let news = job.shared_deadline.map(|_| Keeper::news()).transpose()?;
-        Ok(Supervisor { job, opened, bell, news, tell, released: RefCell::default() })
+        let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));
+        let new_end = job.shared_deadline.map(|_| Keeper::new_end_event()).transpose()?;
+        Ok(Supervisor { job, opened, wake_socket, new_end, tell, released: RefCell::default() })
     }
 
     /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end and
@@ -77,21 +74,21 @@ impl<'a> Supervisor<'a> {
         files: Vec<Flock>,
         numbers: GrantNumbers,
     ) -> Result<Exit> {
-        let (bell, news) = (self.bell.take(), self.news.take());
-        let keeper = self.job.keeper(process).zip(news);
-        let keeper = keeper.map(|(config, news)| Keeper::new(config, bell.as_ref(), news));
+        let (wake_socket, new_end) = (self.wake_socket.take(), self.new_end.take());
+        let keeper = self.job.keeper(process).zip(new_end);
+        let keeper = keeper.map(|(config, new_end)| Keeper::new(config, wake_socket.as_ref(), new_end));
         let mut command = match self.start(child, grants, &files, numbers, keeper.as_ref()) {
             Ok(command) => command,
             Err(error) => return self.give_up(keeper.as_ref(), error),
         };
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.job.context.host.domain();
-        let ended = EventLoop::new(&self, &mut command, keeper.as_ref(), bell.as_ref()).run()?;
+        let ended = EventLoop::new(&self, &mut command, keeper.as_ref(), wake_socket.as_ref()).run()?;
         files.into_iter().for_each(Flock::unlock);
         let exit = match (ended.not_executed, keeper) {
             (Some(errno), keeper) => self.give_up(keeper.as_ref(), self.job.command_line.cannot_execute(errno)),
             (None, Some(keeper)) => Ok(self.release_and_report(&ended, Some(&keeper), None)),
-            (None, None) => Ok(self.release_and_report(&ended, None, bell)),
+            (None, None) => Ok(self.release_and_report(&ended, None, wake_socket)),
         };
         command.reap();
         exit

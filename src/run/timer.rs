@@ -12,7 +12,6 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A timer on CLOCK_BOOTTIME.
 #[derive(Debug)]
 pub struct BoottimeTimer(TimerFd);
 

@@ -34,12 +34,10 @@ static BEFORE_MAIN: extern "C" fn() = observe;
 pub struct StartupState(u64);
 
 impl StartupState {
-    /// Returns the startup state of this process.
     pub fn of_this_process() -> StartupState {
         StartupState(OBSERVED.load(Ordering::Relaxed))
     }
 
-    /// Returns true if this signal was ignored.
     pub fn ignored(self, signal: Signal) -> bool {
         match TAKEN.contains(&signal) {
             true => self.0 & bit(signal) != 0,

@@ -3,6 +3,7 @@
 //! A transaction that creates a record compares that its creation guard has not changed since that read. The read that
 //! led to the transaction therefore is enough, and the guard itself is never read.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::store::guarded;
@@ -12,25 +13,22 @@ const MOST_NAMES: usize = 64;
 
 /// Names that were absent at the last read.
 #[derive(Debug, Default)]
-pub(in crate::store) struct Absences(Mutex<Vec<(Vec<u8>, u64)>>);
+pub(in crate::store) struct Absences(Mutex<BTreeMap<Vec<u8>, u64>>);
 
 impl Absences {
     /// Records the result of a read: the revision at which the name had no record, or `None` if it has one.
     pub(in crate::store) fn note(&self, name: &[u8], absent_at: Option<u64>) {
         let mut all = guarded(&self.0);
-        all.retain(|(other, _)| other != name);
-        if let Some(revision) = absent_at {
-            let surplus = (all.len() + 1).saturating_sub(MOST_NAMES);
-            all.drain(..surplus);
-            all.push((name.to_vec(), revision));
+        all.remove(name);
+        if all.len() >= MOST_NAMES {
+            all.clear();
         }
+        all.extend(absent_at.map(|revision| (name.to_vec(), revision)));
     }
 
     /// Returns the revision at which the last read found no record. The next commit needs another read.
     pub(in crate::store) fn take(&self, name: &[u8]) -> Option<u64> {
-        let mut all = guarded(&self.0);
-        let at = all.iter().position(|(other, _)| other == name)?;
-        Some(all.swap_remove(at).1)
+        guarded(&self.0).remove(name)
     }
 }
 
@@ -49,7 +47,7 @@ mod tests {
         absences.note(b"a", None);
         assert_eq!(absences.take(b"a"), None);
         (0..1000).for_each(|number| absences.note(format!("{number}").as_bytes(), Some(number)));
-        assert_eq!((absences.take(b"0"), absences.take(b"999"), absences.take(b"936")), (None, Some(999), Some(936)));
+        assert_eq!((absences.take(b"0"), absences.take(b"999")), (None, Some(999)));
         assert!(guarded(&absences.0).len() <= MOST_NAMES);
     }
 }

@@ -4,12 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static ANSWERS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of answers so far.
 pub fn answers() -> u64 {
     ANSWERS.load(Ordering::Relaxed)
 }
 
-/// Counts this answer and returns it.
 pub(super) fn answered<T>(answer: T) -> T {
     ANSWERS.fetch_add(1, Ordering::Relaxed);
     answer

@@ -1,92 +1,42 @@
 //! The directory store: the default store, on any file system, even on an NFS mount that several hosts share.
 //!
-//! The file system must guarantee that rename(2) of a given source name happens once. So csalock never reuses a name
-//! that it removed or renamed. A store looks like this:
-//!
-//! ```text
-//! STORE/nightly/cur.17.IDENT        the record of "nightly" is at version 17; its bytes are in rec.IDENT
-//! STORE/nightly/rec.IDENT           the bytes of the record, never changed
-//! STORE/backup/born.16.IDENT        the record of "backup" was never changed: this file contains its bytes
-//! STORE/.work/token.17              the highest version number of any removed record
-//! STORE/.work/.new.IDENT/           a record that is being created
-//! STORE/.work/.bell.HASH            the wake-up channel for other network namespaces ([`doorbell`])
-//! STORE/.work/rest.nightly          the record of "nightly" is parked ([`register`])
-//! STORE/.work/history               the history of past grants ([`super::history_file`])
-//! ```
-//!
-//! If STORE had the sticky bit when it was new, all this is in the directory `STORE/.locks`, which does not have it.
-//!
-//! **Commit.** csalock writes `rec.NEW`, renames `cur.17.OLD` to `cur.18.NEW` and removes `rec.OLD`. ENOENT: another
-//! process was faster, or the reply to the first try was lost. The caller reads again and sees whose commit it was. A
-//! process that expects to commit soon creates `rec.NEW` in advance, and may use the file only while `cur.17.OLD` stands.
-//!
-//! **Creation.** csalock prepares a directory with the record as `embryo.0.NEW` and renames it onto the name, which
-//! fails if a record is there. Then it chooses the version number, above all earlier ones of this name because it is so
-//! late, and renames `embryo.0.NEW` to `born.N.NEW`. Any process may number an unnumbered record (`embryo`).
-//!
-//! **Removal.** csalock renames `cur.17.OLD` to `end.17.OLD`, the tombstone. Any process may revive a tombstone:
-//! `end.17.OLD` becomes `cur.18.NEW`. For that purpose a record of the store stays parked as a tombstone. The others
-//! are removed: csalock raises `token`, and then it removes `rec.OLD`, `end.17.OLD` and the directory. A process that
-//! removes the tombstone of another process removes `end.17.OLD` first, because a `rec` may be the record that revives it.
-//!
-//! **Sweeping.** After a commit csalock removes every `rec` that it saw before: the writers of those files can no
-//! longer succeed. A directory without a pointer (`cur`, `end`, `embryo`) can never get a pointer again and is removed.
-//!
-//! **Version numbers** begin at the clock in microseconds or above `token`, whichever is higher. So they never fall,
-//! even if the clock is set back or a file is lost. They begin there anew with each boot, because a power cut may undo
-//! changes that were not synced. A `.csalock` keeps no `token`, because its last record takes it along: there the clock
-//! alone counts.
-//!
-//! **Power cuts.** Data that may end with the boot is not synced, and csalock detects a record that a power cut tore.
-//! Data that must outlast a power cut is synced, in the order that [`swap`] describes.
-//!
-//! **Limits.** A stale directory listing, which NFS clients may have, costs a retry. Names that differ only in case
-//! need a case-sensitive file system; elsewhere the second name is refused, because a record contains its name.
+//! [`layout`] has a drawing of the directory and the protocol: each change of a record is one rename(2) of a name that is
+//! never used again. It must not know what a lock is, and the file system must guarantee no more than this rename.
 
-mod checks;
+mod channel;
 mod commit;
-mod doorbell;
-mod entry;
-mod file_name;
 mod health;
+pub(crate) mod layout;
 mod lease;
-mod listing;
-mod opened;
-mod ownership;
-pub(crate) mod pointer;
-mod register;
-mod root;
-mod sweep;
-mod sync;
-#[cfg(not(test))]
-mod sys;
-
 #[cfg(test)]
 mod model;
+mod read;
+mod root;
+mod sweep;
+#[cfg(not(test))]
+mod sys;
 #[cfg(test)]
 #[path = "directory/model/sys.rs"]
 mod sys;
 mod work;
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 use nix::sys::stat::stat;
+use nix::sys::statfs::statfs;
 
+use self::channel::Channel;
 use self::commit::Commit;
-use self::doorbell::Doorbell;
-use self::entry::Entry;
-pub(crate) use self::file_name::file_name;
-#[cfg(any(test, fuzzing))]
-pub(crate) use self::file_name::name_of_file;
-use self::listing::Listing;
-use self::pointer::UniqueId;
+use self::layout::{HISTORY, UniqueId, WORK, file_name};
+use self::read::{Entry, Listing};
 pub use self::root::MARK;
 use self::root::Root;
-use self::work::WORK;
+use super::file_system::network;
 use super::history_file::{HistoryFile, watch};
 use super::observed::Seen;
 use super::{
@@ -100,10 +50,6 @@ use crate::name::escape_path;
 /// Maximum number of times that other processes may overtake a call before csalock reports an error.
 const MOST_LOOKS: usize = 10_000;
 
-/// Name of the history file in the working directory.
-const HISTORY: &str = "history";
-
-/// A store in a directory.
 pub struct Directory {
     path: PathBuf,
     layout: Layout,
@@ -113,8 +59,6 @@ pub struct Directory {
     root: Mutex<Option<Arc<Root>>>,
     /// Device and number of the directory that this process committed to last.
     committed_in: Mutex<Option<(u64, u64)>>,
-    /// The scope of a store that does not exist yet, by the file system of its next ancestor.
-    future_scope: OnceLock<Scope>,
     /// The place and the listing of the last read or commit, which save a commit of that version, or of no record, a new
     /// listing.
     seen: Mutex<Option<(Entry, Option<Listing>)>>,
@@ -138,18 +82,11 @@ impl Directory {
             host,
             root: Mutex::default(),
             committed_in: Mutex::default(),
-            future_scope: OnceLock::new(),
             seen: Mutex::default(),
             leases: Seen::default(),
         };
         store.existing()?;
         Ok(store)
-    }
-
-    /// Returns the time of the file system.
-    fn file_system_time(&self) -> Result<Duration> {
-        let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
-        self.existing()?.ok_or_else(gone)?.file_system_time()
     }
 
     /// Keeps a listing for the next commit.
@@ -169,21 +106,74 @@ impl Directory {
         Ok(UniqueId { boot: self.boot()?, mark: self.host.unique_number()? })
     }
 
-    /// Returns the tag of this boot.
     fn boot(&self) -> Result<u32> {
-        Ok(pointer::boot_tag(&self.host.pid_space()?.boot))
+        Ok(layout::boot_tag(&self.host.pid_space()?.boot))
     }
 
-    /// Carries out the effects of a commit.
+    /// Returns the open store; `None` if it does not exist.
+    fn existing(&self) -> Result<Option<Arc<Root>>> {
+        self.opened(false)
+    }
+
+    fn existing_or_new(&self) -> Result<Arc<Root>> {
+        for _ in 0..MOST_LOOKS {
+            if let Some(root) = self.opened(true)? {
+                return Ok(root);
+            }
+            // Another process may remove the empty directory before we open it.
+            Root::create(&self.path, self.layout)?;
+        }
+        Err(self.is_missing())
+    }
+
+    fn opened(&self, create: bool) -> Result<Option<Arc<Root>>> {
+        let mut known = guarded(&self.root);
+        if known.is_none()
+            && let Some(mut root) = Root::open(&self.path, self.layout, create)?
+        {
+            if self.shared {
+                root.scope = Scope::Shared;
+                root.has_channels = false;
+            }
+            *known = Some(Arc::new(root));
+        }
+        Ok(known.clone())
+    }
+
+    /// Makes a call in the store, and repeats a call that failed because the store was removed, as `.csalock` is removed
+    /// with its last record. Returns `None` if the store does not exist and is not to be created.
+    fn in_store<T>(&self, create: bool, call: impl Fn(&Arc<Root>) -> Result<T>) -> Result<Option<T>> {
+        for _ in 0..MOST_LOOKS {
+            let root = if create { Some(self.existing_or_new()?) } else { self.existing()? };
+            let Some(root) = root else { return Ok(None) };
+            match call(&root) {
+                Err(_) if root.is_gone() => *guarded(&self.root) = None,
+                done => return done.map(Some),
+            }
+        }
+        Err(self.is_missing())
+    }
+
+    fn is_missing(&self) -> Error {
+        Error::os(Errno::ENOENT, "open the store", &self.path)
+    }
+
+    /// Returns the path of the directory with the records, as far as it is known.
+    fn records(&self) -> PathBuf {
+        self.existing().ok().flatten().map_or_else(|| self.path.clone(), |root| root.path.clone())
+    }
+
     pub(super) fn carry_out(&self, set: &WriteSet<'_>) {
         if set.wake.is_empty() && set.closed.is_empty() && set.history.is_empty() {
             return;
         }
         let Ok(Some(root)) = self.existing() else { return };
         for (channel, _) in &set.wake {
-            doorbell::ring(&root, channel);
+            channel::notify(&root, channel);
         }
-        set.closed.iter().for_each(|channel| doorbell::remove(&root, channel));
+        for channel in set.closed.iter() {
+            channel::remove(&root, channel);
+        }
         // The history of a `.csalock` would be lost with the last record.
         if self.layout != Layout::Beside
             && let Ok(work) = root.drafts()
@@ -197,28 +187,25 @@ impl Directory {
 
 impl Store for Directory {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        for _ in 0..MOST_LOOKS {
-            let Some(root) = self.existing()? else { return Ok(None) };
-            let entry = Entry::new(&root, file_name::file_name(name));
+        let stored = self.in_store(false, |root| {
+            let entry = Entry::new(root, file_name(name));
             if let Some(stored) = self.unchanged(&entry) {
                 return Ok(Some(stored));
             }
             let (stored, look) = entry.stored(self.host.as_ref())?;
             // A record that is there, or was, is in a directory of the store.
-            if look.is_some() || !self.was_removed(&root) {
-                *guarded(&self.seen) = Some((entry, look));
-                return Ok(stored);
+            if look.is_none() && root.is_gone() {
+                return Err(self.is_missing());
             }
-        }
-        Err(self.is_missing())
+            *guarded(&self.seen) = Some((entry, look));
+            Ok(stored)
+        });
+        Ok(stored?.flatten())
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let Some(mut root) = self.existing()? else { return Ok(()) };
-        while self.was_removed(&root) {
-            let Some(new) = self.existing()? else { return Ok(()) };
-            root = new;
-        }
+        let root = self.in_store(false, |root| if root.is_gone() { Err(self.is_missing()) } else { Ok(root.clone()) });
+        let Some(root) = root? else { return Ok(()) };
         root.each_entry(&mut |file_name| {
             let entry = Entry::new(&root, file_name.to_vec());
             match entry.stored(self.host.as_ref()) {
@@ -233,15 +220,16 @@ impl Store for Directory {
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         set.commit_alone(self, |change| {
-            let swap = self.in_store(change.expect.is_none() && change.body.is_some(), |root| {
-                let commit = Commit { store: self, root, keep: change.options };
-                let done = commit.swap(change.name, change.expect.as_ref(), change.body)?;
+            let done = self.in_store(change.expect.is_none() && change.body.is_some(), |root| {
+                let entry = Entry::new(root, file_name(change.name));
+                let commit = Commit { store: self, entry: &entry, options: change.options };
+                let done = commit.run(change.expect.as_ref(), change.body)?;
                 if done.is_done() {
                     *guarded(&self.committed_in) = Some(root.id);
                 }
                 Ok(done)
             });
-            Ok(swap?.unwrap_or(CommitResult::Conflict(None)))
+            Ok(done?.unwrap_or(CommitResult::Conflict(None)))
         })
     }
 
@@ -267,23 +255,28 @@ impl Store for Directory {
         match &*guarded(&self.root) {
             Some(root) => root.scope,
             None if self.shared || self.layout == Layout::Served => Scope::Shared,
-            None => *self.future_scope.get_or_init(|| root::reach_of(self.path.ancestors())),
+            // The file system will be that of the first directory above it.
+            None => match self.path.ancestors().find_map(|above| statfs(above).ok()) {
+                Some(found) if network(found.filesystem_type()).is_some() => Scope::Shared,
+                _ => Scope::Local,
+            },
         }
     }
 
     fn describe(&self, name: &[u8]) -> String {
-        escape_path(&self.records().join(sys::os(&file_name::file_name(name))))
+        escape_path(&self.records().join(OsStr::from_bytes(&file_name(name))))
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        if matches!(topic, Topic::History) {
-            return watch(&self.existing().ok()??.path.join(WORK).join(HISTORY));
+        match topic {
+            Topic::Channel(id, _) => {
+                // A FIFO does not reach other hosts, so in a store on a network file system a waiter polls.
+                let root = self.existing_or_new().ok().filter(|root| root.has_channels)?;
+                Some(Box::new(Channel::new(root, id).ok()?))
+            }
+            Topic::Record(_) => None,
+            Topic::History => watch(&self.existing().ok()??.path.join(WORK).join(HISTORY)),
         }
-        let Topic::Channel(channel, _) = topic else { return None };
-        // A FIFO does not reach other hosts, so in a store on a network file system a waiter polls.
-        let root = self.existing_or_new().ok().filter(|root| root.has_bells)?;
-        let doorbell = Doorbell::new(root, channel).ok()?;
-        Some(Box::new(doorbell))
     }
 
     fn diagnose(&self) -> Vec<Finding> {

@@ -55,13 +55,11 @@ mod tls;
 mod transaction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
+mod url;
 mod watch;
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -69,12 +67,15 @@ use sha2::{Digest, Sha256};
 use self::api::{Found, Pair, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
+pub use self::url::Cluster;
 use super::absences::Absences;
+use super::net::error::CallError;
+use super::net::retry::Failed;
 use super::{
-    Abilities, Cluster, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic,
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Variables,
     Version, Versioned, Visit, WriteSet,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::host::Host;
 use crate::name::escape;
 
@@ -88,7 +89,7 @@ const LARGEST_PAGE: usize = 256;
 /// Page size in bytes above which a scan halves the next page. Single large records may exceed it.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Access settings of the servers of a store, in addition to its URL.
+/// Settings of a cluster in addition to the URL of a store.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// `CSALOCK_ETCD_CACERT`: PEM file of the accepted certificate authorities; default: the system's authorities.
@@ -103,12 +104,24 @@ pub struct Access {
     pub password: Option<Secret>,
     /// `CSALOCK_ETCD_PASSWORD_FILE`: file whose first line is the password.
     pub password_file: Option<PathBuf>,
-    /// Variables of libpq that are set, and `HOME`, for PostgreSQL.
-    pub postgres: BTreeMap<&'static str, Secret>,
-    /// `CSALOCK_SSH`: program that replaces ssh(1).
-    pub ssh: Option<OsString>,
     /// Directory for login tokens, owned by this user and removed at a reboot.
     pub runtime: Option<PathBuf>,
+}
+
+impl Access {
+    pub(super) fn from_variables(variable: &Variables<'_>) -> Access {
+        let path = |name| variable(name).map(PathBuf::from);
+        let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
+        Access {
+            cacert: path("CSALOCK_ETCD_CACERT"),
+            cert: path("CSALOCK_ETCD_CERT"),
+            key: path("CSALOCK_ETCD_KEY"),
+            user: text("CSALOCK_ETCD_USER"),
+            password: text("CSALOCK_ETCD_PASSWORD").map(Secret::from),
+            password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
+            runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
+        }
+    }
 }
 
 /// Returns the first key of the page after this page. Fails unless the keys rise, since a list could be endless.
@@ -121,7 +134,6 @@ fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
     }
 }
 
-/// Store in an etcd cluster.
 pub struct Etcd {
     client: Client,
     leases: KnownLeases,
@@ -139,7 +151,6 @@ impl Etcd {
         })
     }
 
-    /// Returns the key of an object of this kind in the store.
     fn key(&self, kind: &str, name: &[u8]) -> Vec<u8> {
         [self.client.cluster.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
     }
@@ -167,21 +178,6 @@ impl Etcd {
         }
     }
 
-    /// Refuses a mode that lets fewer users read the record than may read the store.
-    fn check_mode(&self, mode: u32) -> Result<()> {
-        if mode & 0o044 == 0o044 {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Denied,
-            format!(
-                "etcd has no modes, so every user who may read {} could read bytes that need mode {mode:04o}",
-                self.url()
-            ),
-            "leave the mode out, and let only a role of etcd read that prefix (etcdctl role grant-permission)",
-        ))
-    }
-
     fn url(&self) -> String {
         escape(self.client.cluster.url().as_bytes())
     }
@@ -206,11 +202,11 @@ impl Store for Etcd {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
             let found: Found = match self.client.call(&[], "/v3/kv/range", &question) {
                 // The records are long, so the next attempt asks for fewer of them.
-                Err(failed) if failed.is_too_long() && limit > 1 => {
+                Err(failed) if failed.trouble.last() == Some(&CallError::TooLong) && limit > 1 => {
                     limit = 1;
                     continue;
                 }
-                found => found.map_err(|failed| failed.error)?.0,
+                found => found.map_err(Failed::into_error)?.0,
             };
             let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
             limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);
@@ -227,10 +223,6 @@ impl Store for Etcd {
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         self.run_transaction(set)
-    }
-
-    fn set_deadline(&self, until: Option<Duration>) {
-        self.client.set_deadline(until);
     }
 
     fn leases(&self) -> &dyn Leases {

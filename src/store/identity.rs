@@ -21,25 +21,19 @@ enum Order {
     /// Inode number of the existing path or of its nearest existing ancestor, and the rest of the path.
     Files { is_database: bool, inode: u64, below: PathBuf },
     /// A call has at most one store on servers, which may be named in any way.
-    Etcd,
+    Server,
 }
 
 impl Identity {
     fn of(location: &Location) -> Identity {
-        let (path, is_database) = match location {
-            Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => {
-                return Identity { order: Order::Etcd, device: 0 };
-            }
-            Location::Sqlite { path } => (path.as_path(), true),
-            Location::Directory { path, .. } => (path.as_path(), false),
-        };
+        let Some(path) = location.path() else { return Identity { order: Order::Server, device: 0 } };
         // A store next to files comes and goes; the directory of the files stays.
-        let from = path.parent().filter(|_| location.is_beside()).unwrap_or(path);
+        let from = location.directory_of_files().unwrap_or(path);
         let found = from.ancestors().find_map(|ancestor| Some((ancestor, ancestor.metadata().ok()?)));
         let (ancestor, device, inode) =
             found.map_or((Path::new(""), 0, 0), |(ancestor, found)| (ancestor, found.dev(), found.ino()));
         let below = path.strip_prefix(ancestor).unwrap_or(path).to_path_buf();
-        Identity { order: Order::Files { is_database, inode, below }, device }
+        Identity { order: Order::Files { is_database: location.is_database(), inode, below }, device }
     }
 }
 
@@ -53,7 +47,7 @@ pub fn in_order(mut locations: Vec<Location>) -> Vec<Vec<Location>> {
     let mut stores: Vec<(Identity, Vec<Location>)> = Vec::new();
     for location in locations {
         let identity = Identity::of(&location);
-        match stores.iter_mut().find(|(known, _)| *known == identity && identity.order != Order::Etcd) {
+        match stores.iter_mut().find(|(known, _)| *known == identity && identity.order != Order::Server) {
             Some((_, paths)) => paths.push(location),
             None => stores.push((identity, vec![location])),
         }

@@ -10,7 +10,6 @@ use super::{
 use crate::error::Result;
 use crate::host::Host;
 
-/// Store that ends with the process.
 pub struct Memory {
     leases: BootLeases,
     inside: Mutex<Inside>,
@@ -26,7 +25,6 @@ struct Inside {
 }
 
 impl Memory {
-    /// Returns an empty store.
     pub fn new(host: Arc<dyn Host>) -> Memory {
         Memory { leases: BootLeases(host), inside: Mutex::default() }
     }

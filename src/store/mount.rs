@@ -28,7 +28,6 @@ const DOUBTS: [(&[&str], &str, &str); 3] = [
     ),
 ];
 
-/// One line of mountinfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mount {
     /// File system type: `ext4`, `nfs4`.

@@ -161,7 +161,6 @@ mod tests {
         host
     }
 
-    /// Returns a lease of a minute that a host starts at this time of the store.
     fn lease(host: &Fake, store: Duration) -> Lease {
         lend(host, 60 * SECOND, || Ok(store)).unwrap()
     }

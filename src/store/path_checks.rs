@@ -15,7 +15,6 @@ use crate::name::escape_path;
 /// Minimum free bytes and inodes, below which a store may be full at any moment.
 const LITTLE: (u64, u64) = (16 << 20, 1000);
 
-/// Location of a store and its kind.
 pub(super) struct Place<'a> {
     /// Kind of object at this location: `directory`, `database`.
     pub(super) what: &'static str,
@@ -24,11 +23,8 @@ pub(super) struct Place<'a> {
 
 /// Returns findings about the location of a store that cannot be opened, or none if it has no location.
 pub fn path_findings(location: &Location) -> Vec<Finding> {
-    let place = match location {
-        Location::Directory { path, .. } => Place { what: "directory", path },
-        Location::Sqlite { path } => Place { what: "database", path },
-        Location::Etcd(_) | Location::Postgres(_) | Location::Ssh(_) => return Vec::new(),
-    };
+    let Some(path) = location.path() else { return Vec::new() };
+    let place = Place { what: if location.is_database() { "database" } else { "directory" }, path };
     if place.path.exists() || place.path.parent().is_some_and(Path::is_dir) { place.findings() } else { Vec::new() }
 }
 
@@ -93,7 +89,6 @@ fn is_open_to_all(directory: &Path) -> bool {
     std::fs::metadata(directory).is_ok_and(|found| found.mode() & 0o1002 == 0o0002)
 }
 
-/// Returns the path or its nearest existing ancestor.
 pub(super) fn first_that_exists(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
@@ -124,7 +119,6 @@ fn room(there: &Path) -> Option<Finding> {
     })
 }
 
-/// Formats a size with a unit.
 fn bytes(size: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.iter().find(|(shift, _)| size >> shift > 0);

@@ -58,11 +58,9 @@ mod url;
 mod wake;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::client::Client;
 use self::leases::KnownLeases;
-pub use self::options::variables;
 use self::session::Row;
 use self::settings::Settings;
 pub use self::url::Database;
@@ -70,7 +68,7 @@ use super::absences::Absences;
 use super::net::dial::Connector;
 use super::net::socket::CallDeadline;
 use super::{
-    Abilities, Access, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Version,
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Variables, Version,
     Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, Result};
@@ -88,7 +86,6 @@ const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN 
                     (SELECT * FROM $.records WHERE name > $1 ORDER BY name LIMIT 256) page) page \
                     WHERE before < 1048576 AND (SELECT $.origin()) IS NOT NULL ORDER BY name";
 
-/// Store in a schema of a PostgreSQL database.
 pub struct Postgres {
     client: Client,
     schema: String,
@@ -102,8 +99,8 @@ pub struct Postgres {
 impl Postgres {
     /// Returns a store in this database. A trouble with its server shows at the first call.
     /// Fails if a setting is invalid or the certificates cannot be read.
-    pub fn open(database: &Database, access: &Access, host: Arc<dyn Host>) -> Result<Postgres> {
-        let settings = Settings::new(database, access, host.uid())?;
+    pub fn open(database: &Database, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Postgres> {
+        let settings = Settings::new(database, variables, host.uid())?;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
         let lonely = settings.targets.len() == 1;
         let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely };
@@ -130,9 +127,8 @@ impl Postgres {
         }
     }
 
-    /// Returns the error for an answer that does not fit its request.
     fn nonsense(&self) -> Error {
-        errors::Trouble::strange("an answer that does not fit").error(&self.place, &self.schema)
+        errors::SqlError::strange("an answer that does not fit").error(&self.place, &self.schema)
     }
 }
 
@@ -193,10 +189,6 @@ impl Store for Postgres {
     fn finish(&self, set: &WriteSet<'_>) {
         self.notify(set);
         self.prune_history(set);
-    }
-
-    fn set_deadline(&self, until: Option<Duration>) {
-        super::guarded(&self.client.calls).until = until;
     }
 
     fn leases(&self) -> &dyn Leases {

@@ -51,7 +51,6 @@ mod vfs;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension, Row};
@@ -219,10 +218,6 @@ impl Store for Sqlite {
         }
         self.tend_journal();
         self.note_files();
-    }
-
-    fn set_deadline(&self, until: Option<Duration>) {
-        self.busy.bound(until);
     }
 
     fn leases(&self) -> &dyn Leases {

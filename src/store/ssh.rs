@@ -28,12 +28,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::client::Client;
+use self::errors::LinkError;
 pub use self::serve::serve;
 use self::subscription::Subscribed;
 pub use self::url::Remote;
 use self::wire::{Bytes, Change, Commit, Reply, Request};
-use super::calls::PATIENCE;
-use super::directory::file_name;
+use super::directory::layout::file_name;
+use super::net::retry::PATIENCE;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Swept, Topic, Versioned,
     Visit, WriteSet, guarded,
@@ -63,9 +64,8 @@ impl Ssh {
         format!("{}/{}", self.client.remote.url(), escape(file.as_bytes()))
     }
 
-    /// Returns the error for a reply that does not fit its request.
     fn nonsense(&self) -> Error {
-        self.client.error(errors::Trouble::Strange)
+        self.client.error(&LinkError::Strange)
     }
 
     fn span(&self, request: &Request) -> Result<Duration> {
@@ -99,9 +99,9 @@ impl Ssh {
             }
             let mut slot = guarded(&self.client.slot);
             let link = slot.link.as_mut().ok_or_else(|| self.nonsense())?;
-            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|trouble| {
+            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|error| {
                 slot.lose();
-                self.client.error(trouble)
+                self.client.error(&error)
             })?;
         }
     }
@@ -154,10 +154,6 @@ impl Store for Ssh {
             Reply::Conflict => Ok(CommitResult::Conflict(None)),
             _ => Err(self.nonsense()),
         }
-    }
-
-    fn set_deadline(&self, until: Option<Duration>) {
-        guarded(&self.client.calls).until = until;
     }
 
     fn leases(&self) -> &dyn Leases {

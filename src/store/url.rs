@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use super::etcd::Cluster;
 use super::postgres::Database;
 use super::ssh::Remote;
 use crate::error::{Error, ErrorKind, Result};
@@ -16,52 +17,36 @@ const SHARED: &[u8] = b"?shared=1";
 /// Start of the path in a URL from `run`: it changes nothing in the path, and users do not type it.
 const GIVEN: &[u8] = b"/./";
 
-/// Default prefix of the keys in etcd.
-const PREFIX: &str = "csalock";
-
-/// Default port of etcd for clients.
-const PORT: u16 = 2379;
-
 /// Name of the store next to the files that it locks.
 const BESIDE: &str = ".csalock";
 
-/// Location of a store.
+/// Kinds of stores on servers: the scheme, and the parser of the part after it.
+type ServerKind = (&'static str, fn(&[u8]) -> std::result::Result<Location, &'static str>);
+const SERVERS: [ServerKind; 5] = [
+    ("etcd", |rest| Cluster::parse(false, rest).map(Location::Etcd)),
+    ("etcds", |rest| Cluster::parse(true, rest).map(Location::Etcd)),
+    ("postgres", |rest| Database::parse(rest).map(Location::Postgres)),
+    ("postgresql", |rest| Database::parse(rest).map(Location::Postgres)),
+    ("ssh", |rest| Remote::parse(rest).map(Location::Ssh)),
+];
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// A directory of records.
     Directory {
-        /// Absolute path of the directory.
         path: PathBuf,
-        /// Purpose of the directory.
         layout: Layout,
         /// True if other hosts use the store, although its file system does not look shared.
         shared: bool,
     },
-    /// One SQLite database.
     Sqlite {
-        /// Absolute path of the database.
         path: PathBuf,
     },
-    /// An etcd cluster.
     Etcd(Cluster),
-    /// A PostgreSQL database.
     Postgres(Database),
     /// A directory on another host.
     Ssh(Remote),
 }
 
-/// An etcd cluster and the key prefix of the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cluster {
-    /// True if connections use TLS.
-    pub tls: bool,
-    /// Host and port of each server, as typed; at least one.
-    pub endpoints: Vec<String>,
-    /// Prefix of all keys, without the slash that follows it.
-    pub prefix: String,
-}
-
-/// Purpose of a directory of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// A separate store, which stays when it is empty and keeps the highest token.
@@ -76,7 +61,6 @@ pub enum Layout {
 }
 
 impl Location {
-    /// Returns the store next to the files in this directory.
     pub fn beside(directory: &Path) -> Location {
         Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false }
     }
@@ -84,6 +68,41 @@ impl Location {
     /// Returns true for a store next to the files that it locks. It keeps no history.
     pub fn is_beside(&self) -> bool {
         matches!(self, Location::Directory { layout: Layout::Beside, .. })
+    }
+
+    pub fn directory_of_files(&self) -> Option<&Path> {
+        self.path().filter(|_| self.is_beside())?.parent()
+    }
+
+    /// Returns the path of a store in files of this host; `None` for a store on a server.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Location::Directory { path, .. } | Location::Sqlite { path } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Returns the location of a store of the same kind in other files.
+    pub(super) fn moved_to(&self, to: PathBuf) -> Location {
+        let mut moved = self.clone();
+        if let Location::Directory { path, .. } | Location::Sqlite { path } = &mut moved {
+            *path = to;
+        }
+        moved
+    }
+
+    pub(super) fn is_database(&self) -> bool {
+        matches!(self, Location::Sqlite { .. })
+    }
+
+    /// Returns true if a store in files has had a commit.
+    pub(super) fn was_used(&self) -> bool {
+        match self {
+            Location::Directory { path, layout: Layout::Beside, .. } => path.exists(),
+            Location::Directory { path, .. } => path.join(".work").exists(),
+            Location::Sqlite { path } => std::fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0),
+            _ => true,
+        }
     }
 
     /// Parses a store URL; a plain path with a slash in it is a directory. Relative paths start at `current`.
@@ -120,21 +139,14 @@ impl Location {
         if path.contains(&0) {
             return Err(wrong("a path cannot contain NUL"));
         }
-        if matches!(scheme, b"postgres" | b"postgresql") {
-            return Database::parse(path).map(Location::Postgres).map_err(wrong);
+        if let Some((_, parse)) = SERVERS.iter().find(|(known, _)| known.as_bytes() == scheme) {
+            return parse(path).map_err(wrong);
         }
-        if scheme == b"ssh" {
-            return Remote::parse(path).map(Location::Ssh).map_err(wrong);
-        }
-        let is_url = bytes.starts_with(&[scheme, b":"].concat());
-        if is_url && (path.contains(&b'?') || (scheme.starts_with(b"etcd") && path.contains(&b'#'))) {
+        if bytes.starts_with(&[scheme, b":"].concat()) && path.contains(&b'?') {
             return Err(wrong(match scheme {
                 b"dir" => "the only option of a directory is ?shared=1",
                 _ => "it has no options",
             }));
-        }
-        if matches!(scheme, b"etcd" | b"etcds") {
-            return Cluster::parse(scheme == b"etcds", path).map(Location::Etcd).map_err(wrong);
         }
         let path = if path.starts_with(GIVEN) { &path[GIVEN.len() - 1..] } else { path };
         let path = absolute(OsStr::from_bytes(path), current)?;
@@ -161,7 +173,6 @@ impl Location {
         path.starts_with(GIVEN) && (servers_at(before).is_some() || [&b""[..], b"dir:", b"sqlite:"].contains(&before))
     }
 
-    /// Returns a URL that opens this location again.
     pub fn url(&self) -> OsString {
         let (scheme, path, shared) = match self {
             // After `dir:` a question mark begins an option; in a plain path it is an ordinary character.
@@ -179,27 +190,6 @@ impl Location {
     }
 }
 
-impl Cluster {
-    /// Parses the part after the scheme: `//HOST:PORT,HOST:PORT/PREFIX`.
-    fn parse(tls: bool, rest: &[u8]) -> std::result::Result<Cluster, &'static str> {
-        let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
-        let rest = rest.strip_prefix("//").ok_or("two slashes and a server come after the colon")?;
-        if rest.contains('@') {
-            return Err("a password does not belong there, where every user sees it; see $CSALOCK_ETCD_PASSWORD");
-        }
-        let (servers, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        let prefix = prefix.strip_prefix("./").unwrap_or(prefix).trim_matches('/');
-        let endpoints = servers.split(',').map(endpoint).collect::<Option<Vec<_>>>().ok_or("a server is HOST:PORT")?;
-        Ok(Cluster { tls, endpoints, prefix: if prefix.is_empty() { PREFIX } else { prefix }.to_string() })
-    }
-
-    /// Returns the URL of this cluster.
-    pub fn url(&self) -> String {
-        let scheme = if self.tls { "etcds" } else { "etcd" };
-        format!("{scheme}://{}/{}", self.endpoints.join(","), self.prefix)
-    }
-}
-
 /// Returns a URL for messages, which cron and logs keep: without its user and options, which may contain a password.
 fn public_part(url: &[u8]) -> String {
     let Some(at) = url.windows(3).position(|three| three == b"://").map(|at| at + 3) else { return escape(url) };
@@ -211,7 +201,6 @@ fn public_part(url: &[u8]) -> String {
     format!("{}{user}{}{options}", escape(&url[..at]), escape(&url[from..end]))
 }
 
-/// Returns the index of the path in a URL.
 fn path_at(url: &[u8]) -> usize {
     let from = servers_at(url).unwrap_or_default();
     url[from..].iter().position(|byte| *byte == b'/').map_or(url.len(), |at| from + at)
@@ -219,22 +208,8 @@ fn path_at(url: &[u8]) -> usize {
 
 /// Returns the index of the server list in a URL, if it has one.
 fn servers_at(url: &[u8]) -> Option<usize> {
-    let schemes = [&b"etcd://"[..], b"etcds://", b"postgres://", b"ssh://"];
-    schemes.into_iter().find(|scheme| url.starts_with(scheme)).map(<[u8]>::len)
-}
-
-/// Returns the server with its port, by default etcd's own port.
-fn endpoint(typed: &str) -> Option<String> {
-    let is_bracketed = typed.starts_with('[') && typed.contains(']');
-    let after = if is_bracketed { &typed[typed.find(']')? + 1..] } else { typed };
-    let (host, port) = match after.rsplit_once(':') {
-        Some((_, port)) => (&typed[..typed.len() - port.len() - 1], port.parse::<u16>().ok().filter(|port| *port > 0)?),
-        None => (typed, PORT),
-    };
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let is_one = !bare.is_empty() && (is_bracketed || !bare.contains(':'));
-    let is_plain = bare.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:%".contains(&byte));
-    (is_one && is_plain).then(|| format!("{host}:{port}"))
+    let starts = |scheme: &str| url.strip_prefix(scheme.as_bytes()).is_some_and(|rest| rest.starts_with(b"://"));
+    SERVERS.iter().find(|(scheme, _)| starts(scheme)).map(|(scheme, _)| scheme.len() + 3)
 }
 
 #[cfg(test)]

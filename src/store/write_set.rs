@@ -10,7 +10,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::lock::Lease;
 
-/// Result of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitResult {
     /// The store committed this version. After a removal, the version does not refer to a record.
@@ -39,25 +38,20 @@ pub enum Durability {
     Durable,
 }
 
-/// Options of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WriteOptions {
-    /// Durability of the record.
     pub durability: Durability,
     /// Permission bits of the record's file, at most. `None`: every user who may read the store may read the record.
     pub mode: Option<u32>,
 }
 
-/// One change of a record.
 #[derive(Debug, Clone, Copy)]
 pub struct Write<'a> {
-    /// Name of the record.
     pub name: &'a [u8],
     /// Expected version; `None` means no record.
     pub expect: Option<Version>,
     /// New bytes, or `None` for a removal.
     pub body: Option<&'a [u8]>,
-    /// Options of the write.
     pub options: WriteOptions,
 }
 
@@ -79,12 +73,27 @@ pub struct WriteSet<'a> {
     pub closed: Vec<Vec<u8>>,
     /// Lines of history, each with its newline.
     pub history: LinesOfHistory<'a>,
-    /// Limits of the history.
     pub limits: Limits,
 }
 
 /// Lines of history that are made when a store asks for them, which some stores do after the change.
 pub struct LinesOfHistory<'a>(LazyCell<Vec<String>, Box<dyn FnOnce() -> Vec<String> + 'a>>);
+
+impl Write<'_> {
+    /// Refuses a mode that lets fewer users read the record than may read a store without modes.
+    pub(super) fn check_mode(&self, kind: &str, place: &str, hint: &str) -> Result<()> {
+        match self.options.mode {
+            // A removal makes no bytes readable.
+            Some(mode) if self.body.is_some() && mode & 0o044 != 0o044 => {
+                let what = format!(
+                    "{kind} has no modes, so every user who may read {place} could read bytes that need mode {mode:04o}"
+                );
+                Err(Error::new(ErrorKind::Denied, what, format!("leave the mode out, and {hint}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
 
 impl<'a> LinesOfHistory<'a> {
     /// Returns the lines that `make` returns.

@@ -4,14 +4,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::host::proc_stat;
-use crate::store::directory::{file_name, name_of_file, pointer};
+use crate::store::directory::layout::{Name, file_name, name_of_file};
 
 /// Parses any bytes as a file name in a store, and as a line of /proc/PID/stat.
 pub(super) fn names_and_proc_stat(bytes: &[u8]) {
-    if let Some(pointer::Name::Pointer(found)) = pointer::Name::parse(bytes) {
+    if let Some(Name::Pointer(found)) = Name::parse(bytes) {
         assert_eq!(found.name().as_bytes(), bytes, "whoever renames it would rename another file");
     }
-    if let Some(pointer::Name::Record(ident)) = pointer::Name::parse(bytes) {
+    if let Some(Name::Record(ident)) = Name::parse(bytes) {
         assert_eq!(ident.record().as_bytes(), bytes);
     }
     if let Some(name) = name_of_file(bytes) {

@@ -7,7 +7,7 @@ use crate::engine::{LockRef, LockStatus};
 use crate::history::HoldTimes;
 use crate::host::{Fake, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
-use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, SightJson, Zone, flocked_by, json};
+use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, Zone, flocked_by, json};
 use crate::store::{Location, Scope};
 
 /// Returns true if the text does not move a cursor, colour, reorder or hide text.
@@ -56,7 +56,7 @@ pub(super) fn show(record: Record) {
         lines.extend([header, row(0)]);
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");
     }
-    let document = json(&SightJson::new(&record.name, &status, &reporter)).expect("it is a document");
+    let document = json(&json::status(&record.name, &status, None, None, &reporter)).expect("it is a document");
     assert!(is_harmless(&document), "{document:?}");
     serde_json::from_str::<serde_json::Value>(&document).expect("it is JSON");
     for grant in &record.holders {

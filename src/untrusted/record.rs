@@ -43,7 +43,6 @@ fn as_it_stands(record: &Record, bytes: &[u8]) -> Record {
     record
 }
 
-/// Encodes and decodes any record.
 pub(super) fn there_and_back(bytes: &[u8]) {
     let record = Source(bytes).record();
     let encoded = lock::encode(&record);

@@ -7,7 +7,6 @@ use crate::lock::{
     Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting, Success, Value, Waiter,
 };
 
-/// The remaining bytes.
 pub(super) struct Source<'a>(pub(super) &'a [u8]);
 
 impl Source<'_> {

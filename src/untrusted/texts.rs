@@ -11,7 +11,7 @@ use crate::duration::{parse_backoff, parse_duration, parse_timeout, rfc3339, sho
 use crate::glob;
 use crate::history::{Past, parse_size};
 use crate::name::{check, escape, escape_path, shell_quote};
-use crate::report::{Moment, OutputStyle, PastJson, Zone, json, timeline};
+use crate::report::{Moment, OutputStyle, Zone, json, timeline};
 use crate::store::Location;
 
 /// Checks that a URL is refused, or means a store whose own URL means the same store.
@@ -118,7 +118,7 @@ pub(super) fn history(bytes: &[u8]) {
         let Some(past) = Past::read(line) else { continue };
         let written = past.line().into_bytes();
         assert!(line.ends_with(&written), "{:?}", past.line());
-        let document = json(&PastJson::new(&past)).expect("it is a document");
+        let document = json(&json::past(&past)).expect("it is a document");
         assert!(is_harmless(&document), "{document:?}");
         let style = OutputStyle { colour: false, width: Some(80), zone: Zone::Utc };
         let lines = timeline(&[past], Duration::ZERO, Duration::from_millis(1_800_000_000_000), "here", style);

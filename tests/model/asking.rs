@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use csalock::lock::{
     Acquire, AcquireStep, Break, Cancel, Credentials, Facts, Gc, Grant, HandleHash, Lease, Lifetime, OwnerDied,
-    PidDomain, ProcessId, Query, Record, Refusal, Release, Renew, Transition, WaitNode, Waiter, decide, find_cycle,
+    PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, Renew, Transition, WaitNode, Waiter, decide,
+    find_cycle,
 };
 
 use super::actor::{Answer, Phase, Swapping};
@@ -295,7 +296,7 @@ impl World {
         Acquire {
             slots: (share == csalock::lock::Mode::Slot).then_some(self.slots),
             queue,
-            queued: actor.queued,
+            place: if actor.queued { QueuePlace::InRecord } else { QueuePlace::Nowhere },
             refuse_stale: script.refuses_stale,
             ..Acquire::new(entry)
         }

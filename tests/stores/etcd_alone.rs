@@ -15,7 +15,8 @@ use csalock::history::Limits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, Etcd, Finding, Location, Store, Topic, Verdict, Version, Write, WriteOptions, WriteSet,
+    Access, CommitResult, Etcd, Finding, Location, Store, StoreDeadline, Topic, Verdict, Version, Write, WriteOptions,
+    WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -52,8 +53,8 @@ fn assert_fails(store: &Etcd, kind: ErrorKind, within: Duration, words: &[&str])
 }
 
 /// Until a moment from now.
-fn bound_soon(store: &Etcd) {
-    store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
+fn bound_soon() -> StoreDeadline {
+    StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2))
 }
 
 fn lease_id(lease: &Lease) -> String {
@@ -343,7 +344,7 @@ fn a_host_name_without_an_address_is_reported_soon() {
 fn a_silent_server_ends_the_wait_at_the_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
-    bound_soon(&store);
+    let _deadline = bound_soon();
     assert_fails(&store, ErrorKind::Unavailable, 4 * SECOND, &["no answer in time"]);
     let begun = Instant::now();
     assert!(store.subscribe(Topic::Channel(b"bell", Version { number: 1, mark: 0 })).is_none());
@@ -416,7 +417,7 @@ fn reads_and_writes_need_a_majority() {
     };
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"two");
     cluster.kill(cluster.leader());
-    bound_soon(&store);
+    let deadline = bound_soon();
     let begun = Instant::now();
     assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(store.swap(b"y", None, Some(b"y")).unwrap_err().kind(), ErrorKind::Unavailable);
@@ -426,7 +427,7 @@ fn reads_and_writes_need_a_majority() {
         cluster.restart(member);
     });
     cluster.await_health();
-    store.set_deadline(None);
+    drop(deadline);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
 }
 
@@ -627,7 +628,7 @@ fn doctor_examines_a_cluster() {
     assert_eq!(worst(&findings, "server"), Some(Verdict::Doubtful), "{findings:#?}");
     assert_eq!(worst(&findings, "reading"), Some(Verdict::Good), "{findings:#?}");
     let nothing = open(&format!("etcd://127.0.0.1:{}/p", etcd::free_port()));
-    nothing.set_deadline(Some(Unix::new().boottime()));
+    let _deadline = StoreDeadline::begin(Some(Unix::new().boottime()));
     assert_eq!(worst(&nothing.diagnose(), "reading"), Some(Verdict::Bad));
     assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_empty()));
 }
@@ -739,7 +740,7 @@ fn logging_in() {
         std::fs::write(kept, old).unwrap();
         let store = open_as(&url, &cron).unwrap();
         if !has_time {
-            bound_soon(&store);
+            let _deadline = bound_soon();
             assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
         }
         let next = if has_time { store } else { open_as(&url, &cron).unwrap() };

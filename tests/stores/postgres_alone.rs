@@ -1,6 +1,5 @@
 //! Properties of the PostgreSQL store alone: logins, refusals, lost replies, leases, wake-ups and failovers.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +9,7 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, Finding, LinesOfHistory, Location, Postgres, Secret, Store, Topic, Verdict, Version,
+    CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, StoreDeadline, Topic, Verdict, Version,
     Write as Change, WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -26,11 +25,10 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const BOUNDED: Duration = Duration::from_secs(16);
 
 pub(crate) fn open_as(url: &str, variables: &[(&'static str, &str)]) -> csalock::error::Result<Postgres> {
-    let postgres: BTreeMap<_, Secret> = variables.iter().map(|(name, value)| (*name, (*value).into())).collect();
+    let value = |wanted: &str| variables.iter().find(|(name, value)| *name == wanted && !value.is_empty());
+    let value = |name: &str| value(name).map(|(_, value)| value.into());
     match Location::parse(url.as_ref(), Path::new("/"))? {
-        Location::Postgres(place) => {
-            Postgres::open(&place, &Access { postgres, ..Access::default() }, Arc::new(Unix::new()))
-        }
+        Location::Postgres(place) => Postgres::open(&place, &value, Arc::new(Unix::new())),
         other => panic!("{other:?}"),
     }
 }
@@ -246,19 +244,19 @@ fn nothing_waits_for_a_silent_or_absent_server_beyond_its_time() {
     let store = open(&server.url("csalock"));
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     server.stop(true);
-    store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
+    let deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2));
     let begun = Instant::now();
     assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["no answer in time"]);
     assert!(is_within(begun, BOUNDED), "{:?}", begun.elapsed());
     server.stop(false);
-    store.set_deadline(None);
+    deadline.change(None);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     server.kill();
-    store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
+    deadline.change(Some(Unix::new().boottime() + SECOND / 2));
     // On a busy machine its time may be over before the refusal comes.
     assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["PostgreSQL", "cannot be reached"]);
     server.restart();
-    store.set_deadline(None);
+    drop(deadline);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     assert!(begun.elapsed() < fair(60 * SECOND));
 }

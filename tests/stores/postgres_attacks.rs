@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{HistoryCursor, LinesOfHistory, Store, Version, WriteSet};
+use csalock::store::{HistoryCursor, LinesOfHistory, Store, StoreDeadline, Version, WriteSet};
 
 use crate::postgres::{self, Server};
 use crate::postgres_alone::{SECOND, open, wait_until};
@@ -118,7 +118,7 @@ impl Waiting {
         let results = std::thread::scope(|scope| {
             let commit = scope.spawn(|| {
                 let done = store.swap(name, None, Some(b"body"));
-                store.set_deadline(Some(Unix::new().boottime() + SECOND));
+                let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND));
                 (done.is_ok_and(|done| done.is_done()), store.read(name).is_ok())
             });
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
@@ -130,7 +130,6 @@ impl Waiting {
             commit.join().unwrap()
         });
         self.standby.stop(false);
-        store.set_deadline(None);
         wait_until("the standby has it", || store.read(name).is_ok_and(|found| found.is_some()));
         results
     }
@@ -175,7 +174,7 @@ fn no_call_leaves_a_server_process_behind_when_a_table_is_locked() {
     let mut blocker = locked(&server, "csalock.records");
     let begun = Instant::now();
     for _ in 0..6 {
-        store.set_deadline(Some(Unix::new().boottime() + SECOND / 5));
+        let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 5));
         let error = store.read(b"x").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(store.swap(b"x", Some(&version), Some(b"next")).is_err());
@@ -186,7 +185,6 @@ fn no_call_leaves_a_server_process_behind_when_a_table_is_locked() {
     wait_until("they have left", || server.sql(of_csalock) == "0");
     drop(blocker.stdin.take());
     blocker.wait().unwrap();
-    store.set_deadline(None);
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{Store, Verdict};
+use csalock::store::{Store, StoreDeadline, Verdict};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 
 use crate::etcd::fair::is_within;
@@ -292,7 +292,7 @@ fn a_socket_whose_queue_is_full_is_waited_for_no_longer_than_other_servers() {
     assert!(is_full);
     let begun = Instant::now();
     let store = open(&format!("postgres://u@{}/d", place.path().display().to_string().replace('/', "%2F")));
-    store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
+    let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2));
     assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["no answer in time"]);
     assert!(is_within(begun, BOUNDED), "{:?}", begun.elapsed());
 }

@@ -11,7 +11,7 @@ use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, HistoryCursor, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
+    CommitResult, HistoryCursor, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
 };
 
 use crate::rig::{Effects, Kind, Rig, stored};
@@ -368,7 +368,7 @@ pub(crate) fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
     let (faked, fake) = rig.faked();
     let shared = Location::Directory { path: rig.path(), layout: Layout::Own, shared: true };
     let shared = (rig.kind == Kind::Directory)
-        .then(|| csalock::store::open(&shared, Access::default, Arc::new(fake.clone())).unwrap());
+        .then(|| csalock::store::open(&shared, &|_| None, Arc::new(fake.clone())).unwrap());
     for store in [Some(&*faked), shared.as_deref()].into_iter().flatten() {
         for wall in [1_000_000_000, 4_000_000_000].map(Duration::from_secs) {
             fake.set_wall(wall);

@@ -47,7 +47,7 @@ impl Kind {
                 other => panic!("{other:?} is in no etcd"),
             },
             Kind::Postgres => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
-                Location::Postgres(place) => Arc::new(Postgres::open(&place, &Access::default(), host).unwrap()),
+                Location::Postgres(place) => Arc::new(Postgres::open(&place, &|_| None, host).unwrap()),
                 other => panic!("{other:?} is in no database"),
             },
             Kind::Ssh => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {

@@ -105,7 +105,7 @@ impl Ground {
     /// The store, as the library opens it.
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store.as_ref(), Path::new("/")).unwrap();
-        csalock::store::open(&location, csalock::environment::Environment::etcd, Arc::new(Unix::new())).unwrap()
+        csalock::store::open(&location, &csalock::environment::Environment::variable, Arc::new(Unix::new())).unwrap()
     }
 }
 

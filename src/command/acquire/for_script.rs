@@ -10,16 +10,17 @@ use std::time::Duration;
 use super::{Acquisition, request};
 use crate::cli::{Common, Taking};
 use crate::command::context::Context;
-use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, OpenLockSet, RETRY_INTERVAL};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
-use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner, Phase};
 use crate::name::escape;
 use crate::report::Settings;
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{KeeperConfig, check_limit, spawn_detached};
 use crate::signals::Signals;
+use crate::store::StoreDeadline;
 
 /// The locks that a script asks for, and their terms.
 pub(in crate::command) struct ForScript<'a> {
@@ -58,8 +59,9 @@ impl ForScript<'_> {
         // The process ends soon, and the kernel closes its descriptors.
         let opened = ManuallyDrop::new(self.targets.open(self.context)?);
         // If this process dies after the first of several names, the script must not hold that one.
-        let provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
-        let request = AcquireRequest { provisional, ..request };
+        let is_provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
+        let phase = if is_provisional { Phase::Provisional } else { Phase::Direct };
+        let request = AcquireRequest { phase, ..request };
         if opened.need_leases() {
             check_limit()?;
         }
@@ -74,7 +76,7 @@ impl ForScript<'_> {
         let (grants, evicted) = match acquisition.acquire(&opened, &request) {
             Ok(AcquireAllResult::Granted(grants, evicted)) => (grants, evicted),
             // A commit that failed may have happened all the same. A provisional grant ends with this process.
-            Err(error) if !request.provisional => return Err(self.released(&opened, &request, error.into())),
+            Err(error) if !is_provisional => return Err(self.released(&opened, &request, error.into())),
             ended => return acquisition.end(&opened, &ended?),
         };
         let evicted = evicted.as_ref();
@@ -83,7 +85,7 @@ impl ForScript<'_> {
             opened.release_all(handle.proof())?;
             return delivered;
         }
-        if request.provisional {
+        if is_provisional {
             let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
             let confirmed = opened.confirm(&request, &grants, &go_on).map_err(|error| match error.kind() {
                 ErrorKind::Lost => error.into(),
@@ -107,7 +109,7 @@ impl ForScript<'_> {
         }
         // A store that failed once need not be waited for again.
         let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
-        opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
+        let _deadline = StoreDeadline::begin(Some(until));
         match opened.release(request.handle.proof()).iter().any(Result::is_err) {
             true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
             false => error,
@@ -124,7 +126,7 @@ impl ForScript<'_> {
         // A process that the script leaves behind is known by its session.
         let session = self.pid.is_none().then(|| this.session());
         let request = AcquireRequest {
-            owner_outlives_process: true,
+            ends_with: EndsWith::Owner,
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,

@@ -21,7 +21,7 @@ use crate::engine::Engine;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{Limits, Past};
-use crate::report::{PastJson, ending_rows, endings_header};
+use crate::report::{ending_rows, endings_header, json};
 use crate::store::{HistoryCursor, Location, Scope, Subscription, Topic};
 
 /// The first and the longest pause between two reads of a store that does not tell of every new line.
@@ -61,7 +61,7 @@ pub(super) fn run(
         let longest = if subscription.is_some() && is_told_all { LONGEST } else { pause };
         match wait(subscription.as_deref(), longest)? {
             Event::ReaderGone => return Ok(Exit::Signal(Signal::SIGPIPE)),
-            Event::News => subscription = None,
+            Event::NewLines => subscription = None,
             Event::TimeOver => {}
         }
         context.host.sleep(TOGETHER);
@@ -150,7 +150,7 @@ impl Seen {
 
 /// Reason for the end of a wait.
 enum Event {
-    News,
+    NewLines,
     TimeOver,
     ReaderGone,
 }
@@ -167,7 +167,7 @@ fn wait(subscription: Option<&dyn Subscription>, at_most: Duration) -> anyhow::R
     }
     Ok(match polled.as_slice() {
         [stdout, ..] if stdout.any() == Some(true) => Event::ReaderGone,
-        [_, news] if news.any() == Some(true) => Event::News,
+        [_, history] if history.any() == Some(true) => Event::NewLines,
         _ => Event::TimeOver,
     })
 }
@@ -176,7 +176,7 @@ fn print_all(context: &Context, asked: &History, endings: Vec<Past>) -> anyhow::
     let (now, host) = (context.host.wall(), context.host.name());
     for past in &endings {
         match asked.common.json {
-            true => print_json(&PastJson::new(past))?,
+            true => print_json(&json::past(past))?,
             false => print(ending_rows(past, now, &host, output_style(&asked.common, asked.utc)))?,
         }
     }

@@ -9,7 +9,7 @@ use super::flock_compat::FlockCompat;
 use super::recurrence::Recurring;
 use crate::cli::{Busy, Run};
 use crate::command::acquire::{Acquisition, report_taken, request};
-use crate::engine::{AcquireAllResult, AcquireRequest, OpenLockSet};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, OpenLockSet};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
@@ -27,7 +27,6 @@ pub(super) struct Attempt<'a> {
     pub(super) recurring: Option<&'a Recurring<'a>>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     pub(super) began: Duration,
-    /// The process that will be the command.
     pub(super) process: ProcessId,
 }
 
@@ -119,7 +118,7 @@ impl Attempt<'_> {
             latest_only: self.asked.busy == Busy::Latest,
             // With -F the keeper receives the end of the grant for the command, as long as the command lives.
             owner: Owner { supervisor: self.job.supervisor.or(is_kept.then_some(self.process)), ..request.owner },
-            release_on_exit: has_no_supervisor,
+            ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },
             invocation: Some(self.job.context.invocation(self.job.supervisor.unwrap_or(self.process).pid)),
             ..request
         })

@@ -24,7 +24,6 @@ use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
 use crate::run::schedule::{renewal_pause, retry_pause};
 
-/// The files to lock.
 pub(super) struct FlockCompat {
     /// Each file, with the index of the lock that it belongs to.
     files: Vec<(PathBuf, usize)>,
@@ -110,7 +109,6 @@ fn tell_of_wait(take: &Attempt<'_>, target: &LockRef, file: &Path) {
     }
 }
 
-/// Returns the holders of the file as text.
 fn by(take: &Attempt<'_>, file: &Path) -> String {
     let own = take.job.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
     // This process may have inherited the locked file, but does not block itself.

@@ -9,18 +9,16 @@ use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::Acquisition;
-use crate::duration::shown as span;
 use crate::engine::{AcquireAllResult, OpenLockSet};
 use crate::environment::local_zone;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{BeginRun, Complain, Complaint, HandleHash, JobState, Refusal, RunStart, Success};
-use crate::report::{RefusalReport, RefusedLock, Zone, millis_of, timestamp};
+use crate::lock::{BeginRun, Complain, Complaint, HandleHash, Refusal, RunStart, Success};
+use crate::report::{RefusalReport, RefusedLock, Zone, in_future, millis_of, overdue, timestamp};
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
 const RETRIES: u32 = 3;
 
-/// The job that a command runs.
 pub(super) struct Recurring<'a> {
     asked: &'a Run,
 }
@@ -140,31 +138,6 @@ impl<'a> Recurring<'a> {
             self.asked.common.note(text);
         }
     }
-}
-
-/// Returns a clause about a job that has not succeeded in time.
-pub(in crate::command) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
-    let promise = job.promise.map_or(0, |promise| promise.span);
-    if let Some(success) = job.doubtful_success(millis(now)) {
-        return format!(
-            "{}, and must succeed once in {}",
-            in_future(success, zone),
-            span(Duration::from_millis(promise))
-        );
-    }
-    let (what, since) = match (&job.success, job.promise) {
-        (Some(success), _) => ("its job last succeeded at", success.at),
-        (None, promise) => ("its job has not succeeded since", promise.map_or(0, |promise| promise.since)),
-    };
-    let since = Duration::from_millis(since);
-    let (age, promise) = (span(now.saturating_sub(since)), span(Duration::from_millis(promise)));
-    format!("{what} {} ({age} ago), and must succeed once in {promise}", zone.full(since))
-}
-
-/// Returns a clause about a success that does not count.
-pub(in crate::command) fn in_future(success: &Success, zone: Zone) -> String {
-    let at = zone.full(Duration::from_millis(success.at));
-    format!("its job last succeeded at {at}, in the future of the store's clock, so that does not count")
 }
 
 fn millis(span: Duration) -> u64 {

@@ -23,7 +23,6 @@ pub(super) struct Details {
 }
 
 impl Details {
-    /// Returns the lines about a lock.
     pub(super) fn lines(
         &mut self,
         context: &Context,

@@ -14,7 +14,6 @@ use crate::glob;
 use crate::report::{Reporter, Zone};
 use crate::store::Location;
 
-/// A selected lock.
 pub(super) struct Selected<'a> {
     /// The name for display.
     pub(super) name: &'a [u8],
@@ -27,13 +26,10 @@ pub(super) struct Selected<'a> {
 /// The function that gets each lock as it is found. An `Err` is an unreadable record.
 pub(super) type Visit<'a> = dyn FnMut(Result<Selected<'_>>) -> anyhow::Result<()> + 'a;
 
-/// Locks of a store that are not named one by one.
 enum Scan<'a> {
-    /// Every lock.
     All,
     /// The locks whose names match one of these patterns.
     Matches(Vec<&'a [u8]>),
-    /// The locks of the files in this directory.
     Files(PathBuf),
 }
 
@@ -127,7 +123,6 @@ impl<'a> Selection<'a, '_> {
         Ok(patterns)
     }
 
-    /// Shows the selected locks of a store.
     fn scan(&mut self, store: &Location, scan: &Scan<'_>) -> anyhow::Result<()> {
         let engine = self.context.engine(store)?;
         let reporter = self.reporter(&engine);

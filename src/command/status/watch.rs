@@ -44,7 +44,6 @@ fn write(text: &str) -> anyhow::Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
-/// The locks at one moment.
 struct View {
     table: LockTable,
     /// The lines about a lock, if only one is watched.

@@ -10,7 +10,7 @@ use crate::command::context::{Context, LockRef};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, HandleHash};
-use crate::store::{Layout, Location};
+use crate::store::Location;
 
 /// Locks to release; a lock that was found by its grant comes with the handle hash.
 type NamedLocks = Vec<(LockRef, Option<HandleHash>)>;
@@ -114,10 +114,7 @@ fn stores(context: &Context, asked: &Unlock) -> Result<Vec<(Location, Option<Pat
     }
     if let Some(location) = context.environment.store.as_deref() {
         let location = Location::parse(location, current)?;
-        let directory = match &location {
-            Location::Directory { path, layout: Layout::Beside, .. } => path.parent().map(Path::to_path_buf),
-            _ => None,
-        };
+        let directory = location.directory_of_files().map(Path::to_path_buf);
         add(location, directory);
     }
     Ok(stores)

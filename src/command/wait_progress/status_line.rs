@@ -15,7 +15,6 @@ use crate::report::cut;
 use crate::signals::{self, SigtstpHandler};
 use crate::terminal;
 
-/// First characters of successive drawings.
 const SPINNER: [char; 4] = ['/', '-', '\\', '|'];
 
 /// Erases the whole line, even if a terminal that became narrower has wrapped it.

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::wait::AfterWait;
-use super::{AcquireResult, Acquisition};
+use super::{AcquireAttempt, AcquireResult};
 use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal};
 use crate::store::{SignalsEndCalls, WriteSet};
 
-impl Acquisition<'_> {
+impl AcquireAttempt<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
     pub(super) fn found_grant(&mut self, grant: Box<Grant>, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
         if grant.proof != self.request.entry.proof {
@@ -28,7 +28,7 @@ impl Acquisition<'_> {
             }
             // A cycle that is detected only during the wait finds this waiter in the queue.
             Refusal::Deadlock(_)
-                if (self.request.position.is_some() || record.waiter(&me).is_some())
+                if (self.request.place.on_page().is_some() || record.waiter(&me).is_some())
                     && self.leave_if_possible()?.is_some() =>
             {
                 return Ok(None);
@@ -91,7 +91,7 @@ impl Acquisition<'_> {
         Ok(Some(AcquireResult::Refused(Refusal::Busy(record.holders))))
     }
 
-    /// Leaves the queue like [`Acquisition::leave`]. A full or read-only store does not change the response: the next
+    /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the next
     /// process that changes the record skips a waiter that has ended.
     fn leave_if_possible(&mut self) -> Result<Option<Grant>> {
         match self.leave() {
@@ -107,7 +107,7 @@ impl Acquisition<'_> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
         let (engine, me) = (self.engine, self.request.entry.proof);
-        let page = self.request.position.as_ref().map(|place| place.page);
+        let page = self.request.place.on_page().map(|place| place.page);
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {
@@ -138,7 +138,7 @@ impl Acquisition<'_> {
     pub(super) fn interrupted(&mut self) -> AcquireResult {
         let _calls = SignalsEndCalls::begin(false);
         self.give_up_at = self.engine.host.boottime();
-        self.engine.store.set_deadline(Some(self.give_up_at));
+        self.store_deadline.change(Some(self.give_up_at));
         // Without an answer, this attempt has committed nothing, and a silent store would only delay the end.
         if self.store_answered {
             let _ = self.abandon();

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::Acquisition;
+use super::AcquireAttempt;
 use crate::engine::Engine;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
-use crate::lock::{Cycle, Facts, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
+use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::signals::Interrupt;
 use crate::store::{Topic, Version};
 
@@ -18,9 +18,7 @@ const ROUNDING: Duration = Duration::from_millis(1);
 /// Progress of a wait, for its callback.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting<'a> {
-    /// The record as last read.
     pub record: &'a Record,
-    /// Number of waiters ahead in the queue.
     pub ahead: usize,
     /// Remaining time of the wait; `None` means no limit.
     pub left: Option<Duration>,
@@ -31,15 +29,10 @@ pub struct Waiting<'a> {
 /// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
 pub(in crate::engine) type Onlooker<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
 
-/// Next step after a wait.
 pub(super) enum AfterWait {
-    /// The record may have changed.
     Look,
-    /// The policy ends the wait.
     TimeOver,
-    /// The interrupt ended the wait.
     Interrupted,
-    /// This wait is the victim of this cycle.
     GiveUp(Cycle),
 }
 
@@ -67,7 +60,7 @@ fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watch
     Watched { process: *process, supervisor: owner.and_then(|owner| owner.supervisor) }
 }
 
-impl<'a> Acquisition<'a> {
+impl<'a> AcquireAttempt<'a> {
     /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
     pub(super) fn prepare_to_wait(&mut self) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.request.entry);
@@ -92,7 +85,7 @@ impl<'a> Acquisition<'a> {
                     changed = true;
                 }
                 // The next pass of the loop tries again.
-                Err(error) if error.is_refused_change() && self.request.queued => {}
+                Err(error) if error.is_refused_change() && self.request.place.is_queued() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -121,7 +114,6 @@ impl<'a> Acquisition<'a> {
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AfterWait> {
         let engine = self.engine;
-        self.facts = Facts::default();
         let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
             return Ok(AfterWait::TimeOver);
         };
@@ -150,8 +142,8 @@ impl<'a> Acquisition<'a> {
         // A process in another network namespace can wake this waiter only through the store.
         let mut domains = record.owners().map(|owner| &owner.domain).chain(processes.iter().map(|(domain, _)| domain));
         let notifies = engine.store.abilities().notifies;
-        let needs_bell = notifies || domains.any(|domain| domain.net != here.net);
-        if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_bell) {
+        let needs_channel = notifies || domains.any(|domain| domain.net != here.net);
+        if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_channel) {
             self.subscription = engine.store.subscribe(Topic::Channel(&self.request.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;

@@ -16,7 +16,6 @@ fn past(mode: Mode, seconds: u64, how: EndReason) -> Past {
     }
 }
 
-/// Hold times of these seconds, in this mode.
 fn times(mode: Mode, seconds: &[u64]) -> HoldTimes {
     let mut times = HoldTimes::default();
     seconds.iter().for_each(|seconds| times.add(&past(mode, *seconds, EndReason::Released)));

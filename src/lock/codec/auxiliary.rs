@@ -8,11 +8,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{checksum, name_in, open, seal};
-use crate::lock::commit_record::CommitRecord;
-use crate::lock::fence_mark::FenceMark;
+use crate::lock::auxiliary::CommitRecord;
+use crate::lock::auxiliary::FenceMark;
+use crate::lock::auxiliary::WaitEdges;
 use crate::lock::owner::Owner;
 use crate::lock::page::Page;
-use crate::lock::wait_edges::WaitEdges;
 
 /// An object that is not a record.
 pub(crate) trait Auxiliary: Serialize + DeserializeOwned {
@@ -57,7 +57,6 @@ pub(crate) fn name_of_auxiliary(bytes: &[u8]) -> Option<Vec<u8>> {
     name_in(std::str::from_utf8(bytes.split(|byte| *byte == b'\n').next()?).ok()?)
 }
 
-/// Returns the bytes of an object that is stored under this name.
 pub(crate) fn encode_auxiliary<T: Auxiliary>(name: &[u8], object: &T) -> Vec<u8> {
     seal(T::KIND, name, object)
 }

@@ -18,10 +18,8 @@ pub(crate) trait Text: Sized {
     fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Self, D::Error>;
 }
 
-/// A reference that serializes as text.
 struct Written<'a, T>(&'a T);
 
-/// A value that deserializes from text.
 struct Read<T>(T);
 
 /// Bytes that display as text.

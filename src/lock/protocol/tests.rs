@@ -10,7 +10,8 @@ use crate::lock::page::Pages;
 use crate::lock::queue::INLINE_WAITERS;
 use crate::lock::record::{Mode, Waiter};
 use crate::lock::request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, NotHolder, OwnerDied, QueuePosition, Refusal, Release, Renew,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, NotHolder, OwnerDied, Phase, QueuePlace, QueuePosition,
+    Refusal, Release, Renew,
 };
 use crate::lock::{Handle, decode, encode};
 
@@ -341,7 +342,7 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_dies_with_its_script() {
     assert_eq!(watched.iter().map(|(_, process)| process.pid).collect::<Vec<_>>(), [2, 20]);
     let (response, _) = apply(&mut record, 4, wants(3, Mode::Exclusive), &[20]);
     assert!(matches!(response, AcquireStep::Granted(_, Some(_))), "{response:?}");
-    let (response, _) = apply(&mut record, 5, Acquire { provisional: false, queue: false, ..request }, &[20]);
+    let (response, _) = apply(&mut record, 5, Acquire { phase: Phase::Direct, queue: false, ..request }, &[20]);
     assert!(!matches!(response, AcquireStep::Granted(..)), "{response:?}");
 }
 
@@ -350,7 +351,7 @@ fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
     let mut record = Record::free(b"x");
     let mut request = wants(2, Mode::Exclusive);
     request.entry.owner = owner(&[20]).into();
-    request.provisional = true;
+    request.phase = Phase::Provisional;
     apply(&mut record, 1, request, &[]);
     for dead in [&[][..], &[2]] {
         let answer = settle(&record, &Release(by_owner(20)), dead);
@@ -364,7 +365,7 @@ fn a_committed_batch_is_confirmed_by_the_next_writer() {
     let mut record = Record::free(b"x");
     let mut request = wants(DECIDED, Mode::Shared);
     request.entry.owner = owner(&[20]).into();
-    request.provisional = true;
+    request.phase = Phase::Provisional;
     apply(&mut record, 1, request, &[]);
     let (response, _) = apply(&mut record, 2, wants(3, Mode::Shared), &[DECIDED]);
     assert!(matches!(response, AcquireStep::Granted(_, None)), "{response:?}");
@@ -384,7 +385,7 @@ fn a_claim_excludes_all_but_its_own_id() {
         request
     };
     let mut record = Record::free(b"x");
-    let several = Acquire { provisional: true, ..claims(2, b"two") };
+    let several = Acquire { phase: Phase::Provisional, ..claims(2, b"two") };
     apply(&mut record, 1, several.clone(), &[]);
     // The provisional claim may still fail, so the next claimant waits, and gets the name if the first dies.
     assert!(matches!(
@@ -395,7 +396,7 @@ fn a_claim_excludes_all_but_its_own_id() {
     let (response, _) = apply(&mut alone, 2, claims(3, b"three"), &[2]);
     assert!(matches!(response, AcquireStep::Granted(grant, _) if grant.claim.as_deref() == Some(b"three")));
     apply(&mut record, 2, claims(3, b"three"), &[]);
-    let (outcome, wake) = apply(&mut record, 3, Acquire { provisional: false, ..several }, &[]);
+    let (outcome, wake) = apply(&mut record, 3, Acquire { phase: Phase::Direct, ..several }, &[]);
     assert!(matches!(outcome, AcquireStep::Granted(..)), "{outcome:?}");
     assert_eq!(wake, [proof(3)], "who wants to claim it as well need not wait");
     for dead in [&[][..], &[2]] {
@@ -612,11 +613,11 @@ fn a_waiter_that_finds_the_record_full_goes_to_a_page() {
     assert_eq!((record.pages, record.waiters.len()), (Some(Pages { first: 7, last: 7 }), INLINE_WAITERS));
     let late = wants(99, Mode::Exclusive);
     assert!(matches!(settle(&record, &late, &[]), Transition::Done(AcquireStep::Enqueue(7))));
-    let full = Acquire { full: Some(7), ..late.clone() };
+    let full = Acquire { place: QueuePlace::BesidePage(7), ..late.clone() };
     let Transition::Write { record: longer, .. } = settle(&record, &full, &[]) else { panic!() };
     assert_eq!(longer.pages, Some(Pages { first: 7, last: 8 }));
-    let place = Some(QueuePosition { page: 7, ahead: 2, before: Vec::new(), entry: late.entry.clone() });
-    let placed = Acquire { position: place, ..late };
+    let place = QueuePlace::OnPage(QueuePosition { page: 7, ahead: 2, before: Vec::new(), entry: late.entry.clone() });
+    let placed = Acquire { place, ..late };
     assert!(
         matches!(settle(&record, &placed, &[]), Transition::Done(AcquireStep::Wait { ahead, .. }) if ahead == INLINE_WAITERS + 2)
     );
@@ -738,13 +739,15 @@ fn the_newest_caller_takes_the_place_of_the_one_before() {
     assert_eq!((step, wake), (AcquireStep::Again, vec![proof(7), proof(3)]));
     assert_eq!(waiters(&record), [2, 8, 3]);
     // A caller whose entry got lost cannot know whether a newer caller ran, so it does not queue again.
-    let (refused, _) = apply(&mut record, 8, Acquire { queued: true, ..wants_latest(9) }, &[]);
+    let (refused, _) = apply(&mut record, 8, Acquire { place: QueuePlace::InRecord, ..wants_latest(9) }, &[]);
     assert_eq!(refused, AcquireStep::Refused(Refusal::Replaced(None)));
-    let successor = |record: &Record| match settle(record, &Acquire { queued: true, ..wants_latest(7) }, &[]).response()
-    {
-        AcquireStep::Refused(Refusal::Replaced(Some(by))) => (by.owner.processes[0].pid, by.waits),
-        other => panic!("{other:?}"),
-    };
+    let successor =
+        |record: &Record| match settle(record, &Acquire { place: QueuePlace::InRecord, ..wants_latest(7) }, &[])
+            .response()
+        {
+            AcquireStep::Refused(Refusal::Replaced(Some(by))) => (by.owner.processes[0].pid, by.waits),
+            other => panic!("{other:?}"),
+        };
     assert_eq!(successor(&record), (8, true));
     apply(&mut record, 9, wants_latest(10), &[]);
     assert_eq!(successor(&record), (10, true));

@@ -17,9 +17,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Time until a store that could not start a subscription is asked again.
 const RETRY: Duration = Duration::from_secs(20);
 
-/// The subscription to each record.
 pub(super) struct Changes {
-    hearings: Vec<Option<Box<dyn Subscription>>>,
+    subscriptions: Vec<Option<Box<dyn Subscription>>>,
     /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.
     earliest: Duration,
     due: Duration,
@@ -27,7 +26,7 @@ pub(super) struct Changes {
 
 impl Changes {
     pub(super) fn new(now: Duration) -> Changes {
-        Changes { hearings: Vec::new(), earliest: now + PAUSE, due: now + PAUSE }
+        Changes { subscriptions: Vec::new(), earliest: now + PAUSE, due: now + PAUSE }
     }
 
     /// Returns when to [listen](Changes::listen) again, on CLOCK_BOOTTIME.
@@ -42,13 +41,13 @@ impl Changes {
 
     /// Returns the descriptors, each of which becomes readable when its record changes.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.hearings.iter().flatten().map(|subscription| subscription.descriptor())
+        self.subscriptions.iter().flatten().map(|subscription| subscription.descriptor())
     }
 
     /// Handles the notifications that have arrived. After the first one, a record needs a new subscription.
-    pub(super) fn hear(&mut self) {
-        for subscription in &mut self.hearings {
-            if subscription.take_if(|hearing| hearing.is_notified()).is_some() {
+    pub(super) fn take_notifications(&mut self) {
+        for subscription in &mut self.subscriptions {
+            if subscription.take_if(|subscription| subscription.is_notified()).is_some() {
                 self.due = self.earliest;
             }
         }
@@ -61,13 +60,13 @@ impl Changes {
             return false;
         }
         let (mut begun, mut failed) = (false, false);
-        let tells = |engine: &Engine| engine.store().abilities().notifies;
-        for (at, (target, engine)) in opened.each().take(MOST).enumerate().filter(|(_, (_, engine))| tells(engine)) {
-            self.hearings.resize_with(self.hearings.len().max(at + 1), || None);
-            if self.hearings[at].is_none() {
-                self.hearings[at] = engine.store().subscribe(Topic::Record(&target.name));
-                begun |= self.hearings[at].is_some();
-                failed |= self.hearings[at].is_none();
+        let notifies = |engine: &Engine| engine.store().abilities().notifies;
+        for (at, (target, engine)) in opened.each().take(MOST).enumerate().filter(|(_, (_, engine))| notifies(engine)) {
+            self.subscriptions.resize_with(self.subscriptions.len().max(at + 1), || None);
+            if self.subscriptions[at].is_none() {
+                self.subscriptions[at] = engine.store().subscribe(Topic::Record(&target.name));
+                begun |= self.subscriptions[at].is_some();
+                failed |= self.subscriptions[at].is_none();
             }
         }
         self.earliest = now + PAUSE;

@@ -35,15 +35,15 @@ struct LeaseWatch {
 }
 
 impl KeeperConfig<'_> {
-    /// Renews the leases until no lock is held any more or the owners have ended. Notifies `tell` of each new end. Hears
-    /// of changes by `bell` or a socket of its own. A keeper that is late may have missed a change. The call returns only
+    /// Renews the leases until no lock is held any more or the owners have ended. Notifies `listener` of each new end. A wake-up
+    /// at `wake_socket`, or at a socket of its own, reports a change. A keeper that is late may have missed a change. The call returns only
     /// when the `parent` of a keeper without a supervisor has ended.
     pub(super) fn run(
         &self,
         parent: Option<Pid>,
         supervisor: Option<Pid>,
-        tell: Option<&OwnedFd>,
-        bell: Option<&WakeSocket>,
+        listener: Option<&OwnedFd>,
+        wake_socket: Option<&WakeSocket>,
         is_late: bool,
     ) {
         // Most commands end soon, and their supervisor then ends a keeper that has hardly begun. A change, for example a
@@ -51,32 +51,33 @@ impl KeeperConfig<'_> {
         let rest = self.shared_deadline.load().filter(|_| supervisor.is_some() && !is_late);
         if let Some(ends) = rest {
             let pause = settling_pause(ends.saturating_sub(self.context.host.boottime()));
-            let _ = wait_readable(bell.map(AsFd::as_fd), Some(pause));
+            let _ = wait_readable(wake_socket.map(AsFd::as_fd), Some(pause));
         }
-        let [poke, changed] = [(); 2].map(|()| retry_until_ok(new_event));
+        let [renew_now, changed] = [(); 2].map(|()| retry_until_ok(new_event));
         // Descriptors may be scarce, and without these the keeper could not end the owners. The renewal comes later.
         let timer = retry_until_ok(BoottimeTimer::new);
         let mut owners: Owners<'_> = self.owners.iter().map(|owner| (owner, None)).collect();
         owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
-        let own = bell.is_none().then(|| WakeSocket::new(WakeAddress::Supervisor(&self.proof))).flatten();
-        let listeners: Vec<BorrowedFd<'_>> = [Some(&changed), tell].into_iter().flatten().map(AsFd::as_fd).collect();
+        let own = wake_socket.is_none().then(|| WakeSocket::new(WakeAddress::Supervisor(&self.proof))).flatten();
+        let listeners: Vec<BorrowedFd<'_>> =
+            [Some(&changed), listener].into_iter().flatten().map(AsFd::as_fd).collect();
         let parent = parent.map(|parent| (parent, pidfd_of(parent)));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renew = || {
-                self.renew_loop(supervisor.is_some(), poke.as_fd(), &listeners, &ended);
+                self.renew_loop(supervisor.is_some(), renew_now.as_fd(), &listeners, &ended);
                 if !ended.load(SeqCst) {
                     detach::leave();
                 }
             };
             if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renew).is_ok() {
                 if is_late {
-                    notify(poke.as_fd());
+                    notify(renew_now.as_fd());
                 }
-                let bell = bell.or(own.as_ref());
-                if !self.watch((&parent, supervisor), owners, &timer, bell, poke.as_fd(), changed.as_fd()) {
+                let wake_socket = wake_socket.or(own.as_ref());
+                if !self.watch((&parent, supervisor), owners, &timer, wake_socket, renew_now.as_fd(), changed.as_fd()) {
                     ended.store(true, SeqCst);
-                    notify(poke.as_fd());
+                    notify(renew_now.as_fd());
                     return;
                 }
                 // The renewal loop stops first, because on a slow store it would starve a release. But a success that is
@@ -98,9 +99,9 @@ impl KeeperConfig<'_> {
         (parent, supervisor): (&Option<Parent>, Option<Pid>),
         mut owners: Owners<'_>,
         timer: &BoottimeTimer,
-        bell: Option<&WakeSocket>,
-        poke: BorrowedFd<'_>,
-        news: BorrowedFd<'_>,
+        wake_socket: Option<&WakeSocket>,
+        renew_now: BorrowedFd<'_>,
+        new_end: BorrowedFd<'_>,
     ) -> bool {
         let mut lease_watch = LeaseWatch::default();
         loop {
@@ -118,11 +119,11 @@ impl KeeperConfig<'_> {
             timer.set([look_again, next_step].into_iter().flatten().min());
             let pidfds = owners.iter().filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()));
             let parent_fd = parent.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
-            let others = bell.map(AsFd::as_fd).into_iter().chain(parent_fd.map(AsFd::as_fd));
-            let _ = wait_readable(pidfds.chain([news, timer.as_fd()]).chain(others), None);
-            drain(news);
-            if bell.is_some_and(WakeSocket::was_woken) {
-                notify(poke);
+            let others = wake_socket.map(AsFd::as_fd).into_iter().chain(parent_fd.map(AsFd::as_fd));
+            let _ = wait_readable(pidfds.chain([new_end, timer.as_fd()]).chain(others), None);
+            drain(new_end);
+            if wake_socket.is_some_and(WakeSocket::was_woken) {
+                notify(renew_now);
             }
         }
     }

@@ -12,11 +12,11 @@ use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::store::StoreDeadline;
 
 enum RenewResult {
     /// The lock is held; `None` means that no lease limits it.
     Held(Known),
-    /// The lock was released.
     GivenBack,
     /// The lock was lost; another process may hold it.
     Lost,
@@ -28,16 +28,17 @@ type Known = Option<(Lease, Duration)>;
 impl KeeperConfig<'_> {
     /// Renews each lease in good time. Returns when no lock is held any more, or the owners have `ended`.
     ///
-    /// Each new end of the lease is stored, and then the `listeners` are notified. A byte in `poke` starts a renewal.
+    /// Each new end of the lease is stored, and then the `listeners` are notified. The eventfd `renew_now` starts a renewal.
     /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
     pub(super) fn renew_loop(
         &self,
         is_guarded: bool,
-        poke: BorrowedFd<'_>,
+        renew_now: BorrowedFd<'_>,
         listeners: &[BorrowedFd<'_>],
         ended: &AtomicBool,
     ) {
         let timer = retry_until_ok(BoottimeTimer::new);
+        let store_deadline = StoreDeadline::begin(None);
         let span = self.context.lease();
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
@@ -46,16 +47,16 @@ impl KeeperConfig<'_> {
         let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
             timer.set(Some(next.min(changes.due())));
-            let _ = wait_readable([poke, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
-            drain(poke);
-            changes.hear();
+            let _ = wait_readable([renew_now, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
+            drain(renew_now);
+            changes.take_notifications();
             if ended.load(SeqCst) {
                 return;
             }
             let now = self.context.host.boottime();
             // A subscription comes before the read, so that no change is missed; but it must not delay a renewal.
             let first = Some(&mut changes).filter(|_| now < next);
-            let (ends, is_held) = match self.renew(&mut opened, &mut known, first) {
+            let (ends, is_held) = match self.renew(&mut opened, &mut known, first, &store_deadline) {
                 Ok(renewed) => renewed,
                 Err(_) => {
                     opened = None;
@@ -87,6 +88,7 @@ impl KeeperConfig<'_> {
         opened: &mut Option<OpenLockSet<'a>>,
         known: &mut [Known],
         changes: Option<&mut Changes>,
+        store_deadline: &StoreDeadline,
     ) -> Result<(Option<Duration>, bool)> {
         let opened = match opened {
             Some(opened) => opened,
@@ -101,7 +103,7 @@ impl KeeperConfig<'_> {
             }
             let now = self.context.host.boottime();
             // A server that hangs must not keep us from the other stores until the lease is over.
-            engine.store().set_deadline(Some(now + self.context.lease() / 6));
+            store_deadline.change(Some(now + self.context.lease() / 6));
             let ends = match self.keep(at, &target.name, engine, known)? {
                 RenewResult::GivenBack => continue,
                 RenewResult::Held(lease) => lease.map(|lease| known.insert(lease).1),

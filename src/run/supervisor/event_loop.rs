@@ -48,7 +48,7 @@ pub(super) struct EventLoop<'a> {
     supervisor: &'a Supervisor<'a>,
     command: &'a mut RunningCommand,
     keeper: Option<&'a Keeper<'a>>,
-    bell: Option<&'a WakeSocket>,
+    wake_socket: Option<&'a WakeSocket>,
     /// Start of the command on CLOCK_BOOTTIME.
     began: Duration,
     lease: Option<LeaseSchedule>,
@@ -66,13 +66,13 @@ impl<'a> EventLoop<'a> {
         supervisor: &'a Supervisor<'a>,
         command: &'a mut RunningCommand,
         keeper: Option<&'a Keeper<'a>>,
-        bell: Option<&'a WakeSocket>,
+        wake_socket: Option<&'a WakeSocket>,
     ) -> EventLoop<'a> {
         EventLoop {
             supervisor,
             command,
             keeper,
-            bell,
+            wake_socket,
             began: supervisor.job.context.host.boottime(),
             lease: None,
             limits: Vec::new(),
@@ -139,11 +139,10 @@ impl<'a> EventLoop<'a> {
         self.supervisor.job.context.host.boottime()
     }
 
-    /// Returns the descriptor of events that may change the deadlines.
     fn events(&self) -> Option<BorrowedFd<'_>> {
         match self.keeper {
             Some(keeper) => Some(keeper.descriptor()),
-            None => self.bell.map(AsFd::as_fd),
+            None => self.wake_socket.map(AsFd::as_fd),
         }
     }
 
@@ -151,7 +150,7 @@ impl<'a> EventLoop<'a> {
     fn drain(&self) -> bool {
         match self.keeper {
             Some(keeper) => keeper.drain(),
-            None => self.bell.is_some_and(WakeSocket::was_woken),
+            None => self.wake_socket.is_some_and(WakeSocket::was_woken),
         }
     }
 
@@ -176,7 +175,6 @@ impl<'a> EventLoop<'a> {
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Sends the signals that are due.
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
         if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
             // The loop reports a command that has ended by itself.

@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::lock::{EndReason, Lifetime, NotHolder, ReportSuccess};
 use crate::run::detach;
-use crate::store::answers;
+use crate::store::{StoreDeadline, answers};
 
 /// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its
 /// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
@@ -53,7 +53,7 @@ impl Supervisor<'_> {
     pub(super) fn report_success(&self, exit: Exit) {
         let Some(report) = self.job.reports.filter(|_| exit.code() == 0) else { return };
         let (host, engine, target) = (&self.job.context.host, self.opened.engine(0), self.opened.target(0));
-        engine.store().set_deadline(Some(host.boottime() + TO_RELEASE));
+        let _deadline = StoreDeadline::begin(Some(host.boottime() + TO_RELEASE));
         let request = engine.by_proof(self.job.handle.proof()).and_then(|credentials| {
             let at = engine.time()?.as_millis() as u64;
             Ok(ReportSuccess { credentials, in_slot: report.in_slot, at, host: host.name() })
@@ -82,7 +82,7 @@ impl Supervisor<'_> {
         let opened = self.opened;
         // A release after the end of the lease is not needed any more.
         let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
-        opened.each().for_each(|(_, engine)| engine.store().set_deadline(until));
+        let _deadline = StoreDeadline::begin(until);
         let (mut lost, mut had_limit) = (false, false);
         let mut released = opened.release(self.job.handle.proof());
         // The first release of a database opens more files than the acquisition that created it.

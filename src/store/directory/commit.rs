@@ -7,7 +7,7 @@
 //! on disk:
 //!
 //! - a change: the record's file; the pointer is renamed; the record's directory, the store's, and the path to it
-//!   ([`super::sync`]). Only then csalock removes the old record;
+//!   ([`super::work`]). Only then csalock removes the old record;
 //! - a creation: the unnumbered record and the draft's directory; the draft is renamed onto the name; the rest as
 //!   above;
 //! - a removal: as a change, without a file. The tombstone says that the record is gone. Before the tombstone is
@@ -18,41 +18,37 @@
 //! Neither was removed, and the caller gets the error. A conflict is synced like a success if our rename may have
 //! happened ([`Commit::was_it_us`]). The caller may find its own commit in its next read, and treat it as done.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
-use super::Directory;
-use super::entry::Entry;
-use super::file_name::file_name;
-use super::listing::Listing;
-use super::pointer::{Pointer, Stage, UniqueId, after};
-use super::root::Root;
+use nix::errno::Errno;
+use nix::sys::stat::Mode;
+
+use super::layout::{NEW, Pointer, Stage, UniqueId, after};
+use super::read::{Entry, Listing};
+use super::root::{Root, stranger_in};
 use super::work::used_up;
-use crate::error::{Error, Result};
+use super::{Directory, sys};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::Host;
+use crate::name::escape_path;
 use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions, guarded};
 
-/// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
-    pub(super) root: &'a Arc<Root>,
-    pub(super) keep: WriteOptions,
+    pub(super) entry: &'a Entry,
+    pub(super) options: WriteOptions,
 }
 
 impl Commit<'_> {
     /// Runs the attempt. It may fail if the store's directory itself is gone.
-    pub(super) fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
-        let entry = Entry::new(self.root, file_name(name));
+    pub(super) fn run(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let nothing_to_do = CommitResult::Done(Version::default());
-        // Reuse of a listing is as safe as a pause after it: the rename fails if another process was faster. A removal
-        // of nothing renames nothing.
-        let renames = expect.is_some() || body.is_some();
-        let version = |look: &Option<Listing>| look.as_ref().and_then(Listing::version);
-        let look = match guarded(&self.store.seen).take() {
-            Some((place, look)) if renames && place.is(&entry) && version(&look).as_ref() == expect => look,
-            _ => entry.look()?,
-        };
-        let Some(look) = look else {
+        let Some(look) = self.look(expect, body)? else {
             return match (expect, body) {
-                (None, Some(body)) => self.birth(&entry, body),
+                (None, Some(body)) => self.birth(body),
                 (None, None) => self.settle(None).map(|()| nothing_to_do),
                 (Some(_), _) => Ok(CommitResult::Conflict(None)),
             };
@@ -63,7 +59,7 @@ impl Commit<'_> {
             return Ok(CommitResult::Conflict(None));
         };
         if pointer.stage == Stage::Unnumbered {
-            self.finish_create(&look, &pointer)?;
+            look.number(&pointer, self.host())?;
             return Ok(CommitResult::Conflict(None));
         }
         if look.version().as_ref() != expect {
@@ -76,14 +72,24 @@ impl Commit<'_> {
         }
     }
 
-    fn birth(&self, entry: &Entry, body: &[u8]) -> Result<CommitResult> {
+    /// Returns the listing of the last read or commit if it shows what the caller expects, else a new one. Reuse is as safe
+    /// as a pause after a listing: the rename fails if another process was faster. A removal of nothing renames nothing.
+    fn look(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<Option<Listing>> {
+        let renames = expect.is_some() || body.is_some();
+        if let Some((entry, look)) = guarded(&self.store.seen).take()
+            && renames
+            && entry.is(self.entry)
+            && look.as_ref().and_then(Listing::version).as_ref() == expect
+        {
+            return Ok(look);
+        }
+        self.entry.look()
+    }
+
+    fn birth(&self, body: &[u8]) -> Result<CommitResult> {
         let unnumbered = Pointer { stage: Stage::Unnumbered, number: 0, ident: self.store.ident()? };
-        let Some(look) = entry.create(&unnumbered, body, self.keep)? else { return Ok(CommitResult::Conflict(None)) };
-        let numbered = self.next_number().and_then(|number| {
-            let born = Pointer { stage: Stage::Inline, number, ..unnumbered };
-            Ok(look.advance(&unnumbered, &born)?.then_some(born))
-        });
-        match numbered {
+        let Some(look) = self.create(&unnumbered, body)? else { return Ok(CommitResult::Conflict(None)) };
+        match look.number(&unnumbered, self.host()) {
             Ok(Some(born)) => {
                 self.settle(Some(&look))?;
                 self.store.expect_no_change(look.after(born));
@@ -91,16 +97,89 @@ impl Commit<'_> {
             }
             // No process may number a record whose creation we report as failed.
             Err(error) if look.remove_pointer(&unnumbered)? => look.remove_directory().and(Err(error)),
-            _ => self.was_it_us(entry, unnumbered.ident),
+            _ => self.was_it_us(unnumbered.ident),
         }
     }
 
-    fn change(&self, look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
-        let number = self.number_after(&look, pointer)?;
-        let Some(ident) = look.write(|| self.store.ident(), body, self.keep)? else {
-            return Ok(self.conflict(look.entry.look()?));
+    /// Creates an unnumbered record. Returns `None` if another process was faster.
+    fn create(&self, unnumbered: &Pointer, body: &[u8]) -> Result<Option<Listing>> {
+        let Entry { root, file_name } = self.entry;
+        let drafts = match root.drafts() {
+            Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(root.no_work(errno)),
+            drafts => drafts,
         };
-        let next = Pointer { stage: Stage::Current, number, ident };
+        match drafts.and_then(|drafts| self.put_in_place(drafts, unnumbered, body)) {
+            Ok(directory) => {
+                let mut look = Listing::of(self.entry.clone(), directory);
+                look.pointer = Some(*unnumbered);
+                Ok(Some(look))
+            }
+            // The name exists, or the reply to our own rename was lost and this error answers the repetition. csalock
+            // never removes a directory with foreign files only.
+            Err(Errno::EEXIST | Errno::ENOTEMPTY) => {
+                let found = sys::open_directory(&root.directory, file_name.as_os_str()).and_then(stranger_in);
+                let Ok(Some(stranger)) = found else { return Ok(None) };
+                let what = format!("{} has {stranger} in it, which is not a record", escape_path(&self.entry.path()));
+                Err(Error::new(ErrorKind::Corrupt, what, "move it away"))
+            }
+            Err(Errno::ENOENT | Errno::ESTALE) if !root.is_gone() => Ok(None),
+            Err(errno) => Err(self.entry.failed("create the record")(errno)),
+        }
+    }
+
+    /// Prepares the record's directory as a draft and renames it onto the name.
+    fn put_in_place(&self, drafts: &OwnedFd, unnumbered: &Pointer, body: &[u8]) -> nix::Result<OwnedFd> {
+        let Entry { root, file_name } = self.entry;
+        let draft = format!("{NEW}{}", unnumbered.ident);
+        let fill = |directory: &OwnedFd| {
+            self.write(directory, &unnumbered.name(), body)?;
+            // The target of a name must be on disk before the name is.
+            if self.options.durability == Durability::Durable {
+                sys::sync_directory(directory)?;
+            }
+            sys::rename(drafts, draft.as_str(), &root.directory, file_name.as_os_str())
+        };
+        let made = sys::make_directory(drafts, draft.as_str(), root.inner_mode, root.ownership);
+        let put = made.and_then(|directory| match fill(&directory) {
+            Ok(()) => Ok(directory),
+            Err(errno) => {
+                // This removes only our own file: if the rename happened after all, other processes use the directory.
+                let _ = sys::remove_file(&directory, unnumbered.name().as_str());
+                Err(errno)
+            }
+        });
+        if put.is_err() {
+            let _ = sys::remove_directory(drafts, draft.as_str());
+        }
+        put
+    }
+
+    /// Writes a record into a directory. The mode of the file is never wider than its final mode, and a file with a
+    /// restricted mode keeps its writer as the owner.
+    fn write(&self, directory: &OwnedFd, name: &str, body: &[u8]) -> nix::Result<()> {
+        let Root { uncached, file_mode, ownership, .. } = **self.root();
+        let (mode, ownership) = match self.options.mode {
+            Some(mode) => (Mode::from_bits_truncate(mode) & file_mode, ownership.without_owner()),
+            None => (file_mode, ownership),
+        };
+        let synced = self.options.durability >= Durability::Atomic;
+        sys::create_file(directory, name, (uncached, mode, ownership), body, synced)
+    }
+
+    fn change(&self, look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
+        let number = self.number_after(pointer)?;
+        if self.is_overtaken(&look, pointer) {
+            return Ok(self.conflict(self.entry.look()?));
+        }
+        let next = Pointer { stage: Stage::Current, number, ident: self.store.ident()? };
+        match self.write(&look.directory, &next.ident.record(), body) {
+            Ok(()) => {}
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(self.conflict(self.entry.look()?)),
+            Err(errno) => {
+                look.withdraw(next.ident);
+                return Err(self.entry.failed("write the record")(errno));
+            }
+        }
         // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
         if look.advance(pointer, &next)? {
             self.settle(Some(&look))?;
@@ -108,18 +187,18 @@ impl Commit<'_> {
             return Ok(CommitResult::Done(next.version()));
         }
         // The reply to our rename may have been lost.
-        let swap = self.was_it_us(&look.entry, next.ident)?;
-        if !swap.is_done() {
+        let done = self.was_it_us(next.ident)?;
+        if !done.is_done() {
             look.withdraw(next.ident);
         }
-        Ok(swap)
+        Ok(done)
     }
 
     fn remove(&self, mut look: Listing, pointer: &Pointer) -> Result<CommitResult> {
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
         let removed = look.advance(pointer, &end)?;
         if !removed {
-            let now = look.entry.look()?;
+            let now = self.entry.look()?;
             // If the reply to our rename was lost, our tombstone is there.
             if now.as_ref().is_none_or(|now| now.pointer != Some(end)) {
                 return Ok(self.conflict(now));
@@ -128,13 +207,13 @@ impl Commit<'_> {
         self.settle(Some(&look))?;
         look.remove_replaced();
         // A register that cannot be used costs time, but the record is gone.
-        if self.is_parked(&look.entry).unwrap_or(false) {
+        if self.is_parked().unwrap_or(false) {
             let mut look = look.after(end);
             look.remove_replaced();
             self.store.expect_no_change(look);
-        } else if let Err(error) = self.purge(&look, &end)
+        } else if let Err(error) = look.purge(&end, self.options.durability)
             // The record is gone, whatever stays of its directory. A failed sync must be reported all the same.
-            && self.keep.durability == Durability::Durable
+            && self.options.durability == Durability::Durable
         {
             return Err(error);
         }
@@ -142,84 +221,196 @@ impl Commit<'_> {
     }
 
     /// Returns true if this record stays as a tombstone, and purges those that it replaces. In a shared store, listings
-    /// of other hosts may be stale; an auxiliary object is seldom needed twice. The sweep removes what
-    /// stays of the others.
-    fn is_parked(&self, entry: &Entry) -> Result<bool> {
-        if self.store.layout == Layout::Beside || self.root.scope == Scope::Shared || !entry.is_record() {
+    /// of other hosts may be stale; an auxiliary object is seldom needed twice. The sweep removes what stays of the others.
+    fn is_parked(&self) -> Result<bool> {
+        let root = self.root();
+        if root.layout == Layout::Beside || root.scope == Scope::Shared || !self.entry.is_record() {
             return Ok(false);
         }
-        let Some(replaced) = self.root.park(entry, self.store.host.wall())? else { return Ok(false) };
+        let Some(replaced) = root.park(self.entry.file_name.as_bytes(), self.host().wall())? else { return Ok(false) };
         for other in replaced {
-            if let Ok(Some(look)) = Entry::new(self.root, other).look()
+            if let Ok(Some(look)) = Entry::new(root, other).look()
                 && let Some(end) = look.pointer.filter(|pointer| pointer.stage == Stage::Tombstone)
             {
-                let _ = self.purge(&look, &end);
+                let _ = look.purge(&end, self.options.durability);
             }
         }
         Ok(true)
     }
 
-    /// Gives an unnumbered record its version number, even if another process created it.
-    pub(super) fn finish_create(&self, look: &Listing, unnumbered: &Pointer) -> Result<()> {
-        let number = self.next_number()?;
-        look.advance(unnumbered, &Pointer { stage: Stage::Inline, number, ..*unnumbered }).map(drop)
-    }
-
     /// Decides if our rename happened although it found no source. Another process may have numbered our record, or the
     /// reply was lost. (If others went on from there, the caller finds itself in the record.)
-    fn was_it_us(&self, entry: &Entry, ident: UniqueId) -> Result<CommitResult> {
-        let look = entry.look()?;
+    fn was_it_us(&self, ident: UniqueId) -> Result<CommitResult> {
+        let look = self.entry.look()?;
         self.settle(look.as_ref())?;
-        let ours = look.as_ref().and_then(|look| look.pointer);
-        let ours = ours.filter(|pointer| pointer.ident == ident && pointer.stage != Stage::Unnumbered);
-        let Some(pointer) = ours else {
-            return Ok(self.conflict(look));
-        };
-        Ok(CommitResult::Done(pointer.version()))
+        match look.as_ref().and_then(|look| look.pointer) {
+            Some(pointer) if pointer.ident == ident && pointer.stage != Stage::Unnumbered => {
+                Ok(CommitResult::Done(pointer.version()))
+            }
+            _ => Ok(self.conflict(look)),
+        }
     }
 
     /// Returns a conflict with the record that this listing shows, which saves the caller a read. On a shared store a lost
     /// reply may hide that the change was made.
     fn conflict(&self, look: Option<Listing>) -> CommitResult {
-        let Some(mut look) = look.filter(|_| self.root.scope == Scope::Local) else {
+        let Some(mut look) = look.filter(|_| self.root().scope == Scope::Local) else {
             return CommitResult::Conflict(None);
         };
         let pointer = look.pointer.filter(Pointer::is_in_use);
-        let found = pointer.and_then(|pointer| look.read_record(&pointer, self.store.host.as_ref()).ok().flatten());
+        let found = pointer.and_then(|pointer| look.read_record(&pointer, self.host()).ok().flatten());
         if found.is_some() {
             self.store.expect_no_change(look);
         }
         CommitResult::Conflict(found)
     }
 
-    /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.
-    pub(super) fn purge(&self, look: &Listing, end: &Pointer) -> Result<()> {
-        self.root.raise_token(end.number)?;
-        if self.keep.durability == Durability::Durable {
-            self.root.sync_token()?;
-        }
-        look.remove(end)?;
-        self.root.remove_if_empty();
-        Ok(())
+    /// Returns true if another process has certainly changed a record in use since the listing. A look costs less than a
+    /// file that is created in vain. A free record seldom has a rival, and on a shared store a look costs a request.
+    fn is_overtaken(&self, look: &Listing, pointer: &Pointer) -> bool {
+        pointer.is_in_use()
+            && self.root().scope == Scope::Local
+            && sys::is_there(&look.directory, Path::new(&pointer.name())) == Ok(false)
     }
 
     /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
     /// the numbers above it were issued as tokens. The clock is above them all.
-    fn number_after(&self, look: &Listing, pointer: &Pointer) -> Result<u64> {
-        let next = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
+    fn number_after(&self, pointer: &Pointer) -> Result<u64> {
+        let next = after(pointer.number).ok_or_else(|| used_up(&self.entry.path()))?;
         let is_of_this_boot = pointer.ident.boot == self.store.boot()?;
-        if is_of_this_boot || self.root.scope == Scope::Shared { Ok(next) } else { Ok(next.max(self.next_number()?)) }
-    }
-
-    fn next_number(&self) -> Result<u64> {
-        self.root.next_number(self.store.host.as_ref())
+        if is_of_this_boot || self.root().scope == Scope::Shared {
+            return Ok(next);
+        }
+        Ok(next.max(self.root().next_number(self.host())?))
     }
 
     /// Syncs the names that were renamed in the directory, if they must outlast a power cut.
     fn settle(&self, look: Option<&Listing>) -> Result<()> {
-        if self.keep.durability < Durability::Durable {
+        if self.options.durability < Durability::Durable {
             return Ok(());
         }
-        look.map_or(Ok(()), Listing::sync).and_then(|()| self.root.sync()).map_err(Error::outcome_unknown)
+        let synced = look.map_or(Ok(()), |look| sys::sync_directory(&look.directory));
+        let synced = synced.map_err(self.entry.failed("sync the record's directory"));
+        synced.and_then(|()| self.root().sync()).map_err(Error::outcome_unknown)
+    }
+
+    fn root(&self) -> &Arc<Root> {
+        &self.entry.root
+    }
+
+    fn host(&self) -> &dyn Host {
+        self.store.host.as_ref()
+    }
+}
+
+/// The steps that change the names in a record's directory.
+impl Listing {
+    /// Renames the pointer. Returns `false` if another process was faster.
+    fn advance(&self, from: &Pointer, to: &Pointer) -> Result<bool> {
+        match sys::rename(&self.directory, from.name().as_str(), &self.directory, to.name().as_str()) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
+            Err(errno) => Err(self.entry.failed("change the record")(errno)),
+        }
+    }
+
+    /// Gives an unnumbered record its version number, even if another process created it. Returns the new pointer, or
+    /// `None` if another process was faster.
+    pub(super) fn number(&self, unnumbered: &Pointer, host: &dyn Host) -> Result<Option<Pointer>> {
+        let number = self.entry.root.next_number(host)?;
+        let born = Pointer { stage: Stage::Inline, number, ..*unnumbered };
+        Ok(self.advance(unnumbered, &born)?.then_some(born))
+    }
+
+    /// Returns the listing after a commit that put this pointer in place, provided that no other process commits.
+    fn after(mut self, pointer: Pointer) -> Listing {
+        self.replaced.append(&mut self.records);
+        if pointer.stage == Stage::Current {
+            self.records.push(pointer.ident);
+        }
+        self.pointer = Some(pointer);
+        self.stored = None;
+        self
+    }
+
+    /// Removes a record whose pointer was never put in place.
+    fn withdraw(&self, ident: UniqueId) {
+        let _ = sys::remove_file(&self.directory, ident.record().as_str());
+        // If the record was removed meanwhile, our draft kept its directory from being removed.
+        let _ = self.remove_directory();
+    }
+
+    /// Removes the pointer of a record without other files. Returns `false` if another process was faster.
+    fn remove_pointer(&self, pointer: &Pointer) -> Result<bool> {
+        sys::remove_file(&self.directory, pointer.name().as_str()).map_err(self.entry.failed("remove the record"))
+    }
+
+    /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.
+    ///
+    /// The records of a listing from before the removal go first. A listing that shows the tombstone may also show the
+    /// record of a process that is reviving it: that process can no longer succeed once the tombstone is gone, so the
+    /// records follow the tombstone. If another process was faster, they stay.
+    pub(super) fn purge(&self, end: &Pointer, durability: Durability) -> Result<()> {
+        let root = &self.entry.root;
+        root.raise_token(end.number)?;
+        if durability == Durability::Durable {
+            root.sync_token()?;
+        }
+        let shows_tombstone = self.pointer == Some(*end);
+        if !shows_tombstone {
+            self.remove_records();
+        }
+        if self.remove_pointer(end)? || !shows_tombstone {
+            if shows_tombstone {
+                self.remove_records();
+            }
+            self.remove_directory()?;
+        }
+        root.remove_if_empty();
+        Ok(())
+    }
+
+    /// Removes a directory without a pointer.
+    pub(super) fn clear(&self) -> Result<()> {
+        for record in &self.records {
+            let name = record.record();
+            match sys::remove_file(&self.directory, name.as_str()) {
+                Ok(_) => {}
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
+                    let path = escape_path(&self.entry.path().join(name));
+                    let what = format!("{path} is a directory with something in it, where a record belongs");
+                    return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
+                }
+                // A record that stays blocks every later process.
+                Err(errno) => return Err(self.entry.failed("clear the record's directory")(errno)),
+            }
+        }
+        for name in &self.silly_renames {
+            let _ = sys::remove_file(&self.directory, name.as_slice());
+        }
+        self.remove_directory()
+    }
+
+    /// Removes the records that were there before the pointer was renamed. Their writers can no longer succeed: the
+    /// pointer that they must rename is gone. The next commit or the sweep removes a file that stays.
+    fn remove_records(&self) {
+        for record in &self.records {
+            let _ = sys::remove_file(&self.directory, record.record().as_str());
+        }
+    }
+
+    /// Removes the records that this process has replaced, like [`Listing::remove_records`].
+    pub(super) fn remove_replaced(&mut self) {
+        for record in self.replaced.drain(..) {
+            let _ = sys::remove_file(&self.directory, record.record().as_str());
+        }
+    }
+
+    fn remove_directory(&self) -> Result<()> {
+        match sys::remove_directory(&self.entry.root.directory, self.entry.file_name.as_os_str()) {
+            // Another process uses the directory and removes it later.
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
+            removed => removed.map(drop).map_err(self.entry.failed("remove the record's directory")),
+        }
     }
 }

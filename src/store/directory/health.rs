@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-use super::work::WORK;
+use super::layout::WORK;
 use super::{Directory, sys};
 use crate::error::{Error, Result};
 use crate::name::escape_path;

@@ -12,6 +12,12 @@ use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::store::observed::{lend, remaining};
 use crate::store::{Leases, Scope, Store};
 
+impl Directory {
+    fn file_system_time(&self) -> Result<Duration> {
+        self.in_store(false, |root| root.file_system_time())?.ok_or_else(|| self.is_missing())
+    }
+}
+
 impl Leases for Directory {
     fn grant(&self, span: Duration) -> Result<Lease> {
         let lent = |root: &Arc<Root>| match root.scope {

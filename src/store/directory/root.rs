@@ -1,6 +1,5 @@
-//! An open store: its directories, and the checks before csalock uses them.
+//! An open store, and the checks before csalock uses its directory.
 
-use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -8,28 +7,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
-use nix::sys::stat::{Mode, fstat, fstatat, stat};
-use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
+use nix::fcntl::{AT_FDCWD, OFlag};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, lstat, stat};
+use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, fstatfs};
 use nix::unistd::geteuid;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::ownership::Ownership;
-use super::work::{WORK, not_a_directory, open_or_put_directory};
-use super::{checks, sys};
-use crate::error::{Error, Result};
+use super::layout::{LOCKS, Name, REMOVED_WHILE_OPEN, WORK};
+use super::sys::{self, Ownership};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::{escape, escape_path};
 use crate::store::file_system::network;
 use crate::store::{Layout, Scope};
-
-/// Name of the directory with the records in a directory with the sticky bit. There only its owner may replace or
-/// remove a directory, so a killed user's empty directory would block its name for all others.
-pub(super) const LOCKS: &str = ".locks";
 
 /// Mark of a directory that `csalock serve` serves to other hosts, the set-user-ID bit. Linux gives this bit no meaning
 /// for directories, and each open of a store reads it anyway.
 pub const MARK: u32 = 0o4000;
 
-/// An open store.
+/// Maximum number of retries if a store is removed while an NFS client opens it.
+const OPENINGS: usize = 20;
+
 pub(super) struct Root {
     /// The directory with the records, and its path for messages.
     pub(super) directory: OwnedFd,
@@ -39,8 +36,8 @@ pub(super) struct Root {
     /// The directory with the sticky bit around it, if there is one.
     pub(super) sticky: Option<OwnedFd>,
     pub(super) scope: Scope,
-    /// True if waiters have a FIFO: all processes that use the store run on this host, or `csalock serve` does for them.
-    pub(super) has_bells: bool,
+    /// True if waiters have channels: all processes that use the store run on this host, or `csalock serve` does for them.
+    pub(super) has_channels: bool,
     /// Open flags for records. An NFS 4 server may delegate a file to a client that opens it. No process can rename or
     /// remove the file until the client returns the delegation, or the server considers the client dead (90 s). Linux
     /// requests no delegation for a file that is opened for direct I/O.
@@ -55,71 +52,58 @@ pub(super) struct Root {
     /// The token that the register had when this process last read it. Tokens only rise.
     pub(super) known_token: Mutex<Option<u64>>,
     /// Set once the directories above the store are synced.
-    pub(super) anchored: OnceLock<()>,
+    pub(super) parents_synced: OnceLock<()>,
 }
 
 impl Root {
     /// Opens the store at this path; returns `None` if it does not exist. `create` permits to create the directory with
     /// the records in a directory with the sticky bit.
     pub(super) fn open(path: &Path, layout: Layout, create: bool) -> Result<Option<Root>> {
-        let (parent, needs_parent) = (path.parent().unwrap_or(path), matches!(layout, Layout::Own | Layout::Served));
-        let directory = match checks::open_through(path, layout != Layout::Beside) {
+        let is_beside = layout == Layout::Beside;
+        let directory = match open_through(path, !is_beside) {
             Ok(directory) => directory,
-            Err(Errno::ENOENT) if !needs_parent || parent.exists() => return Ok(None),
-            Err(Errno::ENOENT) => return Err(Error::os(Errno::ENOENT, "find", parent)),
-            Err(errno) => return Err(checks::cannot_open(errno, path)),
+            Err(Errno::ENOENT) => {
+                let parent = path.parent().unwrap_or(path);
+                let needs_parent = matches!(layout, Layout::Own | Layout::Served);
+                return if needs_parent && !parent.exists() {
+                    Err(Error::os(Errno::ENOENT, "find", parent))
+                } else {
+                    Ok(None)
+                };
+            }
+            Err(errno) => return Err(cannot_open(errno, path)),
         };
-        let failed = |errno| Error::os(errno, "open the store", path);
-        let found = match fstat(&directory) {
+        let (found, kind, has_work, has_locks) = match look_at(&directory, layout) {
             // Another host has removed the directory with the last record.
-            Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
-            found => found.map_err(failed)?,
+            Err(Errno::ESTALE) if is_beside => return Ok(None),
+            looked => looked.map_err(|errno| Error::os(errno, "open the store", path))?,
         };
         let mode = Mode::from_bits_truncate(found.st_mode);
-        let inner_mode = mode & Mode::from_bits_truncate(0o2777);
-        let ownership = Ownership::in_directory(&found);
-        checks::refuse_open_to_all(mode, path)?;
+        refuse_open_to_all(mode, path)?;
         let is_sticky = mode.contains(Mode::S_ISVTX);
-        // An error is not an answer: a caller that looked in the wrong place would not see the holder.
-        let has = |name| match fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
-            Err(Errno::ENOENT) => Ok(false),
-            found => found.map(|_| true),
-        };
-        let has_locks = if layout != Layout::Beside && has(WORK).map_err(failed)? {
-            false
-        } else {
-            match has(LOCKS) {
-                Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
-                Ok(false) if layout == Layout::Beside && !is_sticky => false,
-                // The sticky bit may change while locks are held, so it decides only where the first record goes.
-                Ok(false) => !checks::has_records(&directory, path)? && is_sticky,
-                found => found.map_err(failed)?,
-            }
-        };
-        // A process that does not know that other hosts share the store would not see their grants.
-        let kind = match fstatfs(&directory) {
-            Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
-            kind => kind.map_err(failed)?.filesystem_type(),
-        };
+        // The sticky bit may change while locks are held, so it decides only where the first record goes.
+        let may_be_foreign = !has_work && (is_sticky || !is_beside);
+        let is_inner = has_locks || (may_be_foreign && !has_records(&directory, path)? && is_sticky);
         let is_network = network(kind).is_some();
-        let scope = if is_network || found.st_mode & MARK != 0 { Scope::Shared } else { Scope::Local };
+        let inner_mode = mode & Mode::from_bits_truncate(0o2777);
         let mut root = Root {
             directory,
             path: path.to_path_buf(),
             id: (found.st_dev, found.st_ino),
             sticky: None,
-            scope,
-            has_bells: !is_network,
+            // A process that does not know that other hosts share the store would not see their grants.
+            scope: if is_network || found.st_mode & MARK != 0 { Scope::Shared } else { Scope::Local },
+            has_channels: !is_network,
             uncached: if kind == NFS_SUPER_MAGIC { OFlag::O_DIRECT } else { OFlag::empty() },
             inner_mode,
             file_mode: inner_mode & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR | Mode::S_IRUSR,
-            ownership,
+            ownership: Ownership::in_directory(&found),
             layout,
             work: OnceLock::new(),
             known_token: Mutex::default(),
-            anchored: OnceLock::new(),
+            parents_synced: OnceLock::new(),
         };
-        Ok((!has_locks || root.enter_locks(create)?).then_some(root))
+        Ok((!is_inner || root.enter_locks(create)?).then_some(root))
     }
 
     /// Goes to the directory with the records in a directory with the sticky bit. Returns false if it does not exist.
@@ -206,11 +190,126 @@ impl Root {
         }
         let mut path = self.path.as_path();
         if let Some(sticky) = &self.sticky {
-            let _ = sys::remove_directory(sticky, OsStr::new(LOCKS));
+            let _ = sys::remove_directory(sticky, LOCKS);
             path = path.parent().unwrap_or(path);
         }
-        let _ = sys::remove_directory(AT_FDCWD, path.as_os_str());
+        let _ = sys::remove_directory(AT_FDCWD, path);
     }
+}
+
+/// Returns the status and the file system of a directory, and whether it has the directories of a store.
+fn look_at(directory: &OwnedFd, layout: Layout) -> nix::Result<(FileStat, FsType, bool, bool)> {
+    let found = fstat(directory)?;
+    // An error is not an answer: a caller that looked in the wrong place would not see the holder.
+    let has_work = layout != Layout::Beside && sys::is_there(directory, Path::new(WORK))?;
+    let has_locks = !has_work && sys::is_there(directory, Path::new(LOCKS))?;
+    Ok((found, fstatfs(directory)?.filesystem_type(), has_work, has_locks))
+}
+
+/// Opens a store's directory; follows a link in its place only if no other user can have put it there. (Linux can
+/// enforce this itself: protected_symlinks, proc_sys_fs(5).)
+fn open_through(path: &Path, links: bool) -> nix::Result<OwnedFd> {
+    // If the directory is removed while an NFS client opens it, the path is unused or leads to a new directory.
+    let opened = (0..OPENINGS).map(|_| open_once(path, links)).find(|opened| !matches!(opened, Err(Errno::ESTALE)));
+    opened.unwrap_or(Err(Errno::ESTALE))
+}
+
+fn open_once(path: &Path, links: bool) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    match nix::fcntl::open(path, flags | OFlag::O_NOFOLLOW, Mode::empty()) {
+        Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => {
+            let link = lstat(path)?;
+            if SFlag::from_bits_truncate(link.st_mode) & SFlag::S_IFMT != SFlag::S_IFLNK {
+                return Err(errno);
+            }
+            let above = stat(path.parent().unwrap_or(Path::new("/")))?;
+            let for_all = Mode::S_ISVTX | Mode::S_IWOTH;
+            let is_strange = Mode::from_bits_truncate(above.st_mode).contains(for_all)
+                && ![geteuid().as_raw(), above.st_uid].contains(&link.st_uid);
+            if links && !is_strange { nix::fcntl::open(path, flags, Mode::empty()) } else { Err(Errno::ELOOP) }
+        }
+        opened => opened,
+    }
+}
+
+/// Returns the error for a store that [`open_through`] could not open.
+fn cannot_open(errno: Errno, path: &Path) -> Error {
+    match errno {
+        Errno::ENOTDIR if lstat(path).is_ok() => {
+            let what = format!("{} is not a store: {}", escape_path(path), errno.desc());
+            let cure = "see who made it, and move it away, or name another store with --store";
+            Error::new(ErrorKind::Corrupt, what, cure)
+        }
+        Errno::ELOOP if stat(path).err() != Some(Errno::ELOOP) => {
+            let what = format!("{} is a symbolic link, which is not followed there", escape_path(path));
+            Error::new(ErrorKind::Denied, what, "see who made it, or name the real directory")
+        }
+        _ => Error::os_through_links(errno, "open the store", path),
+    }
+}
+
+/// Returns true if there are records in a directory that is not known to be a store. Fails if other things are in it:
+/// csalock must not create files at a mistyped path.
+fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {
+    let mut has_records = false;
+    let mut foreign = None;
+    let listed = sys::open_directory(directory, ".").and_then(|fresh| {
+        sys::each_name(fresh, &mut |name| {
+            if name.starts_with(b".") || name == b"lost+found" || foreign.is_some() {
+                return Ok(());
+            }
+            if may_be_record(directory, name) {
+                has_records = true;
+            } else {
+                foreign = Some(escape(name));
+            }
+            Ok(())
+        })
+    });
+    match (listed, foreign) {
+        // A directory that was removed has nothing foreign in it.
+        (Ok(()), None) | (Err(Errno::ENOENT | Errno::ESTALE), _) => Ok(has_records),
+        (Err(errno), _) => Err(Error::os(errno, "list the store", path)),
+        (Ok(()), Some(name)) => {
+            let what = format!("{} is not a store: {name} is in it", escape_path(path));
+            Err(Error::new(ErrorKind::Corrupt, what, "see the path; name a new directory, or an empty one"))
+        }
+    }
+}
+
+/// Returns true if the entry with this name in a store's directory may be a record, as far as this can be determined.
+fn may_be_record(store: &OwnedFd, name: &[u8]) -> bool {
+    match sys::open_directory(store, name).and_then(stranger_in) {
+        Ok(stranger) => stranger.is_none(),
+        Err(errno) => !matches!(errno, Errno::ENOTDIR | Errno::ELOOP),
+    }
+}
+
+/// Returns a foreign name in a record's directory, if it has no file of csalock.
+pub(super) fn stranger_in(directory: OwnedFd) -> nix::Result<Option<String>> {
+    let mut is_ours = false;
+    let mut stranger = None;
+    sys::each_name(directory, &mut |name| {
+        if Name::parse(name).is_some() {
+            is_ours = true;
+        } else if !name.starts_with(REMOVED_WHILE_OPEN) {
+            stranger = Some(escape(name));
+        }
+        Ok(())
+    })?;
+    Ok(stranger.filter(|_| !is_ours))
+}
+
+/// Fails if all users may write and any user may remove the files of others, because no lock works there.
+fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
+    if !mode.contains(Mode::S_IWOTH) || mode.contains(Mode::S_ISVTX) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Denied,
+        format!("every user may rename and remove what is in {}", escape_path(path)),
+        "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
+    ))
 }
 
 /// Creates a directory with its mark: no process sees it without.
@@ -232,17 +331,31 @@ fn create_beside(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let wanted = stat(parent).map_err(failed)?;
     let mode = Mode::from_bits_truncate(wanted.st_mode & 0o7777);
-    checks::refuse_open_to_all(mode, parent)?;
-    match sys::put_directory(AT_FDCWD, path.as_os_str(), mode, Ownership::in_directory(&wanted)) {
+    refuse_open_to_all(mode, parent)?;
+    match sys::put_directory(AT_FDCWD, path, mode, Ownership::in_directory(&wanted)) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(failed(errno)),
     }
 }
 
-/// Returns the scope of a store that does not exist yet: that of the first directory above it that exists.
-pub(super) fn reach_of<'a>(mut above: impl Iterator<Item = &'a Path>) -> Scope {
-    match above.find_map(|directory| statfs(directory).ok()) {
-        Some(found) if network(found.filesystem_type()).is_some() => Scope::Shared,
-        _ => Scope::Local,
+/// Opens a directory; creates it if it does not exist.
+pub(super) fn open_or_put_directory(
+    at: &OwnedFd,
+    name: &str,
+    mode: Mode,
+    ownership: Ownership,
+) -> nix::Result<OwnedFd> {
+    match sys::open_directory(at, name) {
+        Err(Errno::ENOENT) => match sys::put_directory(at, Path::new(name), mode, ownership) {
+            Ok(()) | Err(Errno::EEXIST) => sys::open_directory(at, name),
+            Err(errno) => Err(errno),
+        },
+        opened => opened,
     }
+}
+
+/// Returns the error for something else in the place of a directory that csalock works in.
+pub(super) fn not_a_directory(path: &Path) -> Error {
+    let what = format!("{} is not a directory, as it must be to work in", escape_path(path));
+    Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
 }

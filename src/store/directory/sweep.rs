@@ -8,18 +8,12 @@ use std::time::Duration;
 
 use nix::fcntl::AT_FDCWD;
 
-use super::commit::Commit;
-use super::entry::Entry;
-use super::pointer::Stage;
-use super::register::Register;
-use super::root::{LOCKS, Root};
-use super::work::WORK;
-use super::{Directory, doorbell, sys};
+use super::layout::{CHANNEL, DEAD, LOCKS, Stage, WORK, is_draft};
+use super::read::Entry;
+use super::root::Root;
+use super::{Directory, channel, sys};
 use crate::error::{Error, Result};
-use crate::store::{Layout, Scope, Swept, WriteOptions};
-
-/// Prefix of the name that a draft gets while it is removed.
-const DEAD: &[u8] = b".dead";
+use crate::store::{Durability, Layout, Scope, Swept};
 
 /// Maximum age of a draft; the process that made an older draft has died.
 const DRAFT_LASTS: Duration = Duration::from_secs(60);
@@ -44,7 +38,7 @@ impl Directory {
         if let Some(drafts) = root.existing_drafts()? {
             swept.removed += sweep_drafts(&root, &drafts, now, dry_run)?;
             if self.layout != Layout::Beside {
-                parked = Register::read(&drafts).map_err(failed)?.parked;
+                (_, parked) = root.marks(&drafts).map_err(failed)?;
             }
         }
         root.each_entry(&mut |file_name| {
@@ -63,12 +57,11 @@ impl Directory {
 
     /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
     fn sweep_entry(&self, root: &Arc<Root>, file_name: &[u8], is_parked: bool, dry_run: bool) -> Result<bool> {
-        let step = Commit { store: self, root, keep: WriteOptions::default() };
         let entry = Entry::new(root, file_name.to_vec());
         let Some(look) = entry.look()? else {
             if !dry_run {
                 // A process died just before this removal.
-                let _ = sys::remove_directory(&root.directory, sys::os(file_name));
+                let _ = sys::remove_directory(&root.directory, file_name);
             }
             return Ok(false);
         };
@@ -76,8 +69,10 @@ impl Directory {
             Some(found) if found.is_in_use() || (found.stage == Stage::Tombstone && is_parked) => return Ok(false),
             _ if dry_run => {}
             // A numbered record is visible, and so is the state of its maker.
-            Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => step.finish_create(&look, &unnumbered)?,
-            Some(end) => step.purge(&look, &end)?,
+            Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => {
+                look.number(&unnumbered, self.host.as_ref())?;
+            }
+            Some(end) => look.purge(&end, Durability::Volatile)?,
             None => look.clear()?,
         }
         Ok(true)
@@ -90,43 +85,45 @@ fn sweep_drafts(root: &Root, drafts: &OwnedFd, now: Duration, dry_run: bool) -> 
     let now = if root.scope == Scope::Shared { root.file_system_time()? } else { now };
     let mut old = Vec::new();
     sys::each_name(drafts, &mut |name| {
-        let age = sys::changed_at(drafts, sys::os(name)).map(|changed| now.saturating_sub(changed));
-        let is_old = is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS);
-        if is_old && !(name.starts_with(doorbell::PREFIX) && doorbell::is_heard(drafts, name)) {
+        let is_old = |changed| now.saturating_sub(changed) > DRAFT_LASTS;
+        if is_draft(name)
+            && sys::changed_at(drafts, name).is_ok_and(is_old)
+            && !(name.starts_with(CHANNEL.as_bytes()) && channel::notify_file(drafts, name))
+        {
             old.push(name.to_vec());
         }
         Ok(())
     })
     .or_else(|errno| root.unless_gone(errno))
     .map_err(failed)?;
-    for draft in old.iter().filter(|_| !dry_run) {
-        // Under another name, a maker that is still alive cannot put a half-removed draft in place.
-        let mine = if draft.starts_with(DEAD) { draft.clone() } else { [DEAD, draft.as_slice()].concat() };
-        if mine == *draft || sys::rename(drafts, sys::os(draft), drafts, sys::os(&mine)).is_ok() {
-            let _ = sys::remove_file(drafts, sys::os(&mine));
-            discard_draft(drafts, sys::os(&mine));
-        }
+    if !dry_run {
+        old.iter().for_each(|draft| discard(drafts, draft));
     }
     Ok(old.len() as u64)
 }
 
-fn is_draft(name: &[u8]) -> bool {
-    [&b".new."[..], b".clock.", doorbell::PREFIX, DEAD].iter().any(|prefix| name.starts_with(prefix))
-}
-
-/// Removes a draft and its files, as far as possible.
-fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
-    if let Ok(directory) = sys::open_directory(drafts, draft) {
+/// Removes a draft and its files, as far as possible. It first gets another name, so that a maker that is still alive
+/// cannot put a half-removed draft in place.
+fn discard(drafts: &OwnedFd, draft: &[u8]) {
+    let mut dead = draft.to_vec();
+    if !draft.starts_with(DEAD.as_bytes()) {
+        dead = [DEAD.as_bytes(), draft].concat();
+        if sys::rename(drafts, draft, drafts, dead.as_slice()).is_err() {
+            return;
+        }
+    }
+    let _ = sys::remove_file(drafts, dead.as_slice());
+    if let Ok(directory) = sys::open_directory(drafts, dead.as_slice()) {
         let mut names = Vec::new();
         let _ = sys::each_name(&directory, &mut |name| {
             names.push(name.to_vec());
             Ok(())
         });
         for name in &names {
-            let _ = sys::remove_file(&directory, sys::os(name));
+            let _ = sys::remove_file(&directory, name.as_slice());
         }
     }
-    let _ = sys::remove_directory(drafts, draft);
+    let _ = sys::remove_directory(drafts, dead.as_slice());
 }
 
 /// Removes unfinished `.csalock` directories that killed processes left; returns their number. A listing error counts

@@ -1,39 +1,92 @@
-//! The directory store's system calls, each relative to a directory descriptor and never through a link.
+//! The directory store's system calls, each relative to a directory descriptor and never through a link, and the owner,
+//! group and mode of what they create.
+//!
+//! New files get the store's owner and group, as far as the system permits it. Root may lock in another user's store, and
+//! a member of a group in the group's. Their files must stay accessible to the others: a record's directory that only root
+//! may open blocks its lock permanently.
 
-use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
-use nix::unistd::UnlinkatFlags;
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, getegid, geteuid};
+use nix::{NixPath, Result};
 use rustix::fs::{Advice, RawDir, RenameFlags};
 
 use crate::host::file_time;
 use crate::store::answers::answered;
-use crate::store::directory::ownership::Ownership;
+use crate::store::directory::layout::{CLOCK, NEW};
+use crate::store::with_suffix;
 
-/// Suffix of a directory's name until the directory is complete; random digits follow it.
-const UNBORN: &str = ".new.";
+/// The owner and group that new files must get.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::store::directory) struct Ownership {
+    owner: Option<Uid>,
+    group: Option<Gid>,
+}
+
+impl Ownership {
+    /// Returns the ownership for new files in this directory.
+    pub(in crate::store::directory) fn in_directory(found: &FileStat) -> Ownership {
+        let owner = Uid::from_raw(found.st_uid);
+        let group = Gid::from_raw(found.st_gid);
+        let we = geteuid();
+        let inherits = Mode::from_bits_truncate(found.st_mode).contains(Mode::S_ISGID);
+        // A group with no more rights than all other users makes no difference.
+        let counts = we.is_root() || (found.st_mode >> 3) & 7 != found.st_mode & 7;
+        Ownership {
+            owner: (we.is_root() && !owner.is_root()).then_some(owner),
+            group: (counts && !inherits && group != getegid()).then_some(group),
+        }
+    }
+
+    pub(in crate::store::directory) fn without_owner(self) -> Ownership {
+        Ownership { owner: None, ..self }
+    }
+
+    /// Gives away a file that we have just created. Only members of a group may give it files; files of other users
+    /// keep their group.
+    pub(in crate::store::directory) fn give_file(&self, made: impl AsFd) {
+        if *self != Ownership::default() {
+            let _ = fchown(made, self.owner, self.group);
+        }
+    }
+
+    /// Gives away a new directory that was opened by its name. In another user's directory that name may lead
+    /// elsewhere. So root gives away only what the new owner could have made; `false` means that it is another user's.
+    pub(in crate::store::directory) fn give_directory(&self, made: impl AsFd) -> Result<bool> {
+        if let Some(owner) = self.owner {
+            let found = fstat(made.as_fd())?;
+            if found.st_uid == owner.as_raw() {
+                return Ok(true);
+            }
+            let listed = each_name(open_directory(made.as_fd(), ".")?, &mut |_| Err(Errno::ENOTEMPTY));
+            if found.st_uid != geteuid().as_raw() || listed.is_err() {
+                return Ok(false);
+            }
+        }
+        self.give_file(made);
+        Ok(true)
+    }
+}
 
 /// Opens a directory for listing it and for work in it.
-pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
+pub(super) fn open_directory(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<OwnedFd> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     answered(nix::fcntl::openat(at, name, flags, Mode::empty()))
 }
 
 /// Creates a directory that the store's users can use, whatever the umask is.
-pub(super) fn make_directory<P: ?Sized + NixPath>(
+pub(super) fn make_directory(
     at: impl AsFd,
-    name: &P,
+    name: &(impl NixPath + ?Sized),
     mode: Mode,
     ownership: Ownership,
-) -> Result<OwnedFd, Errno> {
+) -> Result<OwnedFd> {
     answered(nix::sys::stat::mkdirat(at.as_fd(), name, mode))?;
     let made = open_directory(at, name)?;
     if !ownership.give_directory(&made)? {
@@ -47,19 +100,18 @@ pub(super) fn make_directory<P: ?Sized + NixPath>(
 
 /// Creates a directory under another name and renames it, so that it appears with its owner, group and mode. Returns
 /// EEXIST if the name is in use.
-pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, ownership: Ownership) -> Result<(), Errno> {
-    let draft = [name, OsStr::new(&format!("{UNBORN}{:016x}", random()?))].into_iter().collect::<OsString>();
-    let made = make_directory(&at, draft.as_os_str(), mode, ownership);
+pub(super) fn put_directory(at: impl AsFd, name: &Path, mode: Mode, ownership: Ownership) -> Result<()> {
+    let draft = with_suffix(name, &format!("{NEW}{:016x}", random()?));
+    let made = make_directory(&at, &draft, mode, ownership);
     let Err(errno) = made.and_then(|_| rename_onto_nothing(&at, &draft, name)) else { return Ok(()) };
     let _ = remove_directory(&at, &draft);
     // An NFS client may have repeated the rename after it succeeded.
-    let is_there = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok();
-    Err(if is_there { Errno::EEXIST } else { errno })
+    Err(if is_there(at, name) == Ok(true) { Errno::EEXIST } else { errno })
 }
 
 /// Renames a directory to an unused name. Some file systems cannot guarantee that the name is unused: they may replace
 /// an empty directory, as if its last user had removed it.
-fn rename_onto_nothing(at: impl AsFd, old: &OsStr, new: &OsStr) -> Result<(), Errno> {
+fn rename_onto_nothing(at: impl AsFd, old: &Path, new: &Path) -> Result<()> {
     match answered(rustix::fs::renameat_with(&at, old, &at, new, RenameFlags::NOREPLACE)) {
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => {
             rename(&at, old, &at, new)
@@ -70,38 +122,34 @@ fn rename_onto_nothing(at: impl AsFd, old: &OsStr, new: &OsStr) -> Result<(), Er
 
 /// Removes directories that killed processes were about to [put](put_directory) under this name long ago; returns their
 /// number. A process that still needs its directory makes it anew.
-pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64, Errno> {
-    let start = format!("{name}{UNBORN}");
+pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
+    let start = format!("{name}{NEW}");
     let mut found = Vec::new();
     each_name(open_directory(&at, ".")?, &mut |entry| {
-        if entry.starts_with(start.as_bytes()) && changed_at(&at, os(entry)).is_ok_and(|changed| changed < long_ago) {
+        if entry.starts_with(start.as_bytes()) && changed_at(&at, entry).is_ok_and(|changed| changed < long_ago) {
             found.push(entry.to_vec());
         }
         Ok(())
     })?;
-    let is_swept = |draft: &&Vec<u8>| dry_run || remove_directory(&at, os(draft)).is_ok();
+    let is_swept = |draft: &&Vec<u8>| dry_run || remove_directory(&at, draft.as_slice()).is_ok();
     Ok(found.iter().filter(is_swept).count() as u64)
 }
 
-fn random() -> Result<u64, Errno> {
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
-    Ok(u64::from_be_bytes(random))
+fn random() -> Result<u64> {
+    getrandom::u64().map_err(|_| Errno::EIO)
 }
 
-/// Creates a new file with these bytes, with these additional open flags, mode and owner, and syncs it if requested.
-/// Reports errors that a server returns only at close.
+/// The additional open flags, the mode and the owner of a new file.
+pub(in crate::store::directory) type FileKind = (OFlag, Mode, Ownership);
+
+/// Creates a new file with these bytes, and syncs it if requested. Reports errors that a server returns only at close.
 pub(super) fn create_file(
     at: impl AsFd,
     name: &str,
-    kind: (OFlag, Mode, Ownership),
-    bytes: &[u8],
+    (flags, mode, ownership): FileKind,
+    mut bytes: &[u8],
     synced: bool,
-) -> Result<(), Errno> {
-    fill(create(at, name, kind)?, bytes, synced)
-}
-
-fn create(at: impl AsFd, name: &str, (flags, mode, ownership): (OFlag, Mode, Ownership)) -> Result<OwnedFd, Errno> {
+) -> Result<()> {
     let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = answered(nix::fcntl::openat(at, name, flags, mode))?;
     ownership.give_file(&file);
@@ -109,15 +157,10 @@ fn create(at: impl AsFd, name: &str, (flags, mode, ownership): (OFlag, Mode, Own
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) && fstat(&file)?.st_mode & 0o7777 != mode.bits() {
         nix::sys::stat::fchmod(&file, mode)?;
     }
-    Ok(file)
-}
-
-fn fill(file: OwnedFd, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        match answered(nix::unistd::write(&file, rest)) {
+    while !bytes.is_empty() {
+        match answered(nix::unistd::write(&file, bytes)) {
             Ok(0) => return Err(Errno::EIO),
-            Ok(written) => rest = &rest[written..],
+            Ok(written) => bytes = &bytes[written..],
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
@@ -132,8 +175,7 @@ fn fill(file: OwnedFd, bytes: &[u8], synced: bool) -> Result<(), Errno> {
     }
 }
 
-/// Waits until a file is on disk.
-pub(super) fn sync_file(file: impl AsFd) -> Result<(), Errno> {
+fn sync_file(file: impl AsFd) -> Result<()> {
     loop {
         match answered(nix::unistd::fsync(&file)) {
             Err(Errno::EINTR) => {}
@@ -143,7 +185,7 @@ pub(super) fn sync_file(file: impl AsFd) -> Result<(), Errno> {
 }
 
 /// Waits until the names in a directory are on disk.
-pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
+pub(super) fn sync_directory(directory: impl AsFd) -> Result<()> {
     match sync_file(directory) {
         // The file system does not support syncing directories. EROFS is different: ext4 returns it after an error that
         // stopped all writes.
@@ -160,7 +202,7 @@ pub(super) fn read_file(
     flags: OFlag,
     most: usize,
     is_line: bool,
-) -> Result<Result<Vec<u8>, String>, Errno> {
+) -> Result<std::result::Result<Vec<u8>, String>> {
     let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = match answered(nix::fcntl::openat(at, name, flags, Mode::empty())) {
         Err(Errno::ELOOP) => return Ok(Err("it is a symbolic link".to_string())),
@@ -193,12 +235,17 @@ pub(super) fn read_file(
     Ok(Ok(buffer))
 }
 
-pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
+pub(super) fn rename(
+    from: impl AsFd,
+    old: &(impl NixPath + ?Sized),
+    to: impl AsFd,
+    new: &(impl NixPath + ?Sized),
+) -> Result<()> {
     answered(nix::fcntl::renameat(from, old, to, new))
 }
 
 /// Removes a file. Returns `false` if the file, or on NFS its directory, did not exist.
-pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
+pub(super) fn remove_file(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<bool> {
     match answered(nix::unistd::unlinkat(&at, name, UnlinkatFlags::NoRemoveDir)) {
         // An empty directory in a file's place is removed too.
         Err(Errno::EISDIR) => nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir).map(|()| true),
@@ -206,41 +253,28 @@ pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno
     }
 }
 
-/// Treats a missing file as removed; returns true if the file existed.
-pub(super) fn was_there(removed: Result<(), Errno>) -> Result<bool, Errno> {
+/// Removes a directory if it is empty. Returns `false` if it did not exist.
+pub(super) fn remove_directory(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<bool> {
+    was_there(answered(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir)))
+}
+
+pub(super) fn was_there(removed: Result<()>) -> Result<bool> {
     match removed {
         Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
         removed => removed.map(|()| true),
     }
 }
 
-/// Removes a file; succeeds even if it is gone already.
-pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    remove_if_there(at, name).map(drop)
-}
-
-/// Removes a directory if it is empty; succeeds even if it is gone already.
-pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    was_there(answered(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir))).map(drop)
-}
-
-/// Returns true if the name leads to something, as far as this process can see.
-pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
-    answered(fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)).is_ok()
-}
-
-/// Returns true if the name leads to something in the directory below `at`, as far as this process can see.
-pub(super) fn is_there_below(at: impl AsFd, directory: &OsStr, name: &str) -> bool {
-    is_there(at, Path::new(directory).join(name).as_os_str())
-}
-
-/// Returns true if the name certainly leads to nothing.
-pub(super) fn is_missing(at: impl AsFd, name: &OsStr) -> bool {
-    answered(fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)).is_err_and(|errno| errno == Errno::ENOENT)
+/// Returns true if the path leads to something. An error is not an answer.
+pub(super) fn is_there(at: impl AsFd, path: &Path) -> Result<bool> {
+    match answered(fstatat(at, path, AtFlags::AT_SYMLINK_NOFOLLOW)) {
+        Err(Errno::ENOENT) => Ok(false),
+        found => found.map(|_| true),
+    }
 }
 
 /// Visits the names in a directory that was just opened.
-pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
+pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     forget_listing(directory.as_fd());
     each_name_as_known(directory, visit)
 }
@@ -252,10 +286,7 @@ pub(super) fn forget_listing(directory: impl AsFd) {
 }
 
 /// Visits the names in a directory that was just opened, as this host knows them.
-pub(super) fn each_name_as_known(
-    directory: impl AsFd,
-    visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>,
-) -> Result<(), Errno> {
+pub(super) fn each_name_as_known(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
     while let Some(entry) = answered(entries.next()) {
@@ -287,31 +318,27 @@ pub(super) fn changed(found: &FileStat) -> Duration {
 }
 
 /// Returns the time of this name's last change, since 1970, or the time that its owner has set, if that is earlier.
-pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
+pub(super) fn changed_at(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<Duration> {
     let found = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
     Ok(changed(&found).min(file_time(found.st_mtime, found.st_mtime_nsec)))
 }
 
 /// Returns the time, since 1970, that the file system gives to a new file.
-pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
+pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration> {
     let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
     // A file without a name needs no cleanup, but NFS does not support it.
     let stat = match answered(nix::fcntl::openat(directory, ".", flags, mode)) {
         Ok(file) => fstat(&file)?,
         Err(_) => {
-            let name = format!(".clock.{:016x}", random()?);
+            let name = format!("{CLOCK}{:016x}", random()?);
             let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
             let file = answered(nix::fcntl::openat(directory, name.as_str(), flags, mode))?;
             let stat = fstat(&file);
             // An NFS client renames a file that is removed while open.
             drop(file);
-            remove_file(directory, OsStr::new(&name))?;
+            remove_file(directory, name.as_str())?;
             stat?
         }
     };
     Ok(changed(&stat))
-}
-
-pub(super) fn os(name: &[u8]) -> &OsStr {
-    OsStr::from_bytes(name)
 }

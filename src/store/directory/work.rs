@@ -1,32 +1,42 @@
-//! The working directory of a store: drafts, the register and the version numbers that begin there. The records of a
-//! `.csalock` are removed with it, so it has no register and is its own working directory.
+//! The working directory of an open store, the version numbers and parked records in it, and the syncing of the store.
+//!
+//! **Version numbers.** `token.17` is the highest version number of any record whose directory was removed. The number
+//! only rises: a raise renames the file, and of two files the higher number counts. So it needs no lock, and a lost race
+//! does no harm.
+//!
+//! **Parked records.** `rest.NAME` marks a parked record: its tombstone stays after its removal, and the next caller that
+//! acquires that name revives it. Most stores use one name repeatedly, and on a disk, making and removing a directory costs
+//! more than the rest of a lock. A parked record keeps its place for at least a minute; then the next released record
+//! replaces it. If two records come first at the same time, both are parked.
+//!
+//! **Syncing.** If anything in a store must outlast a power cut, the directories above it must too. A commit cannot know
+//! when the store was made: perhaps a moment ago, by a process that synced nothing. So each process syncs the parent
+//! directory once. Above a default store, the levels further up may be as new. csalock syncs them as far as it could have
+//! made them: up to the first directory that is not writable, or to another file system.
 
-use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::stat::Mode;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::fstat;
+use nix::unistd::{AccessFlags, faccessat, syncfs};
 
-use super::entry::Entry;
-use super::ownership::Ownership;
-use super::pointer::after;
-use super::register::Register;
-use super::root::Root;
-use super::sys;
+use super::layout::{PARKED, TOKEN, WORK, after, is_file_name, number_of};
+use super::root::{Root, not_a_directory, open_or_put_directory};
+use super::sys::{self, Ownership};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::name::escape_path;
 use crate::store::{Layout, Scope, guarded};
 
-/// Name of the working directory. The name of a record's directory never begins with a dot.
-pub(super) const WORK: &str = ".work";
+/// Minimum time that a parked record keeps its place.
+const PARKED_AT_LEAST: Duration = Duration::from_secs(60);
 
 impl Root {
     /// Returns the directory for drafts; creates it if it does not exist.
-    pub(super) fn drafts(&self) -> std::result::Result<&OwnedFd, Errno> {
+    pub(super) fn drafts(&self) -> nix::Result<&OwnedFd> {
         if self.layout == Layout::Beside {
             return Ok(&self.directory);
         }
@@ -47,59 +57,8 @@ impl Root {
         }
     }
 
-    /// Returns a version number above all used ones, for a name whose directory was just put in place.
-    pub(super) fn next_number(&self, host: &dyn Host) -> Result<u64> {
-        let clock = match self.scope {
-            Scope::Local => host.wall(),
-            Scope::Shared => self.file_system_time()?,
-        };
-        let used = match self.layout {
-            Layout::Beside => 0,
-            _ => self.in_work(|work| Ok(self.register(work)?.token.unwrap_or(0)))?,
-        };
-        let above = after(used).ok_or_else(|| used_up(&self.path.join(WORK)))?;
-        Ok((clock.as_micros() as u64).max(above))
-    }
-
-    /// Records that this version number was used.
-    pub(super) fn raise_token(&self, number: u64) -> Result<()> {
-        match self.layout {
-            Layout::Beside => Ok(()),
-            _ => self.in_work(|work| {
-                let known = *guarded(&self.known_token);
-                let mut register = match known {
-                    None => self.register(work)?,
-                    token => Register { token, ..Register::default() },
-                };
-                register.raise(work, number, self.file_mode)
-            }),
-        }
-    }
-
-    /// Parks a record, if it may be parked: see [`Register::park`].
-    pub(super) fn park(&self, entry: &Entry, now: Duration) -> Result<Option<Vec<Vec<u8>>>> {
-        let name = entry.file_name.as_bytes();
-        self.in_work(|work| match Register::has_parked(work, name) {
-            true => Ok(Some(Vec::new())),
-            false => self.register(work)?.park(work, name, now, self.file_mode),
-        })
-    }
-
-    fn register(&self, work: &OwnedFd) -> std::result::Result<Register, Errno> {
-        let register = Register::read(work)?;
-        *guarded(&self.known_token) = register.token;
-        Ok(register)
-    }
-
-    pub(super) fn in_work<T>(&self, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {
+    fn in_work<T>(&self, work: impl Fn(&OwnedFd) -> nix::Result<T>) -> Result<T> {
         self.drafts().and_then(work).map_err(|errno| self.no_work(errno))
-    }
-
-    /// Returns the time that the file system gives to a new file.
-    pub(super) fn file_system_time(&self) -> Result<Duration> {
-        let drafts = self.drafts().map_err(|errno| self.no_work(errno))?;
-        let failed = |errno| Error::os(errno, "ask for the time of the file system of", &self.path);
-        sys::fresh_time(drafts, self.file_mode).map_err(failed)
     }
 
     /// Returns the error for a directory for drafts that cannot be used.
@@ -109,32 +68,152 @@ impl Root {
             errno => Error::os(errno, "use the working directory of the store", &self.path),
         }
     }
+
+    pub(super) fn file_system_time(&self) -> Result<Duration> {
+        let drafts = self.drafts().map_err(|errno| self.no_work(errno))?;
+        let failed = |errno| Error::os(errno, "ask for the time of the file system of", &self.path);
+        sys::fresh_time(drafts, self.file_mode).map_err(failed)
+    }
+
+    /// Returns a version number above all used ones, for a name whose directory was just put in place.
+    pub(super) fn next_number(&self, host: &dyn Host) -> Result<u64> {
+        let clock = match self.scope {
+            Scope::Local => host.wall(),
+            Scope::Shared => self.file_system_time()?,
+        };
+        let used = match self.layout {
+            Layout::Beside => 0,
+            _ => self.in_work(|work| Ok(self.marks(work)?.0.unwrap_or(0)))?,
+        };
+        let above = after(used).ok_or_else(|| used_up(&self.path.join(WORK)))?;
+        Ok((clock.as_micros() as u64).max(above))
+    }
+
+    /// Raises the token to this number, unless it is higher already.
+    pub(super) fn raise_token(&self, number: u64) -> Result<()> {
+        if self.layout == Layout::Beside {
+            return Ok(());
+        }
+        let new = format!("{TOKEN}{number}");
+        self.in_work(|work| {
+            let known = *guarded(&self.known_token);
+            let mut token = if known.is_some() { known } else { self.marks(work)?.0 };
+            while token.is_none_or(|token| token < number) {
+                let raised = match token {
+                    Some(token) => sys::rename(work, format!("{TOKEN}{token}").as_str(), work, new.as_str()),
+                    None => self.create_mark(work, &new),
+                };
+                match raised {
+                    // Another process has raised the token.
+                    Err(Errno::ENOENT | Errno::EEXIST) => token = self.marks(work)?.0,
+                    raised => return raised,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Parks a record if the parked ones have had their time. Returns those that it replaces, or `None` if the record may
+    /// not be parked.
+    pub(super) fn park(&self, file_name: &[u8], now: Duration) -> Result<Option<Vec<Vec<u8>>>> {
+        let mark = parked(file_name);
+        self.in_work(|work| {
+            if sys::is_there(work, Path::new(&mark)) == Ok(true) {
+                return Ok(Some(Vec::new()));
+            }
+            let (_, others) = self.marks(work)?;
+            let since = |name: &Vec<u8>| sys::changed_at(work, parked(name).as_str()).unwrap_or_default();
+            if others.iter().any(|name| now.saturating_sub(since(name)) < PARKED_AT_LEAST) {
+                return Ok(None);
+            }
+            for name in &others {
+                sys::remove_file(work, parked(name).as_str())?;
+            }
+            match self.create_mark(work, &mark) {
+                Ok(()) | Err(Errno::EEXIST) => Ok(Some(others)),
+                Err(errno) => Err(errno),
+            }
+        })
+    }
+
+    /// Returns the token and the file names of the parked records.
+    pub(super) fn marks(&self, work: &OwnedFd) -> nix::Result<(Option<u64>, Vec<Vec<u8>>)> {
+        let mut token = None;
+        let mut parked = Vec::new();
+        sys::each_name(sys::open_directory(work, ".")?, &mut |name| {
+            if let Some(number) = name.strip_prefix(TOKEN.as_bytes()) {
+                token = token.max(std::str::from_utf8(number).ok().and_then(number_of));
+            }
+            // The name `rest...` would mean the directory above the store.
+            parked.extend(name.strip_prefix(PARKED.as_bytes()).filter(|name| is_file_name(name)).map(<[u8]>::to_vec));
+            Ok(())
+        })?;
+        *guarded(&self.known_token) = token;
+        Ok((token, parked))
+    }
+
+    fn create_mark(&self, work: &OwnedFd, name: &str) -> nix::Result<()> {
+        sys::create_file(work, name, (OFlag::empty(), self.file_mode, Ownership::default()), b"", false)
+    }
+
+    /// Waits until the token is on disk. The directory that contains it may be new.
+    pub(super) fn sync_token(&self) -> Result<()> {
+        if self.layout == Layout::Beside {
+            return Ok(());
+        }
+        self.in_work(|work| sys::sync_directory(work))?;
+        self.sync()
+    }
+
+    /// Waits until the names in the store, and the store itself, are on disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.sync_names().map_err(|errno| Error::os(errno, "sync the store", &self.path))
+    }
+
+    fn sync_names(&self) -> nix::Result<()> {
+        sys::sync_directory(&self.directory)?;
+        if self.parents_synced.get().is_none() {
+            if let Some(sticky) = &self.sticky {
+                sys::sync_directory(sticky)?;
+            }
+            sync_above(self.sticky.as_ref().unwrap_or(&self.directory), self.layout)?;
+            let _ = self.parents_synced.set(());
+        }
+        Ok(())
+    }
 }
 
-/// Returns the error for something else in the place of a directory that csalock works in.
-pub(super) fn not_a_directory(path: &Path) -> Error {
-    let what = format!("{} is not a directory, as it must be to work in", escape_path(path));
-    Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
+/// Returns the name of a parked record's mark. File names of records are ASCII.
+fn parked(file_name: &[u8]) -> String {
+    format!("{PARKED}{}", String::from_utf8_lossy(file_name))
+}
+
+/// Syncs the directories above a store. The walk uses `..`, because the store's path may be a link.
+fn sync_above(store: &OwnedFd, layout: Layout) -> nix::Result<()> {
+    let mut below = sys::open_directory(store, ".")?;
+    loop {
+        let may_write = faccessat(&below, "..", AccessFlags::W_OK, AtFlags::AT_EACCESS).is_ok();
+        let above = match sys::open_directory(&below, "..") {
+            // The directory is writable but not readable, so a sync of the whole file system is the smallest request.
+            Err(Errno::EACCES) if may_write => return syncfs(store),
+            // Another user made the store there.
+            Err(Errno::EACCES) => return Ok(()),
+            above => above?,
+        };
+        let (inner, outer) = (fstat(&below)?, fstat(&above)?);
+        if inner.st_dev != outer.st_dev || inner.st_ino == outer.st_ino {
+            return Ok(());
+        }
+        sys::sync_directory(&above)?;
+        if layout != Layout::Default || !may_write {
+            return Ok(());
+        }
+        below = above;
+    }
 }
 
 /// Returns the error for a store with the highest version number, which cannot be reached by counting.
 pub(super) fn used_up(path: &Path) -> Error {
     let what = format!("no version number is left above those in {}", escape_path(path));
     Error::new(ErrorKind::Corrupt, what, "see who wrote that number there, and move it away")
-}
-
-/// Opens a directory; creates it if it does not exist.
-pub(super) fn open_or_put_directory(
-    at: &OwnedFd,
-    name: &str,
-    mode: Mode,
-    ownership: Ownership,
-) -> std::result::Result<OwnedFd, Errno> {
-    match sys::open_directory(at, name) {
-        Err(Errno::ENOENT) => match sys::put_directory(at, OsStr::new(name), mode, ownership) {
-            Ok(()) | Err(Errno::EEXIST) => sys::open_directory(at, name),
-            Err(errno) => Err(errno),
-        },
-        opened => opened,
-    }
 }

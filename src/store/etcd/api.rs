@@ -23,7 +23,6 @@ pub(super) const MOST_PAIRS: usize = 10_000;
 /// Maximum number of characters shown of a server's message.
 const MOST_SAID: usize = 300;
 
-/// Returns the bytes in the gateway's encoding.
 pub(super) fn encoded(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
@@ -41,18 +40,15 @@ pub(super) fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-/// Returns a put, as a step of a transaction.
 pub(super) fn put(key: &[u8], value: &[u8], lease: Option<u64>) -> Value {
     let lease = lease.unwrap_or_default().to_string();
     json!({"request_put": {"key": encoded(key), "value": encoded(value), "lease": lease}})
 }
 
-/// Returns a removal, as a step of a transaction.
 pub(super) fn delete(key: &[u8]) -> Value {
     json!({"request_delete_range": {"key": encoded(key)}})
 }
 
-/// Returns a read of one key, as a step of a transaction.
 pub(super) fn range(key: &[u8], keys_only: bool) -> Value {
     json!({"request_range": {"key": encoded(key), "keys_only": keys_only}})
 }
@@ -68,7 +64,6 @@ pub(super) fn is_unchanged(key: &[u8], since: u64) -> Value {
     json!({"target": "MOD", "result": "LESS", "key": encoded(key), "mod_revision": next.to_string()})
 }
 
-/// Parses an answer with this HTTP status.
 pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, CallError> {
     if status == 200 {
         return serde_json::from_slice(body)
@@ -88,12 +83,10 @@ pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::
     })
 }
 
-/// Returns the part of a server's message that is shown.
 fn begin_of(said: &str) -> String {
     said.chars().take(MOST_SAID).collect()
 }
 
-/// Header of every answer.
 #[derive(Debug, Deserialize)]
 pub(super) struct Header {
     #[serde(deserialize_with = "revision")]
@@ -127,7 +120,6 @@ pub(super) struct Done {
     pub(super) header: Header,
     #[serde(default)]
     pub(super) succeeded: bool,
-    /// Result of each step of the transaction.
     #[serde(default)]
     pub(super) responses: Vec<Response>,
 }
@@ -146,12 +138,10 @@ struct Listed {
 }
 
 impl Response {
-    /// Returns the key that this read found.
     pub(super) fn found(&self) -> Option<&Pair> {
         self.response_range.kvs.first()
     }
 
-    /// Returns true if this was a read of an existing key.
     pub(super) fn found_any(&self) -> bool {
         self.found().is_some()
     }

@@ -27,7 +27,6 @@ pub(super) struct Auth {
     who: Option<(String, Secret)>,
     uid: u32,
     runtime: Option<PathBuf>,
-    /// Name of the file with the token.
     file: String,
     state: Mutex<State>,
 }
@@ -66,13 +65,11 @@ impl Auth {
         Ok(Auth { who, uid, runtime, file: format!("etcd-token-{file}"), state: Mutex::default() })
     }
 
-    /// Returns user and password if a login is needed.
     pub(super) fn wanted(&self) -> Option<(&str, &str)> {
         let (user, password) = self.who.as_ref().filter(|_| !guarded(&self.state).needless)?;
         Some((user, password.expose()))
     }
 
-    /// Returns the current token, if there is one.
     pub(super) fn token(&self) -> Option<String> {
         self.who.as_ref()?;
         let mut state = guarded(&self.state);
@@ -97,7 +94,6 @@ impl Auth {
         state.token = state.token.take().or(kept.filter(|kept| kept != old));
     }
 
-    /// Records that the server does not require a login.
     pub(super) fn is_needless(&self) {
         guarded(&self.state).needless = true;
     }

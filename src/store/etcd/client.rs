@@ -1,15 +1,9 @@
-//! Sends requests to the cluster through the JSON gateway of its servers, until one of them answers or the time is
-//! over.
+//! Sends requests to the cluster through the JSON gateway of its servers.
 //!
 //! **Server choice.** The client starts with a random server, so that a silently dead server delays only a part of all
 //! calls. It stays with the server that answered. Within a call, each server gets a share of the remaining time.
 //!
-//! **Retries.** An answer of the cluster, even a refusal, ends the call at once. The call ends at once too if no server
-//! has answered this process yet and all servers are certainly unavailable: refused, unknown, without gateway, of an
-//! untrusted authority. A caller that waits for a lock then asks again while that may help, and handles signals
-//! meanwhile; every other caller gets the error. The client retries after silence, a closed connection and "no leader"
-//! while there is time. After a first answer, it retries every error that may be temporary. A request may reach the
-//! cluster more than once, and every request of this store tolerates that.
+//! **Retries.** See [`crate::store::net::retry`]; an attempt asks each server once.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,45 +14,39 @@ use serde_json::{Value, json};
 use super::api::{Anything, Authenticated, understood};
 use super::auth::Auth;
 use super::connection::Connection;
-use super::errors::Failed;
+use super::errors::Troubles;
 use super::http::{Answer, Request};
 use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::answers::answered;
-use crate::store::calls::{Calls, pause};
 use crate::store::net::dial::Connector;
-use crate::store::net::error::{CallError, RetryPolicy};
+use crate::store::net::error::CallError;
+use crate::store::net::retry::{Calls, Failed, Retry, Trouble};
 use crate::store::net::socket::CallDeadline;
 use crate::store::{Cluster, guarded};
 
-/// Maximum time for one server in the first round, doubled in each later round.
+/// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
 const SHARE: Duration = Duration::from_secs(2);
+const LARGEST_SHARE: Duration = Duration::from_secs(16);
 const LEAST_SHARE: Duration = Duration::from_millis(250);
 
-/// Client for any server of a cluster that answers.
 pub(super) struct Client {
     pub(super) cluster: Cluster,
     pub(super) host: Arc<dyn Host>,
     connector: Connector,
     login: Auth,
+    pub(super) calls: Calls,
     state: Mutex<State>,
 }
 
-/// Answer of one server.
 type Answered<A> = std::result::Result<A, CallError>;
 
-#[derive(Default)]
 struct State {
-    /// The idle connection to each server.
     idle: Vec<Option<Connection>>,
-    /// Number of times that the present request was sent.
-    sent: u32,
     /// Time of the server in its last answer.
     date: Option<Duration>,
     /// Index of the server to ask first.
     at: usize,
-    calls: Calls,
 }
 
 impl Client {
@@ -73,19 +61,14 @@ impl Client {
             connector,
             login: Auth::new(cluster, access, host.uid())?,
             cluster: cluster.clone(),
+            calls: Calls::new(host.clone(), false),
             host,
-            state: Mutex::new(State { idle: (0..count).map(|_| None).collect(), at, ..State::default() }),
+            state: Mutex::new(State { idle: (0..count).map(|_| None).collect(), date: None, at }),
         })
     }
 
-    /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
-    pub(super) fn set_deadline(&self, until: Option<Duration>) {
-        guarded(&self.state).calls.until = until;
-    }
-
-    /// Sends a request until a server answers, and returns the answer.
     pub(super) fn ask<A: DeserializeOwned>(&self, path: &str, question: &Value) -> Result<A> {
-        self.call(&[], path, question).map(|(answer, _)| answer).map_err(|failed| failed.error)
+        self.call(&[], path, question).map(|(answer, _)| answer).map_err(Failed::into_error)
     }
 
     /// Sends a request after requests for the leases that it needs, in one round trip: a server handles them in order.
@@ -95,55 +78,55 @@ impl Client {
         leases: &[Value],
         path: &str,
         question: &Value,
-    ) -> std::result::Result<(A, bool), Failed> {
+    ) -> std::result::Result<(A, bool), Failed<Troubles>> {
         let bodies: Vec<String> = leases.iter().chain([question]).map(Value::to_string).collect();
         let paths = leases.iter().map(|_| "/v3/lease/grant").chain([path]);
         let requests: Vec<Request<'_>> =
             paths.zip(&bodies).map(|(path, body)| Request { path, body: Some(body.as_bytes()) }).collect();
+        let mut sent = 0;
+        let mut most = SHARE;
+        let answer = self.calls.repeat(
+            |troubles: &Troubles| troubles.error(&self.cluster),
+            |deadline| {
+                let answer = self.ask_any(&requests, deadline, most, &mut sent);
+                most = (most * 2).min(LARGEST_SHARE);
+                answer
+            },
+        )?;
+        Ok((answer, sent > 1))
+    }
+
+    /// Sends requests to one server after the other until one answers, to each for its share of the time, `most` at most.
+    fn ask_any<A: DeserializeOwned>(
+        &self,
+        requests: &[Request<'_>],
+        deadline: Duration,
+        most: Duration,
+        sent: &mut u32,
+    ) -> std::result::Result<A, Troubles> {
         let mut state = guarded(&self.state);
-        let deadline = state.calls.deadline(self.host.boottime());
         let count = self.cluster.endpoints.len();
-        state.sent = 0;
         let mut troubles = Vec::new();
-        for round in 0.. {
-            troubles.clear();
-            for step in 0..count {
-                let at = (state.at + step) % count;
-                let left = deadline.saturating_sub(self.host.boottime());
-                let others = u32::try_from(count - step).unwrap_or(1);
-                let share = (left / others).max(LEAST_SHARE).min(SHARE * (1 << round.min(3))).min(left);
-                match self.ask_logged_in(&mut state, at, &requests, share) {
-                    Ok(answer) => {
-                        answered(());
-                        state.at = at;
-                        state.calls.note_answer();
-                        return Ok((answer, state.sent > 1));
-                    }
-                    Err(trouble) => {
-                        let ends_all = matches!(trouble.retry_policy(), RetryPolicy::None | RetryPolicy::Login);
-                        troubles.push((self.cluster.endpoints[at].clone(), trouble));
-                        if ends_all {
-                            // A cluster that refuses a request is reachable.
-                            state.calls.note_answer();
-                            let error = CallError::error(&troubles, &self.cluster);
-                            return Err(Failed { last: troubles.pop().map(|(_, trouble)| trouble), error });
-                        }
+        for step in 0..count {
+            let at = (state.at + step) % count;
+            let left = deadline.saturating_sub(self.host.boottime());
+            let others = u32::try_from(count - step).unwrap_or(1);
+            let share = (left / others).max(LEAST_SHARE).min(most).min(left);
+            match self.ask_logged_in(&mut state, at, requests, share, sent) {
+                Ok(answer) => {
+                    state.at = at;
+                    return Ok(answer);
+                }
+                Err(trouble) => {
+                    let ends_call = matches!(trouble.retry(), Retry::Answered | Retry::Never);
+                    troubles.push((self.cluster.endpoints[at].clone(), trouble));
+                    if ends_call {
+                        break;
                     }
                 }
             }
-            let pause = pause(round);
-            let is_hopeless = !state.calls.answered
-                && troubles.iter().all(|(_, trouble)| trouble.retry_policy() == RetryPolicy::Elsewhere);
-            if is_hopeless || self.host.boottime() + pause >= deadline {
-                break;
-            }
-            if round > 0 {
-                self.host.sleep(pause);
-            }
         }
-        let may_pass = troubles.iter().any(|(_, trouble)| trouble.may_pass());
-        let error = state.calls.note_silence(CallError::error(&troubles, &self.cluster), may_pass);
-        Err(Failed { last: troubles.pop().map(|(_, trouble)| trouble), error })
+        Err(Troubles(troubles))
     }
 
     /// Sends requests to one server, and logs in if necessary. Returns the answer to the last one.
@@ -153,18 +136,19 @@ impl Client {
         at: usize,
         requests: &[Request<'_>],
         share: Duration,
+        sent: &mut u32,
     ) -> Answered<A> {
         self.connector.call_deadline.set(self.host.boottime() + share);
         let known = self.token(state, at)?;
-        state.sent += 1;
+        *sent += 1;
         let asked = self.post(state, at, requests, known.as_deref());
         let Some(old) = known else { return asked };
         match asked {
             // Some versions close the connection instead of reporting that a token is too old.
-            Err(trouble) if trouble.retry_policy() == RetryPolicy::Login || trouble == CallError::Closed => {
+            Err(trouble) if trouble.is_login_over() || trouble == CallError::Closed => {
                 self.login.forget(&old);
                 let new = self.token(state, at)?;
-                state.sent += 1;
+                *sent += 1;
                 self.post(state, at, requests, new.as_deref())
             }
             // etcd never answers a token of an earlier cluster. This attempt has no time left, so the next one logs in.
@@ -176,7 +160,6 @@ impl Client {
         }
     }
 
-    /// Returns the login token, or `None` if no login is needed.
     fn token(&self, state: &mut State, at: usize) -> Answered<Option<String>> {
         if let Some(token) = self.login.token() {
             return Ok(Some(token));
@@ -237,7 +220,6 @@ impl Client {
         Ok(answers)
     }
 
-    /// Reads a path of one server with GET.
     pub(super) fn get(&self, at: usize, path: &str, share: Duration) -> Answered<Vec<u8>> {
         let mut state = guarded(&self.state);
         self.connector.call_deadline.set(self.host.boottime() + share);
@@ -245,7 +227,6 @@ impl Client {
         answers.pop().map(|answer| answer.body).ok_or(CallError::Closed)
     }
 
-    /// Sends a request to one server, once.
     pub(super) fn ask_one<A: DeserializeOwned>(
         &self,
         at: usize,
@@ -255,7 +236,7 @@ impl Client {
     ) -> Answered<A> {
         let mut state = guarded(&self.state);
         let body = Some(question.to_string().into_bytes());
-        self.ask_logged_in(&mut state, at, &[Request { path, body: body.as_deref() }], share)
+        self.ask_logged_in(&mut state, at, &[Request { path, body: body.as_deref() }], share, &mut 0)
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
@@ -269,7 +250,7 @@ impl Client {
     /// Returns the error for a valid answer that does not fit the request.
     pub(super) fn nonsense(&self, what: &str) -> Error {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
-        CallError::error(&[(server, CallError::Strange(what.to_string()))], &self.cluster)
+        Troubles(vec![(server, CallError::Strange(what.to_string()))]).error(&self.cluster)
     }
 
     /// Returns the time since 1970 in the head of the last answer.
@@ -278,7 +259,6 @@ impl Client {
         date.ok_or_else(|| self.nonsense("an answer without a date"))
     }
 
-    /// Returns the user of the login; `None` without a login.
     pub(super) fn user(&self) -> Option<&str> {
         self.login.wanted().map(|(user, _)| user)
     }

@@ -8,14 +8,12 @@ use super::http::{Answer, Incoming, Request};
 use crate::store::net::error::CallError;
 use crate::store::net::socket::{Wire, is_readable};
 
-/// Connection to one server.
 pub(super) struct Connection {
     wire: Wire,
     incoming: Incoming,
 }
 
 impl Connection {
-    /// Returns a connection over this wire.
     pub(super) fn new(wire: Wire) -> Connection {
         Connection { wire, incoming: Incoming::default() }
     }

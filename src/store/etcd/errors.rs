@@ -1,68 +1,74 @@
-//! Errors between csalock and etcd: exit code and hint.
+//! Errors between csalock and etcd: exit code and hint, and whether a retry may help.
 
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
-use crate::store::net::error::{CallError, RetryPolicy};
+use crate::store::net::error::CallError;
+use crate::store::net::retry::{Retry, Trouble};
 
-/// Failure of a call, which may have asked several servers.
+/// Troubles of one round of requests, each with the name of its server.
 #[derive(Debug)]
-pub(super) struct Failed {
-    pub(super) last: Option<CallError>,
-    /// Error to report.
-    pub(super) error: Error,
-}
+pub(super) struct Troubles(pub(super) Vec<(String, CallError)>);
 
-impl Failed {
-    pub(super) fn is_lease_gone(&self) -> bool {
-        self.last.as_ref().is_some_and(|last| last.says("lease not found"))
+impl Trouble for Troubles {
+    fn retry(&self) -> Retry {
+        match self.last().map(CallError::retry) {
+            Some(Retry::IfMet) if self.0.iter().any(|(_, trouble)| trouble.retry() == Retry::Always) => Retry::Always,
+            // No time was left to ask a server.
+            last => last.unwrap_or(Retry::Always),
+        }
     }
 
-    /// Returns true if the cluster answered that it does not do this.
-    pub(super) fn is_refusal(&self) -> bool {
-        let last = self.last.as_ref();
-        last.is_some_and(|last| matches!(last, CallError::Said(..)) && last.retry_policy() == RetryPolicy::None)
-    }
-
-    /// Returns true if the answer exceeded the maximum size.
-    pub(super) fn is_too_long(&self) -> bool {
-        self.last == Some(CallError::TooLong)
+    fn may_pass(&self) -> bool {
+        self.0.iter().any(|(_, trouble)| trouble.may_pass())
     }
 }
 
 impl CallError {
-    /// Returns true if this is a message of etcd that contains `part`.
     fn says(&self, part: &str) -> bool {
         matches!(self, CallError::Said(_, message) if message.contains(part))
     }
 
-    /// Returns true if etcd reports that it has granted this lease before.
     pub(super) fn is_lease_there(&self) -> bool {
         self.says("lease already exists")
     }
 
-    /// Returns true if etcd reports that authentication is off.
     pub(super) fn needs_no_login(&self) -> bool {
         self.says("authentication is not enabled")
     }
 
-    /// Returns the error of a call with these failures, each with the name of its server.
-    pub(super) fn error(troubles: &[(String, CallError)], cluster: &Cluster) -> Error {
-        let servers = cluster.endpoints.join(", ");
-        let Some((server, last)) = troubles.last() else {
+    pub(super) fn is_login_over(&self) -> bool {
+        matches!(self, CallError::Said(16, _)) || self.says("invalid auth token") || self.says("auth store is old")
+    }
+}
+
+impl Troubles {
+    pub(super) fn last(&self) -> Option<&CallError> {
+        self.0.last().map(|(_, trouble)| trouble)
+    }
+
+    pub(super) fn is_lease_gone(&self) -> bool {
+        self.last().is_some_and(|last| last.says("lease not found"))
+    }
+
+    /// Returns true if the cluster answered that it does not do this.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.last().is_some_and(|last| matches!(last, CallError::Said(..)) && last.retry() == Retry::Answered)
+    }
+
+    pub(super) fn error(&self, cluster: &Cluster) -> Error {
+        let Some((server, last)) = self.0.last() else {
+            let servers = cluster.endpoints.join(", ");
             return Error::new(ErrorKind::Unavailable, format!("no time was left to ask etcd at {servers}"), PATIENCE);
         };
         if let CallError::Said(code, message) = last
-            && last.retry_policy() != RetryPolicy::Again
+            && last.retry() == Retry::Answered
         {
             return refused(*code, message, server, cluster);
         }
-        let each: Vec<String> = troubles.iter().map(|(server, trouble)| format!("{server}: {trouble}")).collect();
+        let each: Vec<String> = self.0.iter().map(|(server, trouble)| format!("{server}: {trouble}")).collect();
         // A temporary failure says least about what the user can do, so a permanent one has priority.
-        let telling = troubles
-            .iter()
-            .map(|(_, trouble)| trouble)
-            .find(|trouble| trouble.retry_policy() == RetryPolicy::Elsewhere);
+        let telling = self.0.iter().map(|(_, trouble)| trouble).find(|trouble| trouble.retry() == Retry::IfMet);
         let what = format!("etcd cannot be reached: {}", each.join("; "));
         Error::new(ErrorKind::Unavailable, what, cure(telling.unwrap_or(last)))
     }

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::api::{Found, encoded, number};
 use super::client::Client;
+use super::errors::Troubles;
 use crate::name::escape;
 use crate::store::net::error::CallError;
 use crate::store::{Finding, Verdict};
@@ -17,13 +18,11 @@ use crate::store::{Finding, Verdict};
 /// Maximum time of each request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of timed reads.
 const READS: usize = 5;
 
 /// Read time above which every lock is slow.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// Status that one server reports.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
@@ -85,7 +84,7 @@ fn of_server(client: &Client, at: usize, versions: &mut BTreeSet<String>) -> Vec
 
 /// Returns a finding about a server that did not answer, since the others may answer.
 fn of_trouble(client: &Client, server: &str, trouble: CallError) -> Finding {
-    let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster);
+    let error = Troubles(vec![(server.to_string(), trouble)]).error(&client.cluster);
     match client.cluster.endpoints.len() {
         1 => Finding::failed("server", &error),
         _ => Finding::doubtful("server", error.message(), error.hint()),

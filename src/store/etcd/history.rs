@@ -21,7 +21,6 @@ const NOW_AND_THEN: u8 = 4;
 const PAGE: u64 = 500;
 const MANY_KEYS: u64 = MOST_PAIRS as u64;
 
-/// Returns the step that adds a line with the current time.
 pub(super) fn put_line(host: &dyn Host, prefix: &[u8], line: &str) -> Result<Value> {
     let chance: String = host.random()?[..4].iter().map(|byte| format!("{byte:02x}")).collect();
     let key = [prefix, format!("{:020}.{chance}.{}", host.wall().as_nanos(), line.len()).as_bytes()].concat();
@@ -95,7 +94,6 @@ fn prune(client: &Client, prefix: &[u8], limits: &Limits, now: Duration, chance:
     client.ask::<Anything>("/v3/kv/deleterange", &question).map(drop)
 }
 
-/// Returns the lengths of the lines, which their keys contain.
 fn sizes(prefix: &[u8], page: &Found) -> impl Iterator<Item = u64> {
     page.kvs.iter().map(|pair| parts(prefix, &pair.key).next_back().and_then(|length| length.parse().ok()).unwrap_or(0))
 }

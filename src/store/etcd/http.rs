@@ -28,7 +28,6 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Appends the bytes of this request.
     pub(super) fn encode(&self, server: &str, token: Option<&str>, out: &mut Vec<u8>) {
         let method = if self.body.is_some() { "POST" } else { "GET" };
         out.extend_from_slice(format!("{method} {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
@@ -44,7 +43,6 @@ impl Request<'_> {
     }
 }
 
-/// Answer of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -55,7 +53,6 @@ pub(super) struct Answer {
     pub(super) date: Option<Duration>,
 }
 
-/// Head of an answer.
 struct Head {
     length: usize,
     status: u16,
@@ -64,7 +61,6 @@ struct Head {
     date: Option<Duration>,
 }
 
-/// Delimiter of a body.
 enum Framing {
     Length(usize),
     Chunks,
@@ -75,14 +71,12 @@ enum Framing {
 #[derive(Default)]
 pub(super) struct Incoming {
     bytes: Vec<u8>,
-    /// Number of bytes that are used already.
     used: usize,
 }
 
 type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
 
 impl Incoming {
-    /// Reads the next answer with `receive`.
     pub(super) fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, CallError> {
         let Head { status, framing, keeps_open, date, .. } = loop {
             match head(self.unused())? {
@@ -164,7 +158,6 @@ impl Incoming {
         }
     }
 
-    /// Reads a line, and returns it without its end.
     fn line(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
         loop {
             if let Some(length) = self.unused().windows(2).position(|two| two == b"\r\n") {

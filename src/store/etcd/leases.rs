@@ -21,7 +21,6 @@ use crate::store::{Leases, guarded};
 /// Minimum ttl of a lease in its last second, because etcd counts leases in seconds.
 const LAST_SECOND: Duration = Duration::from_millis(100);
 
-/// Lease without its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pending {
     pub(super) id: u64,
@@ -34,14 +33,12 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Returns the request for this lease. etcd may have granted it at an earlier attempt, or may have forgotten it
-    /// since. No grant uses it yet, so its restart does no harm.
+    /// Returns the request for this lease. No grant uses it yet, so its restart does no harm.
     pub(super) fn request(&self) -> Value {
         json!({"ID": self.id.to_string(), "TTL": self.seconds.to_string()})
     }
 }
 
-/// Knowledge of this process about leases.
 #[derive(Debug, Default)]
 pub(super) struct KnownLeases {
     pending: Mutex<Vec<Pending>>,
@@ -67,31 +64,26 @@ impl KnownLeases {
         guarded(&self.pending).push(pending);
     }
 
-    /// Returns the pending leases that still last.
     pub(super) fn pending(&self, now: Duration) -> Vec<Pending> {
         let mut all = guarded(&self.pending);
         all.retain(|pending| pending.ends > now);
         all.clone()
     }
 
-    /// Returns the end of this lease if its key is not stored.
     pub(super) fn ends(&self, id: u64) -> Option<Duration> {
         guarded(&self.pending).iter().find(|pending| pending.id == id).map(|pending| pending.ends)
     }
 
-    /// Removes leases whose keys are stored.
     pub(super) fn settle(&self, stored: &[Pending]) {
         guarded(&self.pending).retain(|pending| !stored.iter().any(|stored| stored.id == pending.id));
     }
 
-    /// Records that etcd has granted these leases.
     pub(super) fn set_granted(&self, granted: &[Pending]) {
         for pending in guarded(&self.pending).iter_mut() {
             pending.is_granted |= granted.iter().any(|granted| granted.id == pending.id);
         }
     }
 
-    /// Removes a lease whose key is not needed any more.
     pub(super) fn forget(&self, id: u64) {
         guarded(&self.lasting).retain(|(lasting, _)| *lasting != id);
         guarded(&self.pending).retain(|pending| pending.id != id);
@@ -151,7 +143,6 @@ impl Etcd {
         self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
     }
 
-    /// Returns the ttl of a lease whose key is not stored yet.
     fn left_of_pending(&self, id: u64) -> Option<Duration> {
         let left = self.leases.ends(id)?.saturating_sub(self.client.host.boottime());
         Some(left).filter(|left| !left.is_zero())

@@ -8,8 +8,6 @@ use super::Access;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::net::tls::{roots, with_own};
 
-/// Returns the TLS configuration.
-/// Fails if a file cannot be read or has invalid content.
 pub(super) fn config(access: &Access) -> Result<ClientConfig> {
     let roots = roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());

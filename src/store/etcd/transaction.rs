@@ -9,11 +9,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::api::{Anything, Done, delete, is_at, is_unchanged, put, range};
-use super::errors::Failed;
 use super::leases::Pending;
 use super::{Etcd, history};
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock};
+use crate::store::net::retry::Failed;
 use crate::store::{CommitResult, Version, Write, WriteSet};
 
 /// Maximum number of leases that one transaction compares, or puts keys for.
@@ -34,7 +34,6 @@ pub(super) fn ids(leases: &[&Lease]) -> Vec<u64> {
     ids.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Parts of a transaction.
 #[derive(Default)]
 struct Transaction<'a> {
     compare: Vec<Value>,
@@ -50,7 +49,6 @@ struct Transaction<'a> {
 }
 
 impl Etcd {
-    /// Commits this set.
     pub(super) fn run_transaction(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         if set.changes.is_empty() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
@@ -86,10 +84,8 @@ impl Etcd {
 
     /// Returns the comparison and the step of a change; `None` if its record cannot have the expected version.
     fn step(&self, change: &Write<'_>) -> Result<Option<(Value, Value)>> {
-        // A removal makes no bytes readable, so it needs no mode.
-        if let (Some(mode), Some(_)) = (change.options.mode, change.body) {
-            self.check_mode(mode)?;
-        }
+        let hint = "let only a role of etcd read that prefix (etcdctl role grant-permission)";
+        change.check_mode("etcd", &self.url(), hint)?;
         let revision = match change.expect {
             None => 0,
             Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => number,
@@ -161,7 +157,6 @@ impl Etcd {
         }
     }
 
-    /// Runs one transaction.
     fn transact_once(&self, transaction: Transaction<'_>) -> Result<CommitResult> {
         let Transaction { mut compare, mut steps, pending, over, effects, name } = transaction;
         let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();
@@ -175,13 +170,13 @@ impl Etcd {
             self.client.call::<Done>(&requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
         };
         let mut asked = ask(&[&steps[..], &effects].concat(), false);
-        let is_lease_gone = asked.as_ref().is_err_and(Failed::is_lease_gone);
+        let is_lease_gone = asked.as_ref().is_err_and(|failed| failed.trouble.is_lease_gone());
         // The lease of a waiter may be over, or the cluster full: that must not prevent a release.
-        let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(Failed::is_refusal);
+        let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(|failed| failed.trouble.is_refusal());
         if is_lease_gone || leaves_effects {
             asked = ask(&steps, is_lease_gone);
         }
-        let (done, was_resent) = asked.map_err(|failed| failed.error)?;
+        let (done, was_resent) = asked.map_err(Failed::into_error)?;
         self.leases.set_granted(pending);
         if !done.succeeded {
             let until = self.client.host.boottime().saturating_add(SEEN_LASTING);

@@ -1,12 +1,13 @@
 //! Interpretation of an answer from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
 use super::api::{Anything, Authenticated, Done, Found, Granted, understood};
+use super::errors::Troubles;
 use super::health::Members;
 use super::watch::begun;
 use crate::store::Cluster;
 use crate::store::net::error::CallError;
+use crate::store::net::retry::Trouble;
 
-/// Kind of request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Asked {
     Range,
@@ -40,8 +41,8 @@ pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
     let cluster =
         Cluster { tls: false, endpoints: vec!["h:1".to_string()], prefix: String::from_utf8_lossy(body).into_owned() };
     let said = |trouble: CallError| {
-        let _ = (trouble.retry_policy(), trouble.needs_no_login());
-        [trouble.to_string(), CallError::error(&[("h:1".to_string(), trouble)], &cluster).to_string()]
+        let _ = (trouble.retry(), trouble.needs_no_login());
+        [trouble.to_string(), Troubles(vec![("h:1".to_string(), trouble)]).error(&cluster).to_string()]
     };
     trouble.err().into_iter().flat_map(said).collect()
 }

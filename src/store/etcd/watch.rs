@@ -25,7 +25,6 @@ const LONGEST_BEGINNING: usize = 8192;
 
 struct Watch {
     descriptor: OwnedFd,
-    /// Keeps the connection open.
     _line: Connection,
 }
 

@@ -30,9 +30,7 @@ pub(in crate::store) struct Generations(Vec<Generation>);
 struct Generation {
     /// The open file, which keeps its number from being used again.
     file: File,
-    /// Device and number of the file.
     id: (u64, u64),
-    /// Number of bytes visited.
     visited: u64,
     /// True if the file was gone when it was read last, so that it must be opened again.
     is_stale: bool,

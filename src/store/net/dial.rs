@@ -20,9 +20,9 @@ use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 
 use super::error::CallError;
+use super::retry::is_interrupted;
 use super::socket::{CallDeadline, Socket, Wire};
 use crate::host::{Host, addresses_of};
-use crate::store::calls::is_interrupted;
 use crate::store::guarded;
 
 /// Times for which the result of a lookup is cached, after a success and after a failure.
@@ -131,7 +131,6 @@ impl Connector {
         }
     }
 
-    /// Starts TLS on a connection to this server.
     pub(in crate::store) fn encrypt(&self, server: &str, socket: Socket) -> io::Result<Wire> {
         let Some(config) = &self.tls else { return Err(CallError::Tls("it is not configured".to_string()).into()) };
         let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| CallError::Unresolved)?;
@@ -175,7 +174,6 @@ fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>
     if found.is_empty() { Err(CallError::Unresolved) } else { Ok(found) }
 }
 
-/// Returns the host of `HOST:PORT`, without brackets.
 fn host_of(server: &str) -> &str {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)

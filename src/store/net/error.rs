@@ -3,9 +3,9 @@
 use std::fmt;
 use std::io;
 
+use super::retry::{Retry, Trouble};
 use crate::name::escape;
 
-/// Failure of a request to one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::store) enum CallError {
     /// The server's name has no address.
@@ -18,7 +18,6 @@ pub(in crate::store) enum CallError {
     Refused(String),
     /// The server did not answer in time.
     Silent,
-    /// A signal ended the call.
     Interrupted,
     /// The server closed the connection instead of answering.
     Closed,
@@ -26,51 +25,28 @@ pub(in crate::store) enum CallError {
     Tls(String),
     /// The server expects TLS, but the URL says otherwise.
     WantsTls,
-    /// The JSON gateway is off.
     NoGateway,
     /// The answer exceeded the maximum size.
     TooLong,
-    /// The answer is not one that etcd gives.
     Strange(String),
     /// gRPC status code and message of etcd.
     Said(u32, String),
 }
 
-/// Retry that may help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::store) enum RetryPolicy {
-    /// The client may retry at this server or another one.
-    Again,
-    /// The client may retry at another server; at this one only if it has answered before.
-    Elsewhere,
-    /// The client must log in again.
-    Login,
-    /// The client must not retry: this is the cluster's answer.
-    None,
-}
-
-impl CallError {
-    pub(in crate::store) fn retry_policy(&self) -> RetryPolicy {
+impl Trouble for CallError {
+    fn retry(&self) -> Retry {
         match self {
-            CallError::Silent | CallError::Closed => RetryPolicy::Again,
-            CallError::Said(code, message) => match (code, &message[..]) {
-                (16, _) => RetryPolicy::Login,
-                (_, said) if said.contains("invalid auth token") || said.contains("auth store is old") => {
-                    RetryPolicy::Login
-                }
-                (1 | 4 | 14, _) => RetryPolicy::Again,
-                (_, said) if passes(said) => RetryPolicy::Again,
-                _ => RetryPolicy::None,
-            },
-            CallError::TooLong | CallError::Interrupted => RetryPolicy::None,
-            _ => RetryPolicy::Elsewhere,
+            CallError::Silent | CallError::Closed => Retry::Always,
+            CallError::Said(1 | 4 | 14, _) => Retry::Always,
+            CallError::Said(_, said) if passes(said) => Retry::Always,
+            CallError::Said(..) | CallError::TooLong => Retry::Answered,
+            CallError::Interrupted => Retry::Never,
+            _ => Retry::IfMet,
         }
     }
 
-    /// Returns true if waiting may help: a server that is down or starting is silent or refuses connections. A wrong
-    /// name, another protocol on the port, and failed TLS are permanent.
-    pub(in crate::store) fn may_pass(&self) -> bool {
-        matches!(self, CallError::Refused(_) | CallError::NamesSilent) || self.retry_policy() == RetryPolicy::Again
+    fn may_pass(&self) -> bool {
+        matches!(self, CallError::Refused(_) | CallError::NamesSilent) || self.retry() == Retry::Always
     }
 }
 

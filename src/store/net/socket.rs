@@ -12,10 +12,9 @@ use nix::sys::time::TimeSpec;
 use rustls::{ClientConnection, StreamOwned};
 
 use super::error::CallError;
+use super::retry::{is_interrupted, until_signal_check};
 use crate::host::Host;
-use crate::store::calls::{is_interrupted, until_signal_check};
 
-/// Deadline of the present call.
 pub(in crate::store) struct CallDeadline {
     host: Arc<dyn Host>,
     /// Deadline on CLOCK_BOOTTIME, in nanoseconds.
@@ -65,7 +64,6 @@ impl Socket {
         Ok(Socket { stream, call_deadline })
     }
 
-    /// Waits until the socket is ready.
     fn wait_for(&self, what: PollFlags) -> io::Result<()> {
         self.call_deadline.wait(self.stream.as_fd(), what, Duration::MAX)
     }
@@ -107,14 +105,12 @@ impl Write for Socket {
     }
 }
 
-/// Connection, with or without TLS.
 pub(in crate::store) enum Wire {
     Plain(Socket),
     Tls(Box<StreamOwned<ClientConnection, Socket>>),
 }
 
 impl Wire {
-    /// Starts TLS.
     pub(in crate::store) fn encrypted(mut socket: Socket, mut tls: ClientConnection) -> io::Result<Wire> {
         tls.complete_io(&mut socket)?;
         Ok(Wire::Tls(Box::new(StreamOwned::new(tls, socket))))
@@ -127,7 +123,6 @@ impl Wire {
         }
     }
 
-    /// Sends all these bytes.
     pub(in crate::store) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Wire::Plain(socket) => socket.write_all(bytes),
@@ -145,7 +140,6 @@ impl Read for Wire {
     }
 }
 
-/// Returns true if there is something to read.
 pub(in crate::store) fn is_readable(what: BorrowedFd<'_>) -> bool {
     poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
 }

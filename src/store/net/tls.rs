@@ -23,7 +23,6 @@ pub(in crate::store) fn with_own(
     config.map_err(|error| useless(certificate, path, &format!("it does not go with its key: {error}")))
 }
 
-/// Returns the lists of revoked certificates in the file that this variable names.
 pub(in crate::store) fn revoked(variable: &str, path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>> {
     let read = || CertificateRevocationListDer::pem_file_iter(path)?.collect::<std::result::Result<Vec<_>, _>>();
     match read() {

@@ -5,7 +5,7 @@ use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCR
 use postgres_protocol::message::backend::{AuthenticationSaslBody, Message};
 use postgres_protocol::message::frontend;
 
-use super::errors::Trouble;
+use super::errors::SqlError;
 use super::session::{Done, Session, strange};
 use super::settings::{Binding, Settings, Target};
 use fallible_iterator::FallibleIterator;
@@ -13,7 +13,6 @@ use fallible_iterator::FallibleIterator;
 /// Maximum number of rounds of a password's hash, which a server may ask for.
 const MOST_ROUNDS: u32 = 1_000_000;
 
-/// Logs in, as the server asks for it.
 pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target) -> Done<()> {
     let permit = |method: &str| match settings.methods.permit(method) {
         true => Ok(()),
@@ -41,7 +40,7 @@ pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target
                 is_bound = scram(session, settings.binding, &body, password()?)?;
             }
             Message::NoticeResponse(_) => continue,
-            _ => return Err(Trouble::strange("it asks for a login that csalock does not have (GSSAPI, SSPI, OAuth)")),
+            _ => return Err(SqlError::strange("it asks for a login that csalock does not have (GSSAPI, SSPI, OAuth)")),
         }
         has_proved = true;
     }
@@ -54,8 +53,8 @@ pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target
     Ok(())
 }
 
-fn denied(why: String) -> Trouble {
-    Trouble::Said("28P01".into(), why)
+fn denied(why: String) -> SqlError {
+    SqlError::Said("28P01".into(), why)
 }
 
 /// Proves the password, and checks that the server knows it too (RFC 5802, RFC 7677). Returns true if the login is bound to
@@ -77,7 +76,7 @@ fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody,
         None => (SCRAM_SHA_256, ChannelBinding::unsupported(), false),
     };
     if !offers.contains(&mechanism) {
-        return Err(Trouble::strange("it offers no login that csalock has"));
+        return Err(SqlError::strange("it offers no login that csalock has"));
     }
     let mut scram = ScramSha256::new(password, channel);
     session.send(|buffer| frontend::sasl_initial_response(mechanism, scram.message(), buffer).map_err(strange))?;
@@ -88,16 +87,15 @@ fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody,
     scram.update(challenge.data()).map_err(|_| out_of_step())?;
     session.send(|buffer| frontend::sasl_response(scram.message(), buffer).map_err(strange))?;
     let Message::AuthenticationSaslFinal(answer) = session.receive()? else { return Err(out_of_step()) };
-    scram.finish(answer.data()).map_err(|_| Trouble::strange("it does not know the password"))?;
+    scram.finish(answer.data()).map_err(|_| SqlError::strange("it does not know the password"))?;
     Ok(is_bound)
 }
 
-/// Returns the number of rounds in a challenge.
 fn rounds(challenge: &[u8]) -> Option<u32> {
     let challenge = std::str::from_utf8(challenge).ok()?;
     challenge.split(',').find_map(|part| part.strip_prefix("i="))?.parse().ok()
 }
 
-fn out_of_step() -> Trouble {
-    Trouble::strange("an invalid step of SCRAM")
+fn out_of_step() -> SqlError {
+    SqlError::strange("an invalid step of SCRAM")
 }

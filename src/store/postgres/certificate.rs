@@ -4,14 +4,12 @@ use ring::digest;
 
 /// Parts of a certificate, each without tag and length.
 pub(super) struct Parts<'a> {
-    /// Identifier of the algorithm by which the certificate is signed.
     signature: &'a [u8],
     /// Identifier of the algorithm of its key, with its parameters.
     pub(super) key_algorithm: &'a [u8],
     pub(super) key: &'a [u8],
 }
 
-/// Tags of DER.
 const SEQUENCE: u8 = 0x30;
 const BIT_STRING: u8 = 0x03;
 const OBJECT_ID: u8 = 0x06;
@@ -43,13 +41,11 @@ fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     (*found == tag).then(|| rest.split_at_checked(length))?
 }
 
-/// Returns the bytes after the next element, of any kind.
 fn skip(der: &[u8]) -> Option<&[u8]> {
     element(der, *der.first()?).map(|(_, rest)| rest)
 }
 
 impl Parts<'_> {
-    /// Finds the parts. The certificate may be of any version.
     pub(super) fn of(certificate: &[u8]) -> Option<Parts<'_>> {
         let (certificate, _) = element(certificate, SEQUENCE)?;
         let (signed, rest) = element(certificate, SEQUENCE)?;

@@ -1,24 +1,18 @@
-//! Sends requests to the server until it answers or the time is over.
-//!
-//! An answer of the server, even a refusal, ends the call. The call ends at once too if no server has answered this
-//! process yet and none can be reached. After silence, a closed connection and while the server starts or stops, the
-//! client repeats the request. A request may thus reach the server more than once, and every request of this store
-//! tolerates that.
+//! Sends requests to the server, and repeats them as [`crate::store::net::retry`] does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Postgres;
-use super::errors::Trouble;
+use super::errors::SqlError;
 use super::session::{Done, Row, Session, script, statement};
 use super::settings::Settings;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::Host;
-use crate::store::answers::answered;
-use crate::store::calls::{Calls, is_interrupted, pause};
 use crate::store::guarded;
 use crate::store::net::dial::Connector;
+use crate::store::net::retry::{Calls, Failed};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
@@ -36,21 +30,13 @@ const CROWD_LASTS: Duration = Duration::from_secs(5);
 /// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(1);
 
-/// Failure of a call.
-pub(super) struct Failed {
-    pub(super) trouble: Trouble,
-    pub(super) error: Error,
-}
-
 pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     pub(super) connector: Connector,
     pub(super) settings: Settings,
     /// The connection, while it is usable.
     session: Mutex<Option<Session>>,
-    pub(super) calls: Mutex<Calls>,
-    /// True if a server has let this process in at the start. That is no answer to a request, but repetitions may help.
-    has_logged_in: bool,
+    pub(super) calls: Calls,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
     /// True if the server has few connections left, and the time until which that counts.
@@ -64,7 +50,6 @@ enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// Returns true for a request that may change a record.
     fn is_commit(&self) -> bool {
         matches!(self, Request::Statement(sql, _) if sql.contains(".change("))
     }
@@ -73,12 +58,16 @@ impl Request<'_> {
 impl Postgres {
     /// Runs a statement on the store's schema, which `$.` stands for. Returns its rows, and true if it was sent more
     /// than once.
-    pub(super) fn call(&self, sql: &str, parameters: &[Vec<u8>]) -> std::result::Result<(Vec<Row>, bool), Failed> {
+    pub(super) fn call(
+        &self,
+        sql: &str,
+        parameters: &[Vec<u8>],
+    ) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
         self.send(&Request::Statement(&self.named(sql), parameters))
     }
 
     /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
-    pub(super) fn run(&self, sql: &str) -> std::result::Result<Vec<Row>, Failed> {
+    pub(super) fn run(&self, sql: &str) -> std::result::Result<Vec<Row>, Failed<SqlError>> {
         let sql = sql.replace("\"csalock\"", &format!("\"{}\"", self.schema));
         self.send(&Request::Script(&sql)).map(|(rows, _)| rows)
     }
@@ -88,7 +77,7 @@ impl Postgres {
         match self.call(sql, parameters) {
             Ok((rows, _)) => Ok(Some(rows)),
             Err(failed) if failed.trouble.is_missing() => {
-                self.run(include_str!("check.sql")).map_err(|failed| failed.error)?;
+                self.run(include_str!("check.sql")).map_err(Failed::into_error)?;
                 Ok(None)
             }
             Err(failed) => Err(failed.error),
@@ -100,7 +89,7 @@ impl Postgres {
         let done = self.run(include_str!("check.sql")).and_then(|_| self.run(include_str!("schema.sql")));
         match done {
             Err(failed) if failed.trouble.is_taken() => Ok(()),
-            done => done.map(drop).map_err(|failed| failed.error),
+            done => done.map(drop).map_err(Failed::into_error),
         }
     }
 
@@ -141,38 +130,25 @@ impl Postgres {
         sql.replace("$.", &format!("\"{}\".", self.schema))
     }
 
-    fn send(&self, request: &Request<'_>) -> std::result::Result<(Vec<Row>, bool), Failed> {
+    fn send(&self, request: &Request<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
         let client = &self.client;
-        let mut calls = guarded(&client.calls);
-        let deadline = calls.deadline(client.host.boottime());
-        let (mut sent, mut attempt, mut refusal) = (0, 0, None);
-        let trouble = loop {
+        let (mut sent, mut refusal) = (0, None);
+        let explain = |error: &SqlError| error.error(&self.place, &self.schema);
+        let rows = client.calls.repeat(explain, |deadline| {
             client.connector.call_deadline.set(deadline.min(client.host.boottime() + SHARE));
-            let trouble = match client.try_once(request, &mut sent) {
-                Ok(rows) => {
-                    calls.note_answer();
-                    return Ok((answered(rows), sent > 1));
+            client.try_once(request, &mut sent).map_err(|error| {
+                if error.ends_call() {
+                    return error;
                 }
-                Err(trouble) if trouble.ends_call() => {
-                    calls.note_answer();
-                    let error = trouble.error(&self.place, &self.schema);
-                    return Err(Failed { trouble, error });
+                client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
+                // A server that is full says so at some attempts only.
+                if matches!(error, SqlError::Said(..)) {
+                    refusal = Some(error.clone());
                 }
-                Err(trouble) => trouble,
-            };
-            client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
-            let has_met = calls.answered || client.has_logged_in;
-            let is_over = (!has_met && trouble.is_hopeless()) || is_interrupted(&*client.host);
-            // A server that is full says so at some attempts only.
-            refusal = if let Trouble::Said(..) = trouble { Some(trouble.clone()) } else { refusal };
-            if is_over || client.host.boottime() + pause(attempt) >= deadline {
-                break refusal.unwrap_or(trouble);
-            }
-            client.host.sleep(pause(attempt));
-            attempt += 1;
-        };
-        let error = calls.note_silence(trouble.error(&self.place, &self.schema), trouble.may_pass());
-        Err(Failed { trouble, error })
+                refusal.clone().unwrap_or(error)
+            })
+        })?;
+        Ok((rows, sent > 1))
     }
 }
 
@@ -181,14 +157,12 @@ impl Client {
     pub(super) fn new(host: Arc<dyn Host>, connector: Connector, settings: Settings) -> Client {
         connector.call_deadline.set(host.boottime() + TO_CONNECT);
         let session = Session::open(&connector, &settings).ok();
-        let has_logged_in = session.is_some();
         Client {
+            calls: Calls::new(host.clone(), session.is_some()),
             host,
             connector,
             settings,
             session: Mutex::new(session),
-            calls: Mutex::default(),
-            has_logged_in,
             in_doubt: AtomicBool::new(false),
             crowd: Mutex::default(),
         }
@@ -213,7 +187,7 @@ impl Client {
             Request::Script(sql) => script(sql, left)?,
         };
         let done = session.exchange(&request);
-        if done.as_ref().err().is_none_or(Trouble::ends_call) {
+        if done.as_ref().err().is_none_or(SqlError::ends_call) {
             *kept = Some(session);
         }
         done

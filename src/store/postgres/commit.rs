@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::session::array;
 use super::{Postgres, number};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
+use crate::store::net::retry::Failed;
 use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
@@ -27,7 +28,8 @@ impl Postgres {
         changes.sort_by_key(|change| change.name);
         let (mut expects, mut guards) = (Vec::new(), Vec::new());
         for change in &changes {
-            self.check_mode(change)?;
+            let hint = "grant SELECT on that schema only to roles that may read them";
+            change.check_mode("a table", &self.place, hint)?;
             let (expect, guard) = match change.expect {
                 Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => {
                     (Some(number as i64), 0)
@@ -68,7 +70,7 @@ impl Postgres {
         }
         let (mut rows, was_resent) = match done {
             Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict(None)),
-            done => done.map_err(|failed| failed.error)?,
+            done => done.map_err(Failed::into_error)?,
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
         if let Some(number) = number(row, 0) {
@@ -80,21 +82,5 @@ impl Postgres {
         row.remove(0);
         let found = self.stored(row, change.name).ok().flatten();
         Ok(CommitResult::Conflict(found.filter(|_| is_sure)))
-    }
-
-    /// Refuses a mode that lets fewer users read the record than may read the store.
-    fn check_mode(&self, change: &Write<'_>) -> Result<()> {
-        // A removal makes no bytes readable, so it needs no mode.
-        match change.options.mode.filter(|mode| change.body.is_some() && mode & 0o044 != 0o044) {
-            None => Ok(()),
-            Some(mode) => Err(Error::new(
-                ErrorKind::Denied,
-                format!(
-                    "a table has no modes, so every user who may read {} could read bytes that need mode {mode:04o}",
-                    self.place
-                ),
-                "leave the mode out, and grant SELECT on that schema only to roles that may read them",
-            )),
-        }
     }
 }

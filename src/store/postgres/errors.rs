@@ -4,29 +4,27 @@ use std::io;
 
 use crate::error::{Error, ErrorKind};
 use crate::name::escape;
-use crate::store::net::error::{CallError, RetryPolicy};
+use crate::store::net::error::CallError;
+use crate::store::net::retry::{Retry, Trouble};
 
-/// Failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(super) enum SqlError {
     /// The server cannot be reached, or its answer is invalid.
     Line(CallError),
-    /// SQLSTATE and message of the server.
     Said(String, String),
     /// The server has committed, and no longer waits for its synchronous standby.
     NotReplicated,
 }
 
-impl Trouble {
-    pub(super) fn strange(what: &str) -> Trouble {
-        Trouble::Line(CallError::Strange(what.to_string()))
+impl SqlError {
+    pub(super) fn strange(what: &str) -> SqlError {
+        SqlError::Line(CallError::Strange(what.to_string()))
     }
 
     fn code(&self) -> &str {
-        if let Trouble::Said(code, _) = self { code } else { "" }
+        if let SqlError::Said(code, _) = self { code } else { "" }
     }
 
-    /// Returns true if the server is a standby or otherwise read-only.
     pub(super) fn is_standby(&self) -> bool {
         self.code() == "25006"
     }
@@ -34,10 +32,9 @@ impl Trouble {
     /// Returns true for a trouble that another attempt, with TLS instead of without or the other way round, may avoid: TLS
     /// fails, or pg_hba.conf refuses the connection before a login.
     pub(super) fn depends_on_tls(&self) -> bool {
-        matches!(self, Trouble::Line(CallError::Tls(_))) || self.code() == "28000"
+        matches!(self, SqlError::Line(CallError::Tls(_))) || self.code() == "28000"
     }
 
-    /// Returns true if the schema, or an object in it, does not exist.
     pub(super) fn is_missing(&self) -> bool {
         matches!(self.code(), "3F000" | "42P01" | "42883")
     }
@@ -52,41 +49,23 @@ impl Trouble {
         self.code() == "23505"
     }
 
-    /// Returns true for an answer that ends the call.
+    /// Returns true for a refusal that ends the call. The connection stays usable.
     pub(super) fn ends_call(&self) -> bool {
-        matches!(self, Trouble::Said(..)) && !self.may_pass()
-    }
-
-    /// Returns true if a retry of a server that has not answered yet is useless now.
-    pub(super) fn is_hopeless(&self) -> bool {
-        matches!(self, Trouble::Line(line) if line.retry_policy() == RetryPolicy::Elsewhere)
-    }
-
-    /// Returns true if a retry may help: the server or the pooler starts, stops, is silent or has no connection left, or
-    /// undid the transaction because of another one.
-    pub(super) fn may_pass(&self) -> bool {
-        match self {
-            Trouble::Line(line) => line.may_pass(),
-            Trouble::NotReplicated => true,
-            Trouble::Said(code, _) => {
-                let passes = ["40001", "40P01", "53300", "55P03", "57014", "57P01", "57P02", "57P03"];
-                code.starts_with("08") || passes.contains(&&code[..])
-            }
-        }
+        matches!(self, SqlError::Said(..)) && !self.may_pass()
     }
 
     /// Returns the error for the user. `place` is the URL of the store.
     pub(super) fn error(&self, place: &str, schema: &str) -> Error {
         let (code, message) = match self {
-            Trouble::Line(line) => {
+            SqlError::Line(line) => {
                 let what = format!("PostgreSQL cannot be reached: {place}: {line}");
                 return Error::new(ErrorKind::Unavailable, what, unreachable_hint(line));
             }
-            Trouble::NotReplicated => {
+            SqlError::NotReplicated => {
                 let what = format!("PostgreSQL at {place}: the wait for the synchronous standby was cut short");
                 return Error::new(ErrorKind::Unavailable, what, "check the standby, then try again");
             }
-            Trouble::Said(code, message) => (&code[..], escape(message.as_bytes())),
+            SqlError::Said(code, message) => (&code[..], escape(message.as_bytes())),
         };
         let (kind, hint) = match code {
             "28P01" | "28000" => (ErrorKind::Denied, "check the user, ~/.pgpass or PGPASSWORD, and pg_hba.conf"),
@@ -113,6 +92,29 @@ impl Trouble {
     }
 }
 
+impl Trouble for SqlError {
+    fn retry(&self) -> Retry {
+        match self {
+            SqlError::Line(line) => line.retry(),
+            _ if self.may_pass() => Retry::Always,
+            _ => Retry::Answered,
+        }
+    }
+
+    /// The server or the pooler starts, stops, is silent or has no connection left, or undid the transaction because of
+    /// another one.
+    fn may_pass(&self) -> bool {
+        match self {
+            SqlError::Line(line) => line.may_pass(),
+            SqlError::NotReplicated => true,
+            SqlError::Said(code, _) => {
+                let passes = ["40001", "40P01", "53300", "55P03", "57014", "57P01", "57P02", "57P03"];
+                code.starts_with("08") || passes.contains(&&code[..])
+            }
+        }
+    }
+}
+
 fn unreachable_hint(line: &CallError) -> &'static str {
     match line {
         CallError::Unresolved => "check the spelling of the store's URL, and the name service",
@@ -125,8 +127,8 @@ fn unreachable_hint(line: &CallError) -> &'static str {
     }
 }
 
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Trouble {
-        Trouble::Line(CallError::from(error))
+impl From<io::Error> for SqlError {
+    fn from(error: io::Error) -> SqlError {
+        SqlError::Line(CallError::from(error))
     }
 }

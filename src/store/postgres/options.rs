@@ -6,13 +6,11 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape;
 
-/// Treatment of a setting by csalock.
 pub(super) enum Treatment {
     /// csalock does what libpq does.
     Implemented,
     /// The other values restrict the connection in a way that csalock does not know, or ask for more than it has.
     Only(&'static [&'static str], &'static str),
-    /// No value restricts the connection.
     Ignored,
 }
 
@@ -86,12 +84,6 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("", "PGTZ", Ignored),
 ];
 
-/// Returns the environment variables that csalock reads for PostgreSQL: those of libpq, and that of the home directory.
-pub fn variables() -> impl Iterator<Item = &'static str> {
-    SETTINGS.iter().map(|Setting(_, variable, _)| *variable).filter(|variable| !variable.is_empty()).chain(["HOME"])
-}
-
-/// Returns true for a key of libpq.
 pub(super) fn is_known(key: &str) -> bool {
     !key.is_empty() && SETTINGS.iter().any(|Setting(known, ..)| *known == key)
 }

@@ -16,7 +16,7 @@ use postgres_protocol::IsNull;
 use postgres_protocol::message::backend::{DataRowBody, ErrorFields, Header, Message};
 use postgres_protocol::message::frontend;
 
-use super::errors::Trouble;
+use super::errors::SqlError;
 use super::settings::{Settings, SslMode, Target};
 use super::{auth, certificate};
 use crate::host::user_name;
@@ -34,12 +34,11 @@ const LARGEST: usize = 16 << 20;
 /// Function of the server that warns if a wait for a synchronous standby was cut short. The commit stands on this server.
 const WAIT_FOR_STANDBY: &str = "SyncRepWaitForLSN";
 
-pub(super) type Done<T> = Result<T, Trouble>;
+pub(super) type Done<T> = Result<T, SqlError>;
 
 /// Row of an answer: its columns in binary format.
 pub(super) type Row = Vec<Option<Vec<u8>>>;
 
-/// Connection to one server.
 pub(super) struct Session {
     wire: Wire,
     incoming: BytesMut,
@@ -66,7 +65,7 @@ impl Session {
                 opened => return opened,
             }
         }
-        Err(first.unwrap_or_else(|| Trouble::strange("no server is named")))
+        Err(first.unwrap_or_else(|| SqlError::strange("no server is named")))
     }
 
     /// Connects to this server, with and without TLS in the order that the mode asks for.
@@ -88,10 +87,9 @@ impl Session {
                 opened => return opened,
             }
         }
-        Err(first.unwrap_or_else(|| Trouble::strange("no way to connect")))
+        Err(first.unwrap_or_else(|| SqlError::strange("no way to connect")))
     }
 
-    /// Logs in on a connection.
     pub(super) fn over(wire: Wire, settings: &Settings, target: &Target) -> Done<Session> {
         let is_encrypted = matches!(wire, Wire::Tls(_));
         let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted };
@@ -117,7 +115,7 @@ impl Session {
     fn unless_standby(mut self) -> Done<Session> {
         let rows = self.exchange(&script("SELECT pg_is_in_recovery()", Duration::from_secs(4))?)?;
         let is_standby = rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()));
-        if is_standby { Err(Trouble::Said("25006".into(), "it is a standby".into())) } else { Ok(self) }
+        if is_standby { Err(SqlError::Said("25006".into(), "it is a standby".into())) } else { Ok(self) }
     }
 
     /// Returns the hash that stands for this connection in a login, if it is encrypted.
@@ -126,7 +124,6 @@ impl Session {
         certificate::end_point(stream.conn.peer_certificates()?.first()?)
     }
 
-    /// Sends the messages that `make` writes.
     pub(super) fn send(&mut self, make: impl FnOnce(&mut BytesMut) -> Done<()>) -> Done<()> {
         let mut buffer = BytesMut::new();
         make(&mut buffer)?;
@@ -138,14 +135,14 @@ impl Session {
             // A length is only a claim, so it is checked before the crate makes room for it.
             let length = Header::parse(&self.incoming).map_err(strange)?.map_or(0, |header| header.len());
             if length as usize > LONGEST {
-                return Err(Trouble::strange("it does not speak PostgreSQL's protocol"));
+                return Err(SqlError::strange("it does not speak PostgreSQL's protocol"));
             }
             if let Some(message) = Message::parse(&mut self.incoming).map_err(strange)? {
                 return Ok(message);
             }
             let mut buffer = [0; 16 << 10];
             match self.wire.read(&mut buffer)? {
-                0 => return Err(Trouble::Line(CallError::Closed)),
+                0 => return Err(SqlError::Line(CallError::Closed)),
                 length => self.incoming.extend_from_slice(&buffer[..length]),
             }
         }
@@ -170,7 +167,7 @@ impl Session {
                 Message::DataRow(body) => {
                     size += cost(&body);
                     if size > LARGEST {
-                        return Err(Trouble::Line(CallError::TooLong));
+                        return Err(SqlError::Line(CallError::TooLong));
                     }
                     rows.push(row(&body)?);
                 }
@@ -179,7 +176,7 @@ impl Session {
                     (trouble, true) => return Err(trouble),
                     (trouble, false) => failed = Some(trouble),
                 },
-                Message::ReadyForQuery(_) if !is_certain => return Err(Trouble::NotReplicated),
+                Message::ReadyForQuery(_) if !is_certain => return Err(SqlError::NotReplicated),
                 Message::ReadyForQuery(_) => return failed.map_or(Ok(rows), Err),
                 _ => {}
             }
@@ -225,8 +222,8 @@ fn dial(connector: &Connector, settings: &Settings, target: &Target, encrypted: 
     match answer {
         [b'S'] => Ok(connector.encrypt(&target.server(), socket)?),
         [b'N'] if settings.mode == SslMode::Prefer => Ok(Wire::Plain(socket)),
-        [b'N'] => Err(Trouble::Line(CallError::Tls("the server does not offer it".to_string()))),
-        _ => Err(Trouble::strange("it does not speak PostgreSQL's protocol")),
+        [b'N'] => Err(SqlError::Line(CallError::Tls("the server does not offer it".to_string()))),
+        _ => Err(SqlError::strange("it does not speak PostgreSQL's protocol")),
     }
 }
 
@@ -239,12 +236,11 @@ fn check_peer(stream: &TcpStream, settings: &Settings) -> Done<()> {
     }
     let found = escape(found.unwrap_or_else(|| "an unknown user".to_string()).as_bytes());
     let what = format!("it runs as {found}, and requirepeer demands {}", escape(wanted.as_bytes()));
-    Err(Trouble::Said("28000".to_string(), what))
+    Err(SqlError::Said("28000".to_string(), what))
 }
 
-/// Returns the trouble for an invalid message.
-pub(super) fn strange(error: impl Display) -> Trouble {
-    Trouble::strange(&format!("an invalid message: {error}"))
+pub(super) fn strange(error: impl Display) -> SqlError {
+    SqlError::strange(&format!("an invalid message: {error}"))
 }
 
 /// Returns the settings of a transaction whose client waits for this time. Each request begins with them: another role may
@@ -274,7 +270,7 @@ pub(super) fn statement(sql: &str, parameters: &[Vec<u8>], left: Duration) -> Do
         };
         // All parameters, then all columns, in binary format.
         let bound = frontend::bind("", "", [1], parameters, copy, [1], &mut buffer);
-        bound.map_err(|_| Trouble::strange("a parameter is too long"))?;
+        bound.map_err(|_| SqlError::strange("a parameter is too long"))?;
         frontend::execute("", 0, &mut buffer).map_err(strange)?;
     }
     frontend::sync(&mut buffer);
@@ -303,7 +299,6 @@ pub(super) fn array<T: AsRef<[u8]>>(elements: impl IntoIterator<Item = Option<T>
     head.flat_map(u32::to_be_bytes).chain(body).collect()
 }
 
-/// Returns a field of an error or a warning.
 fn field(fields: &mut ErrorFields<'_>, kind: u8) -> String {
     let found = fields.find(|field| Ok(field.type_() == kind)).ok().flatten();
     let text = found.map_or(String::new(), |field| String::from_utf8_lossy(field.value_bytes()).into_owned());
@@ -311,7 +306,7 @@ fn field(fields: &mut ErrorFields<'_>, kind: u8) -> String {
 }
 
 /// Returns code and text of an error, and true if the server has closed the connection.
-fn said<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (Trouble, bool) {
+fn said<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (SqlError, bool) {
     let field = |kind| field(&mut fields(), kind);
     let is_fatal = !matches!(&field(b'V')[..], "ERROR");
     let (code, message) = (field(b'C'), field(b'M'));
@@ -321,7 +316,7 @@ fn said<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (Trouble, bool) {
         "08P01" if message.contains("no such database") => "3D000".to_string(),
         _ => code,
     };
-    (Trouble::Said(code, message), is_fatal)
+    (SqlError::Said(code, message), is_fatal)
 }
 
 /// Returns the memory that a row needs, in bytes. A column of seven bytes costs ten times as much.
@@ -346,7 +341,6 @@ mod tests {
         assert_eq!(array([Some(b"a"), None], true), two);
     }
 
-    /// Returns a message of this type.
     fn message(kind: u8, body: &[u8]) -> Message {
         let length = (body.len() as u32 + 4).to_be_bytes();
         let mut bytes = BytesMut::from(&[&[kind], &length[..], body].concat()[..]);
@@ -368,9 +362,9 @@ mod tests {
             _ => panic!(),
         };
         let refused = said_in(b"VERROR\0C42501\0Mno\0\0");
-        assert_eq!(refused, (Trouble::Said("42501".to_string(), "no".to_string()), false));
+        assert_eq!(refused, (SqlError::Said("42501".to_string(), "no".to_string()), false));
         let long = [b"M", &[b'x'; 1000][..], b"\0\0"].concat();
-        assert_eq!(said_in(&long), (Trouble::Said(String::new(), "x".repeat(300)), true));
+        assert_eq!(said_in(&long), (SqlError::Said(String::new(), "x".repeat(300)), true));
     }
 
     #[test]
@@ -410,7 +404,7 @@ mod tests {
             let wire = Wire::Plain(socket);
             let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted: false };
             let refused = session.exchange(&script("", Duration::from_secs(1)).unwrap());
-            assert_eq!(refused, Err(Trouble::Line(CallError::TooLong)));
+            assert_eq!(refused, Err(SqlError::Line(CallError::TooLong)));
             drop(session);
             server.join().unwrap();
             assert!(sent.load(Ordering::SeqCst) < 4 << 20, "columns {columns}: {sent:?}");

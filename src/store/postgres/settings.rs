@@ -9,9 +9,8 @@ use super::url::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
 use crate::name::escape;
-use crate::store::{Access, Secret};
+use crate::store::{Secret, Variables};
 
-/// Protection of the connection by TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SslMode {
     Disable,
@@ -35,7 +34,6 @@ pub(super) enum Binding {
     Require,
 }
 
-/// One of the servers to try.
 #[derive(Clone)]
 pub(super) struct Target {
     /// Name or address, or the absolute path of a socket's directory.
@@ -47,7 +45,6 @@ pub(super) struct Target {
     pub(super) password: std::result::Result<Secret, String>,
 }
 
-/// Methods of login that the user accepts.
 #[derive(Clone, Default)]
 pub(super) struct Methods {
     names: Vec<String>,
@@ -61,7 +58,6 @@ pub(super) struct Tls {
     /// Certificates of the authorities; without a file, those of the system.
     pub(super) root: Option<PathBuf>,
     pub(super) revoked: Option<PathBuf>,
-    /// Certificate and key of this client.
     pub(super) own: Option<(PathBuf, PathBuf)>,
     /// Lowest and highest version, of 2 and 3.
     pub(super) versions: (u8, u8),
@@ -89,16 +85,15 @@ pub(super) struct Settings {
 struct Sources<'a> {
     database: &'a Database,
     service: BTreeMap<String, String>,
-    access: &'a Access,
+    variables: &'a Variables<'a>,
     home: PathBuf,
 }
 
 impl Sources<'_> {
     fn variable(&self, name: &str) -> Option<String> {
-        self.access.postgres.get(name).map(|value| value.expose().to_string())
+        (self.variables)(name).map(|value| value.to_string_lossy().into_owned())
     }
 
-    /// Returns a setting that is not empty.
     fn find(&self, key: &str) -> Option<String> {
         let variable = options::SETTINGS.iter().find(|setting| setting.0 == key).map_or("", |setting| setting.1);
         self.find_both(key, variable).filter(|value| !value.is_empty())
@@ -125,10 +120,9 @@ impl Sources<'_> {
 
 impl Settings {
     /// Fails if a setting is invalid or refused, or the named service is unknown.
-    pub(super) fn new(database: &Database, access: &Access, uid: u32) -> Result<Settings> {
-        let variable = |name: &str| access.postgres.get(name).map(|value| value.expose().to_string());
-        let home = variable("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
-        let mut from = Sources { database, service: BTreeMap::new(), access, home };
+    pub(super) fn new(database: &Database, variables: &Variables<'_>, uid: u32) -> Result<Settings> {
+        let home = variables("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
+        let mut from = Sources { database, service: BTreeMap::new(), variables, home };
         if let Some(name) = from.find("service") {
             let own = from.find("servicefile").map_or_else(|| from.home.join(".pg_service.conf"), PathBuf::from);
             let system = from.variable("PGSYSCONFDIR").unwrap_or_else(|| "/etc/postgresql-common".to_string());
@@ -166,7 +160,6 @@ impl Settings {
         })
     }
 
-    /// Returns all servers.
     #[cfg(test)]
     pub(super) fn servers(&self) -> String {
         self.targets.iter().map(Target::server).collect::<Vec<_>>().join(",")
@@ -174,7 +167,6 @@ impl Settings {
 }
 
 impl Target {
-    /// Returns true for a socket of this host.
     pub(super) fn is_socket(&self) -> bool {
         self.host.starts_with('/') && self.address.is_none()
     }
@@ -194,7 +186,6 @@ fn with_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Returns the servers to try: as many as there are hosts or addresses.
 fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>> {
     let list = |key: &str| from.find(key).map_or_else(Vec::new, |list| list.split(',').map(String::from).collect());
     let (_, of_url) = from.database.parts().unwrap_or_default();
@@ -254,7 +245,6 @@ fn mode(from: &Sources<'_>) -> Result<(SslMode, bool)> {
     Ok((mode, is_system))
 }
 
-/// Returns the lowest and the highest version of TLS.
 fn versions(from: &Sources<'_>) -> Result<(u8, u8)> {
     let lowest = from.one_of("ssl_min_protocol_version", &["TLSv1.2", "TLSv1.3", "TLSv1.1", "TLSv1"])?;
     let highest = from.one_of("ssl_max_protocol_version", &["TLSv1.3", "TLSv1.2"])?;

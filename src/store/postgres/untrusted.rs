@@ -10,7 +10,6 @@ use super::Database;
 use super::session::{Session, statement};
 use super::settings::Settings;
 use crate::host::Fake;
-use crate::store::Access;
 use crate::store::net::socket::{CallDeadline, Socket, Wire};
 
 /// Maximum size of an input, which the socket takes at once.
@@ -23,8 +22,8 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
     theirs.shutdown(Shutdown::Write).expect("it can be shut down");
     let host = Arc::new(Fake::new(1));
     let socket = Socket::new(TcpStream::from(OwnedFd::from(ours)), Arc::new(CallDeadline::new(host)));
-    let access = Access { postgres: [("PGPASSWORD", "sesame".into())].into(), ..Access::default() };
-    let settings = Database::parse(b"//u@h/d").ok().and_then(|database| Settings::new(&database, &access, 0).ok());
+    let variables = |name: &str| (name == "PGPASSWORD").then(|| "sesame".into());
+    let settings = Database::parse(b"//u@h/d").ok().and_then(|database| Settings::new(&database, &variables, 0).ok());
     let (Ok(socket), Some(settings)) = (socket, settings) else { return Vec::new() };
     let done = Session::over(Wire::Plain(socket), &settings, &settings.targets[0]).and_then(|mut session| {
         let rows = session.exchange(&statement("SELECT 1", &[], std::time::Duration::from_secs(1))?)?;
@@ -32,9 +31,9 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
         assert!(size <= bytes.len(), "the rows are longer than the answer");
         Ok(())
     });
-    let said = |trouble: super::errors::Trouble| {
-        let _ = (trouble.is_missing(), trouble.is_taken(), trouble.is_conflict(), trouble.is_hopeless());
-        trouble.error("postgres://h/d", "s").to_string()
+    let said = |error: super::errors::SqlError| {
+        let _ = (error.is_missing(), error.is_taken(), error.is_conflict(), error.ends_call());
+        error.error("postgres://h/d", "s").to_string()
     };
     done.err().map(said).into_iter().collect()
 }

@@ -63,24 +63,20 @@ impl Database {
         }
     }
 
-    /// Returns the URL of this database.
     pub fn url(&self) -> String {
         let mark = if self.options.is_empty() { "" } else { "?" };
         format!("postgres://{}/{}{mark}{}", self.address, self.name, self.options)
     }
 
-    /// Returns the value of an option.
     pub(super) fn option(&self, wanted: &str) -> Option<String> {
         let mut options = self.options.split('&').filter_map(|option| option.split_once('='));
         options.find(|(key, _)| *key == wanted).and_then(|(_, value)| decoded(value))
     }
 
-    /// Returns the schema of the store.
     pub(super) fn schema(&self) -> String {
         self.option("schema").unwrap_or_else(|| SCHEMA.to_string())
     }
 
-    /// Returns the user, and the hosts with their ports.
     pub(super) fn parts(&self) -> Option<Parts> {
         let (user, servers) = self.address.rsplit_once('@').map_or((None, &self.address[..]), |(u, s)| (Some(u), s));
         let host = |server: &str| {

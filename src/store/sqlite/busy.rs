@@ -12,6 +12,7 @@ use std::time::Duration;
 use nix::sys::stat::lstat;
 
 use crate::host::Host;
+use crate::store::deadline::of_call;
 use crate::store::{guarded, with_suffix};
 
 /// Maximum wait of a call without a deadline, and of a call in a crowd.
@@ -42,8 +43,6 @@ pub(super) struct Busy {
 
 #[derive(Default)]
 struct State {
-    /// Caller's deadline on CLOCK_BOOTTIME.
-    until: Option<Duration>,
     /// Wait of this call, if it has begun.
     wait: Option<BusyWait>,
     /// Time at which a call last gave up.
@@ -62,15 +61,6 @@ struct BusyWait {
 impl Busy {
     pub(super) fn new(path: PathBuf, host: Arc<dyn Host>) -> Busy {
         Busy { host, log: with_suffix(&path, "-wal"), path, state: Mutex::default() }
-    }
-
-    /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
-    pub(super) fn bound(&self, until: Option<Duration>) {
-        guarded(&self.state).until = until;
-    }
-
-    pub(super) fn is_bounded(&self) -> bool {
-        guarded(&self.state).until.is_some()
     }
 
     pub(super) fn begin(&self) {
@@ -119,7 +109,7 @@ impl Busy {
     fn end(&self, state: &State, wait: &BusyWait) -> Duration {
         let (began, (changed, _)) = (wait.began, wait.changed);
         let gave_up = state.gave_up.is_some_and(|at| began < at + PATIENCE);
-        match state.until {
+        match of_call() {
             _ if self.host.is_interrupted() => (changed + AFTER_SIGNAL).min(began + LONGEST_AFTER_SIGNAL),
             Some(until) if until > began + LEAST => until,
             None if !gave_up => began + PATIENCE,
@@ -143,6 +133,7 @@ fn length(tries: i32) -> Duration {
 mod tests {
     use super::*;
     use crate::host::Fake;
+    use crate::store::StoreDeadline;
 
     fn busy(fake: &Fake) -> Busy {
         Busy::new("/nonexistent".into(), Arc::new(fake.clone()))
@@ -163,10 +154,10 @@ mod tests {
         let busy = busy(&fake);
         assert_eq!(waits(&busy, &fake), PATIENCE);
         assert_eq!(waits(&busy, &fake), LEAST);
-        busy.bound(Some(fake.boottime() + Duration::from_secs(40)));
+        let deadline = StoreDeadline::begin(Some(fake.boottime() + Duration::from_secs(40)));
         assert_eq!(waits(&busy, &fake), Duration::from_secs(40));
         assert_eq!(waits(&busy, &fake), LEAST);
-        busy.bound(None);
+        drop(deadline);
         fake.pass(PATIENCE);
         assert_eq!(waits(&busy, &fake), PATIENCE);
     }
@@ -175,7 +166,7 @@ mod tests {
     fn a_signal_ends_a_wait_without_end() {
         let fake = Fake::new(1);
         let busy = busy(&fake);
-        busy.bound(Some(Duration::MAX));
+        let _deadline = StoreDeadline::begin(Some(Duration::MAX));
         assert!((0..10_000).all(|tries| busy.pause_after(tries)));
         fake.interrupt();
         assert!(!busy.pause_after(0));
@@ -186,7 +177,7 @@ mod tests {
     fn a_call_in_a_crowd_waits_for_its_turn() {
         let (fake, file) = (Fake::new(1), tempfile::NamedTempFile::new().unwrap());
         let busy = Busy::new(file.path().to_path_buf(), Arc::new(fake.clone()));
-        busy.bound(Some(fake.boottime()));
+        let _deadline = StoreDeadline::begin(Some(fake.boottime()));
         let began = fake.boottime();
         let mut tries = 0..;
         // The other processes commit until this time.

@@ -11,6 +11,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use super::errors::{self, Cause};
 use super::{COUNT, Sqlite, checks, journal, schema, vfs};
 use crate::error::{Error, Result};
+use crate::store::deadline::of_call;
 use crate::store::{Durability, WriteOptions, guarded, with_suffix};
 
 type Done<T> = std::result::Result<T, Cause>;
@@ -241,7 +242,7 @@ impl Sqlite {
     /// Returns the error for a failure of the database, whose connection is closed.
     fn explain(&self, cause: Cause) -> Error {
         if errors::is_busy(&cause) {
-            return errors::locked(&self.path, self.busy.is_bounded());
+            return errors::locked(&self.path, of_call().is_some());
         }
         errors::explain(cause, &self.path)
     }

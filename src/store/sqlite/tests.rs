@@ -16,7 +16,7 @@ use crate::host::{Fake, Host};
 use crate::lock::{
     self, Grant, Handle, Lease, LeaseClock, Lifetime, Mode as LockMode, Owner, PidDomain, ProcessId, Record, Waiter,
 };
-use crate::store::{CommitResult, Store, Version, WriteSet, with_suffix};
+use crate::store::{CommitResult, Store, StoreDeadline, Version, WriteSet, with_suffix};
 
 fn open(path: &Path) -> Result<Sqlite> {
     Sqlite::open(path, Arc::new(Fake::new(1)))
@@ -196,7 +196,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     assert_eq!(waited(&read), (ErrorKind::Unavailable, PATIENCE));
     assert_eq!(waited(&write), (ErrorKind::Unavailable, LEAST));
     other.execute_batch("ROLLBACK; BEGIN IMMEDIATE").unwrap();
-    store.set_deadline(Some(fake.boottime() + 3 * PATIENCE));
+    let _deadline = StoreDeadline::begin(Some(fake.boottime() + 3 * PATIENCE));
     assert_eq!(waited(&write), (ErrorKind::Busy, 3 * PATIENCE));
     // A process that only reads blocks each commit.
     other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_2").unwrap();

@@ -108,6 +108,7 @@ mod tests {
     use super::super::busy::LEAST;
     use super::*;
     use crate::host::{Fake, Host};
+    use crate::store::StoreDeadline;
 
     #[test]
     fn the_pauses_of_sqlite_last_as_long_as_the_call() {
@@ -123,7 +124,7 @@ mod tests {
             }
         };
         let began = fake.boottime();
-        busy.bound(Some(began));
+        let _deadline = StoreDeadline::begin(Some(began));
         within(&busy, pauses);
         assert_eq!(fake.boottime() - began, LEAST);
         pauses();

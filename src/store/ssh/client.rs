@@ -1,13 +1,13 @@
-//! Sends requests to the server until it answers or the time is over.
+//! Sends requests to the server, and repeats them as [`crate::store::net::retry`] does.
 //!
-//! **Lost answers.** After a trouble the client repeats the request on a new connection. The new server process first
+//! **Lost answers.** After an error the client repeats the request on a new connection. The new server process first
 //! waits until those of the earlier connections have ended, so no copy of a request is carried out late.
 
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::errors::Trouble;
+use super::errors::LinkError;
 use super::link::Link;
 use super::url::Remote;
 use super::wire::{Reply, Request};
@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::store::answers::answered;
-use crate::store::calls::{Calls, PATIENCE, pause};
 use crate::store::guarded;
+use crate::store::net::retry::{Calls, Failed, PATIENCE};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(2);
@@ -24,7 +24,6 @@ const SHARE: Duration = Duration::from_secs(2);
 /// Maximum time to connect before a process knows what it needs.
 const TO_CONNECT: Duration = Duration::from_secs(2);
 
-/// The connection of this process to one store.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) link: Option<Link>,
@@ -33,7 +32,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Ends a connection with a trouble. Its server process may still carry out a request.
+    /// Ends a connection that failed. Its server process may still carry out a request.
     pub(super) fn lose(&mut self) {
         let Some(link) = self.link.take() else { return };
         link.end();
@@ -47,13 +46,11 @@ pub(super) struct Client {
     /// ssh(1), or the program in `CSALOCK_SSH`.
     pub(super) program: OsString,
     pub(super) slot: Arc<Mutex<Slot>>,
-    pub(super) calls: Mutex<Calls>,
-    /// True if a server has greeted this process at the start. That is no answer to a request, but repetitions may help.
-    is_greeted: bool,
+    pub(super) calls: Calls,
 }
 
 impl Client {
-    /// Returns a client with a new connection. A trouble shows at the first request.
+    /// Returns a client with a new connection. An error shows at the first request.
     pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
         let mut slot = Slot::default();
         if let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
@@ -62,45 +59,21 @@ impl Client {
             slot.link = greeted.is_ok().then_some(link);
         }
         let is_greeted = slot.link.as_ref().is_some_and(|link| link.session.is_some());
-        let slot = Arc::new(Mutex::new(slot));
-        Client { host, remote: remote.clone(), program, slot, calls: Mutex::default(), is_greeted }
+        let (calls, slot) = (Calls::new(host.clone(), is_greeted), Arc::new(Mutex::new(slot)));
+        Client { host, remote: remote.clone(), program, slot, calls }
     }
 
     /// Sends a request, and returns its reply with the id of the request.
     pub(super) fn ask(&self, request: &Request) -> Result<(u64, Reply)> {
-        let mut calls = guarded(&self.calls);
-        let deadline = calls.deadline(self.host.boottime());
-        let mut attempt = 0;
-        let trouble = loop {
-            let id = self.new_id()?;
-            match self.try_once(id, request, deadline) {
-                Ok(reply) => {
-                    calls.note_answer();
-                    return match answered(reply) {
-                        Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
-                        reply => Ok((id, reply)),
-                    };
-                }
-                Err(trouble) => {
-                    let has_met = calls.answered || self.is_greeted;
-                    let gives_up = !trouble.may_pass() || (!has_met && !matches!(trouble, Trouble::Strange));
-                    if gives_up || self.host.boottime() + pause(attempt) >= deadline {
-                        break trouble;
-                    }
-                }
-            }
-            self.host.sleep(pause(attempt));
-            attempt += 1;
-        };
-        Err(self.unanswered(&mut calls, trouble))
+        let id = self.new_id()?;
+        let reply = self.calls.repeat(|error| self.error(error), |deadline| self.try_once(id, request, deadline));
+        match reply.map_err(Failed::into_error)? {
+            Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
+            reply => Ok((id, reply)),
+        }
     }
 
-    fn unanswered(&self, calls: &mut Calls, trouble: Trouble) -> Error {
-        let may_pass = trouble.may_pass();
-        calls.note_silence(self.error(trouble), may_pass)
-    }
-
-    fn try_once(&self, id: u64, request: &Request, deadline: Duration) -> std::result::Result<Reply, Trouble> {
+    fn try_once(&self, id: u64, request: &Request, deadline: Duration) -> std::result::Result<Reply, LinkError> {
         let mut slot = guarded(&self.slot);
         let done = self.try_on(&mut slot, id, request, deadline);
         if done.is_err() {
@@ -115,7 +88,7 @@ impl Client {
         id: u64,
         ask: &Request,
         deadline: Duration,
-    ) -> std::result::Result<Reply, Trouble> {
+    ) -> std::result::Result<Reply, LinkError> {
         let host = self.host.as_ref();
         let link = match &mut slot.link {
             Some(link) => link,
@@ -127,7 +100,7 @@ impl Client {
         if !slot.earlier.is_empty() {
             match link.ask(host, !id, &Request::After(slot.earlier.clone()), deadline)? {
                 Reply::Done => slot.earlier.clear(),
-                _ => return Err(Trouble::Silent),
+                _ => return Err(LinkError::Silent),
             }
         }
         let until = if is_new { deadline } else { deadline.min(host.boottime() + SHARE) };
@@ -137,22 +110,24 @@ impl Client {
     /// Makes a connection for a list, whose reader may send other requests meanwhile. Returns the last reply.
     pub(super) fn list(&self, request: &Request, visit: &mut dyn FnMut(Reply) -> Result<()>) -> Result<Reply> {
         let (host, id) = (self.host.as_ref(), self.new_id()?);
-        let deadline = guarded(&self.calls).deadline(host.boottime());
-        let begun = Link::open(&self.program, &self.remote, host.boottime()).and_then(|mut link| {
-            link.greet(host, deadline)?;
-            Ok((link.ask(host, id, request, deadline)?, link))
-        });
-        let (mut reply, mut link) = begun.map_err(|trouble| self.unanswered(&mut guarded(&self.calls), trouble))?;
-        guarded(&self.calls).note_answer();
+        let begun = self.calls.repeat(
+            |error| self.error(error),
+            |deadline| {
+                let mut link = Link::open(&self.program, &self.remote, host.boottime())?;
+                link.greet(host, deadline)?;
+                Ok((link.ask(host, id, request, deadline)?, link))
+            },
+        );
+        let (mut reply, mut link) = begun.map_err(Failed::into_error)?;
         while matches!(reply, Reply::Entry(..)) {
             visit(answered(reply))?;
-            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|trouble| self.error(trouble))?;
+            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|error| self.error(&error))?;
         }
         Ok(reply)
     }
 
-    pub(super) fn error(&self, trouble: Trouble) -> Error {
-        trouble.error(&self.remote, &self.program)
+    pub(super) fn error(&self, error: &LinkError) -> Error {
+        error.error(&self.remote, &self.program)
     }
 
     fn new_id(&self) -> Result<u64> {

@@ -16,13 +16,13 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
-use super::errors::Trouble;
+use super::errors::LinkError;
 use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, Request, VERSION, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
-use crate::store::calls::{is_interrupted, until_signal_check};
+use crate::store::net::retry::{is_interrupted, until_signal_check};
 use crate::store::net::socket::poll;
 
 /// Maximum number of bytes of ssh's messages that are read.
@@ -46,13 +46,12 @@ pub(super) struct Link {
     lines: Lines,
     /// Name of the server process, after its greeting.
     pub(super) session: Option<HandleHash>,
-    /// Subscriptions whose notification has arrived.
     pub(super) notified: Vec<u64>,
 }
 
 impl Link {
     /// Starts ssh(1). Its process group is its own, so that signals from the terminal do not end it before a release.
-    pub(super) fn open(program: &OsStr, remote: &Remote, now: Duration) -> Result<Link, Trouble> {
+    pub(super) fn open(program: &OsStr, remote: &Remote, now: Duration) -> Result<Link, LinkError> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_nonblocking(true)?;
         let mut command = Command::new(program);
@@ -62,7 +61,7 @@ impl Link {
         command.arg("--").arg(&remote.destination).arg(remote.command());
         command.stdin(OwnedFd::from(theirs.try_clone()?)).stdout(OwnedFd::from(theirs)).stderr(Stdio::piped());
         signals::restore_for(&mut command);
-        let mut ssh = command.process_group(0).spawn().map_err(Trouble::NotStarted)?;
+        let mut ssh = command.process_group(0).spawn().map_err(LinkError::NotStarted)?;
         let stderr = ssh.stderr.take();
         if let Some(stderr) = &stderr {
             fcntl(stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(std::io::Error::from)?;
@@ -79,31 +78,30 @@ impl Link {
         })
     }
 
-    /// Waits for the greeting.
-    pub(super) fn greet(&mut self, host: &dyn Host, until: Duration) -> Result<(), Trouble> {
+    pub(super) fn greet(&mut self, host: &dyn Host, until: Duration) -> Result<(), LinkError> {
         if self.session.is_some() {
             return Ok(());
         }
-        let greeting: Greeting = self.receive(host, until).map_err(|trouble| match trouble {
+        let greeting: Greeting = self.receive(host, until).map_err(|error| match error {
             // A login script may print something first.
-            Trouble::Strange => Trouble::NoServer,
-            trouble => trouble,
+            LinkError::Strange => LinkError::NoServer,
+            error => error,
         })?;
         if greeting.csalock_serve != VERSION {
-            return Err(Trouble::OtherVersion(greeting.program));
+            return Err(LinkError::OtherVersion(greeting.program));
         }
-        self.session = Some(greeting.session.map_err(Trouble::Refused)?);
+        self.session = Some(greeting.session.map_err(LinkError::Refused)?);
         Ok(())
     }
 
     /// Sends a request, and returns the first reply to it.
-    pub(super) fn ask(&mut self, host: &dyn Host, id: u64, ask: &Request, until: Duration) -> Result<Reply, Trouble> {
+    pub(super) fn ask(&mut self, host: &dyn Host, id: u64, ask: &Request, until: Duration) -> Result<Reply, LinkError> {
         self.send(host, &line(&(id, ask)), until)?;
         self.reply(host, id, until)
     }
 
     /// Returns the next reply to this request. Replies to other requests are for processes that have ended.
-    pub(super) fn reply(&mut self, host: &dyn Host, id: u64, until: Duration) -> Result<Reply, Trouble> {
+    pub(super) fn reply(&mut self, host: &dyn Host, id: u64, until: Duration) -> Result<Reply, LinkError> {
         loop {
             match self.receive(host, until)? {
                 (of, Reply::Notified) => self.note(of)?,
@@ -112,13 +110,13 @@ impl Link {
             }
             // A server that sends without end must not exceed the deadline.
             if host.boottime() >= until {
-                return Err(Trouble::Silent);
+                return Err(LinkError::Silent);
             }
         }
     }
 
     /// Reads the notifications that have arrived, without waiting.
-    pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), Trouble> {
+    pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), LinkError> {
         let until = host.boottime() + TO_HEAR;
         loop {
             while let Some((of, reply)) = self.lines.next()? {
@@ -130,15 +128,14 @@ impl Link {
                 return Ok(());
             }
             if host.boottime() >= until {
-                return Err(Trouble::Strange);
+                return Err(LinkError::Strange);
             }
         }
     }
 
-    /// Records the only notification of a subscription.
-    fn note(&mut self, id: u64) -> Result<(), Trouble> {
+    fn note(&mut self, id: u64) -> Result<(), LinkError> {
         if self.notified.contains(&id) {
-            return Err(Trouble::Strange);
+            return Err(LinkError::Strange);
         }
         self.notified.push(id);
         if self.notified.len() > MOST_SUBSCRIPTIONS {
@@ -147,19 +144,19 @@ impl Link {
         Ok(())
     }
 
-    pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], until: Duration) -> Result<(), Trouble> {
+    pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], until: Duration) -> Result<(), LinkError> {
         while !bytes.is_empty() {
             match self.socket.write(bytes) {
                 Ok(length) => bytes = &bytes[length..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(host, PollFlags::POLLOUT, until)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Trouble::Ended(self.said())),
+                Err(_) => return Err(LinkError::Ended(self.said())),
             }
         }
         Ok(())
     }
 
-    fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, until: Duration) -> Result<T, Trouble> {
+    fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, until: Duration) -> Result<T, LinkError> {
         loop {
             if let Some(message) = self.lines.next()? {
                 return Ok(message);
@@ -171,12 +168,12 @@ impl Link {
     }
 
     /// Reads what has arrived; returns false if that is nothing.
-    fn read(&mut self) -> Result<bool, Trouble> {
+    fn read(&mut self) -> Result<bool, LinkError> {
         let mut buffer = [0; 16 << 10];
         match self.socket.read(&mut buffer) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
-            Ok(0) | Err(_) => Err(Trouble::Ended(self.said())),
+            Ok(0) | Err(_) => Err(LinkError::Ended(self.said())),
             Ok(length) => {
                 self.lines.push(&buffer[..length]);
                 Ok(true)
@@ -185,7 +182,7 @@ impl Link {
     }
 
     /// Waits until the socket is ready, and reads what ssh prints meanwhile: a login script that prints much would block.
-    fn wait(&mut self, host: &dyn Host, what: PollFlags, until: Duration) -> Result<(), Trouble> {
+    fn wait(&mut self, host: &dyn Host, what: PollFlags, until: Duration) -> Result<(), LinkError> {
         let left = until.saturating_sub(host.boottime());
         let stderr = self.stderr.as_ref().map(AsFd::as_fd);
         let mut polled = vec![PollFd::new(self.socket.as_fd(), what)];
@@ -195,8 +192,8 @@ impl Link {
         drop(polled);
         self.read_stderr();
         match () {
-            () if is_interrupted(host) => Err(Trouble::Interrupted),
-            () if !is_ready && left.is_zero() => Err(Trouble::Silent),
+            () if is_interrupted(host) => Err(LinkError::Interrupted),
+            () if !is_ready && left.is_zero() => Err(LinkError::Silent),
             () => Ok(()),
         }
     }
@@ -234,7 +231,6 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Returns a duplicate of the socket's descriptor.
     pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
     }

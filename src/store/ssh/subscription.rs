@@ -12,14 +12,12 @@ use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::store::{Subscription, guarded};
 
-/// Subscription on the connection of the store.
 pub(super) struct Subscribed {
     id: u64,
     /// Name of the server process that notifies.
     session: HandleHash,
     /// Duplicate of the connection's descriptor.
     socket: OwnedFd,
-    /// Descriptor that is always readable.
     ready: OwnedFd,
     slot: Arc<Mutex<Slot>>,
     host: Arc<dyn Host>,

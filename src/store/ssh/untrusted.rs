@@ -1,13 +1,12 @@
 //! Interpretation of messages from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
-use super::errors::Trouble;
+use super::errors::LinkError;
 use super::serve::Server;
 use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, Request};
 use crate::host::Fake;
 use crate::store::Memory;
 
-/// Answers all requests of a client.
 pub(crate) fn answer(bytes: &[u8]) {
     let (host, mut lines) = (Fake::new(1), Lines::default());
     let store = Memory::new(std::sync::Arc::new(host.clone()));
@@ -29,7 +28,7 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
     if let Ok(Some(greeting)) = lines.next::<Greeting>() {
         let _ = greeting.session.map_err(&mut add);
         let remote = Remote { destination: "h".to_string(), port: None, path: "/p".to_string() };
-        add(Trouble::OtherVersion(greeting.program).error(&remote, "ssh".as_ref()));
+        add(LinkError::OtherVersion(greeting.program).error(&remote, "ssh".as_ref()));
     }
     while let Ok(Some((_, reply))) = lines.next::<(u64, Reply)>() {
         match reply {

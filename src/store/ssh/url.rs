@@ -7,7 +7,6 @@ pub struct Remote {
     pub destination: String,
     /// Port; without it, that of the configuration of ssh(1).
     pub port: Option<u16>,
-    /// Absolute path of the directory.
     pub path: String,
 }
 
@@ -45,7 +44,6 @@ impl Remote {
         Ok(Remote { destination, port, path })
     }
 
-    /// Returns the URL of this directory.
     pub fn url(&self) -> String {
         let (user, host) = self.destination.rsplit_once('@').unwrap_or(("", &self.destination));
         let at = if user.is_empty() { "" } else { "@" };

@@ -13,16 +13,13 @@ use crate::lock::codec::text;
 use crate::lock::{HandleHash, Lease, Sighting};
 use crate::store::{Finding, Swept, Verdict, Version, Versioned, WriteOptions};
 
-/// Version of the protocol.
 pub(super) const VERSION: u32 = 1;
 
 /// Maximum length of a line: the largest record as text, three characters for each byte, and what surrounds it.
 pub(super) const MOST_OF_LINE: usize = (13 << 20) + (1 << 16);
 
-/// First line of the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Greeting {
-    /// Version of the protocol.
     pub(super) csalock_serve: u32,
     /// Version of the program, for messages.
     pub(super) program: String,
@@ -90,7 +87,6 @@ pub(super) enum Reply {
     Notified,
 }
 
-/// A record and its version.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Stored {
     version: Version,
@@ -98,7 +94,6 @@ pub(super) struct Stored {
     may_be_torn: bool,
 }
 
-/// A commit of one change at most.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Commit {
     pub(super) change: Option<Change>,
@@ -143,7 +138,6 @@ impl From<Vec<Finding>> for Reply {
     }
 }
 
-/// Returns a message as a line.
 pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
     // Data without maps always have a JSON text.
     let mut line = serde_json::to_vec(message).unwrap_or_default();

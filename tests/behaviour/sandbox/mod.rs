@@ -418,11 +418,11 @@ impl Sandbox {
     /// The store, as the library opens it.
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
-        let access = || csalock::store::Access {
-            ssh: (self.kind == Kind::Ssh).then(|| self.path("bin/ssh").into()),
-            ..csalock::environment::Environment::etcd()
+        let variable = |name: &str| match (name, self.kind) {
+            ("CSALOCK_SSH", Kind::Ssh) => Some(self.path("bin/ssh").into()),
+            _ => csalock::environment::Environment::variable(name),
         };
-        csalock::store::open(&location, access, Arc::new(Unix::new())).unwrap()
+        csalock::store::open(&location, &variable, Arc::new(Unix::new())).unwrap()
     }
 
     /// Changes a record without csalock.

@@ -15,21 +15,18 @@ use super::replay::{self, Answer, Call, Progress};
 use crate::error::Result;
 use crate::host::{Host, Invocation, WaitSet, WakeAddress};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
-use crate::store::directory::ownership::Ownership;
-use crate::store::directory::{Directory, Root};
+use crate::store::directory::Directory;
+use crate::store::directory::root::Root;
+use crate::store::directory::sys::Ownership;
 use crate::store::{CommitResult, Layout, Scope, Store, Version, WriteSet};
 
-/// Name of the lock that all clients use.
 const NAME: &[u8] = b"x";
 
-/// The operation that a client is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Doing {
-    /// Reads the record.
     Looks,
     /// Replaces this version by the client's own record.
     Takes(Option<Number>),
-    /// Holds the lock.
     Holds(Number),
     /// Changes the record while holding the lock.
     Changes(Number),
@@ -47,7 +44,6 @@ pub(crate) enum Doing {
 /// A [`Version`] that can be hashed.
 pub(crate) type Number = (u64, u64);
 
-/// The result of an operation.
 #[derive(Debug, Clone)]
 pub(crate) enum Found {
     Read(Option<(Number, Vec<u8>)>),
@@ -55,10 +51,8 @@ pub(crate) enum Found {
     Swept,
 }
 
-/// The progress of each operation by its answers.
 type Runs = HashMap<(Act, Vec<Answer>), Progress<Option<Found>>>;
 
-/// The nth operation of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Act {
     pub(crate) client: usize,
@@ -97,7 +91,6 @@ impl Act {
             host: Arc::new(Clockwork { drawn: Mutex::new((self.client as u64) << 32 | self.serial << 8), act: *self }),
             root: Mutex::new(Some(Arc::new(private_root(directory, scope)))),
             committed_in: Mutex::default(),
-            future_scope: std::sync::OnceLock::new(),
             seen: Mutex::default(),
             leases: crate::store::observed::Seen::default(),
         };
@@ -219,7 +212,7 @@ impl Host for Clockwork {
 /// Returns a private store in a simulated file system.
 fn private_root(directory: OwnedFd, scope: Scope) -> Root {
     Root {
-        has_bells: true,
+        has_channels: true,
         directory,
         path: PathBuf::from("/store"),
         id: (0, 0),
@@ -232,6 +225,6 @@ fn private_root(directory: OwnedFd, scope: Scope) -> Root {
         layout: Layout::Own,
         work: OnceLock::new(),
         known_token: Mutex::default(),
-        anchored: OnceLock::new(),
+        parents_synced: OnceLock::new(),
     }
 }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::STORE;
 use super::replay::{Answer, Call, Place};
-use crate::store::directory::pointer::{Pointer, Stage, UniqueId};
+use crate::store::directory::layout::{Pointer, Stage, UniqueId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct FileSystem {

@@ -6,7 +6,6 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -49,7 +48,6 @@ impl Call {
     }
 }
 
-/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     Done,
@@ -60,7 +58,6 @@ pub(crate) enum Answer {
     Failed(i32),
 }
 
-/// The progress of an operation.
 #[derive(Clone)]
 pub(crate) enum Progress<T> {
     /// The operation waits for an answer.
@@ -147,10 +144,6 @@ pub(crate) fn names(call: Call) -> Result<Vec<String>, Errno> {
     Ok(names)
 }
 
-pub(crate) fn text(name: &OsStr) -> String {
-    name.to_string_lossy().into_owned()
-}
-
-pub(crate) fn path<P: ?Sized + NixPath>(name: &P) -> String {
+pub(crate) fn text(name: &(impl NixPath + ?Sized)) -> String {
     name.with_nix_path(|name| name.to_string_lossy().into_owned()).expect("a name has no NUL in it")
 }

@@ -1,64 +1,64 @@
 //! The directory store's system calls in test builds: the real calls, or, on a thread that runs a model, calls of its
 //! file system.
 
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::NixPath;
-use nix::errno::Errno;
+use nix::Result;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode};
 
 use super::model::replay::{self, Call, text};
-use super::ownership::Ownership;
 
 #[path = "../sys.rs"]
 mod real;
 
-pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
+pub(super) use real::{FileKind, Ownership};
+
+pub(super) fn open_directory(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<OwnedFd> {
     match replay::directory(&at) {
-        Some(at) => replay::opened(Call::OpenDirectory { at, name: replay::path(name) }),
+        Some(at) => replay::opened(Call::OpenDirectory { at, name: text(name) }),
         None => real::open_directory(at, name),
     }
 }
 
-pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, ownership: Ownership) -> Result<OwnedFd, Errno> {
+pub(super) fn make_directory(
+    at: impl AsFd,
+    name: &(impl NixPath + ?Sized),
+    mode: Mode,
+    ownership: Ownership,
+) -> Result<OwnedFd> {
     match replay::directory(&at) {
-        Some(at) => replay::opened(Call::MakeDirectory { at, name: name.to_string() }),
+        Some(at) => replay::opened(Call::MakeDirectory { at, name: text(name) }),
         None => real::make_directory(at, name, mode, ownership),
     }
 }
 
 /// Creates a directory that other clients see in one step.
-pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, ownership: Ownership) -> Result<(), Errno> {
+pub(super) fn put_directory(at: impl AsFd, name: &Path, mode: Mode, ownership: Ownership) -> Result<()> {
     match replay::directory(&at) {
         Some(at) => replay::opened(Call::MakeDirectory { at, name: text(name) }).map(drop),
         None => real::put_directory(at, name, mode, ownership),
     }
 }
 
-pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64, Errno> {
+pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
     match replay::directory(&at) {
         Some(_) => Ok(0),
         None => real::sweep_unborn(at, name, long_ago, dry_run),
     }
 }
 
-pub(super) fn create_file(
-    at: impl AsFd,
-    name: &str,
-    kind: (OFlag, Mode, Ownership),
-    bytes: &[u8],
-    synced: bool,
-) -> Result<(), Errno> {
+pub(super) fn create_file(at: impl AsFd, name: &str, kind: FileKind, bytes: &[u8], synced: bool) -> Result<()> {
     match replay::directory(&at) {
         Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
         None => real::create_file(at, name, kind, bytes, synced),
     }
 }
 
-pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
+pub(super) fn sync_directory(directory: impl AsFd) -> Result<()> {
     real::sync_directory(directory)
 }
 
@@ -68,52 +68,42 @@ pub(super) fn read_file(
     flags: OFlag,
     most: usize,
     is_line: bool,
-) -> Result<Result<Vec<u8>, String>, Errno> {
+) -> Result<std::result::Result<Vec<u8>, String>> {
     match replay::directory(&at) {
         Some(at) => replay::bytes(Call::Read { at, name: name.to_string() }).map(Ok),
         None => real::read_file(at, name, flags, most, is_line),
     }
 }
 
-pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
+pub(super) fn rename(
+    from: impl AsFd,
+    old: &(impl NixPath + ?Sized),
+    to: impl AsFd,
+    new: &(impl NixPath + ?Sized),
+) -> Result<()> {
     match (replay::directory(&from), replay::directory(&to)) {
-        (Some(from), Some(to)) => replay::done(Call::Rename { from, old: replay::path(old), to, new: text(new) }),
+        (Some(from), Some(to)) => replay::done(Call::Rename { from, old: text(old), to, new: text(new) }),
         _ => real::rename(from, old, to, new),
     }
 }
 
-pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
-    let Some(directory) = replay::directory(&at) else { return real::remove_if_there(at, name) };
+pub(super) fn remove_file(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<bool> {
+    let Some(directory) = replay::directory(&at) else { return real::remove_file(at, name) };
     real::was_there(replay::done(Call::RemoveFile { at: directory, name: text(name) }))
 }
 
-pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    remove_if_there(at, name).map(drop)
-}
-
-pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+pub(super) fn remove_directory(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<bool> {
     let Some(directory) = replay::directory(&at) else { return real::remove_directory(at, name) };
-    real::was_there(replay::done(Call::RemoveDirectory { at: directory, name: text(name) })).map(drop)
+    real::was_there(replay::done(Call::RemoveDirectory { at: directory, name: text(name) }))
 }
 
-pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
-    match replay::directory(&at) {
-        Some(at) => replay::names(Call::List { at }).is_ok_and(|names| names.contains(&text(name))),
-        None => real::is_there(at, name),
-    }
-}
-
-pub(super) fn is_there_below(at: impl AsFd, directory: &OsStr, name: &str) -> bool {
-    match replay::directory(&at) {
-        Some(_) => open_directory(at, directory).is_ok_and(|directory| is_there(directory, OsStr::new(name))),
-        None => real::is_there_below(at, directory, name),
-    }
-}
-
-pub(super) fn is_missing(at: impl AsFd, name: &OsStr) -> bool {
-    match replay::directory(&at) {
-        Some(_) => !is_there(at, name),
-        None => real::is_missing(at, name),
+pub(super) fn is_there(at: impl AsFd, path: &Path) -> Result<bool> {
+    match (replay::directory(&at), path.parent()) {
+        (None, _) => real::is_there(at, path),
+        (Some(_), Some(above)) if !above.as_os_str().is_empty() => {
+            is_there(open_directory(at, above)?, Path::new(path.file_name().expect("a path ends with a name")))
+        }
+        (Some(at), _) => replay::names(Call::List { at }).map(|names| names.contains(&text(path))),
     }
 }
 
@@ -123,15 +113,12 @@ pub(super) fn forget_listing(directory: impl AsFd) {
     }
 }
 
-pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
+pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     forget_listing(&directory);
     each_name_as_known(directory, visit)
 }
 
-pub(super) fn each_name_as_known(
-    directory: impl AsFd,
-    visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>,
-) -> Result<(), Errno> {
+pub(super) fn each_name_as_known(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     match replay::directory(&directory) {
         Some(at) => replay::names(Call::List { at })?.iter().try_for_each(|name| visit(name.as_bytes())),
         None => real::each_name_as_known(directory, visit),
@@ -149,20 +136,16 @@ pub(super) fn changed(found: &FileStat) -> Duration {
     real::changed(found)
 }
 
-pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
+pub(super) fn changed_at(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<Duration> {
     match replay::directory(&at) {
         Some(_) => Ok(super::model::TIME),
         None => real::changed_at(at, name),
     }
 }
 
-pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
+pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration> {
     match replay::directory(directory) {
         Some(_) => Ok(super::model::TIME),
         None => real::fresh_time(directory, mode),
     }
-}
-
-pub(super) fn os(name: &[u8]) -> &OsStr {
-    real::os(name)
 }

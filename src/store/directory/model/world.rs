@@ -19,7 +19,6 @@ const MOST_SWAPS: u64 = 8;
 /// Number of the client that starts after all others have ended.
 const NEWCOMER: usize = 7;
 
-/// The clients and faults to explore.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
     pub(crate) is_nfs: bool,
@@ -30,7 +29,6 @@ pub(crate) struct World {
     pub(crate) wrong: Option<Wrong>,
 }
 
-/// The operations of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Script {
     /// Acquires and releases the lock this many times.
@@ -66,10 +64,8 @@ pub(crate) struct State {
 pub(crate) struct Client {
     pub(crate) doing: Doing,
     is_dead: bool,
-    /// Number of rounds left.
     rounds: u8,
     swaps: u64,
-    /// The holder at the beginning of the operation.
     held_by: Option<usize>,
     answers: Vec<Answer>,
     pub(crate) call: Option<Call>,
@@ -343,7 +339,6 @@ fn to_its_end(act: &Act, files: &mut FileSystem) -> Option<Found> {
     }
 }
 
-/// Tells a client that it holds the lock.
 fn tell(state: &mut State, at: usize, version: Number) {
     if version.0 <= state.told {
         state.broken = Some(NUMBERS_RISE);

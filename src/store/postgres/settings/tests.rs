@@ -6,8 +6,8 @@ use super::*;
 fn settings(url: &str, variables: &[(&'static str, &str)]) -> Result<Settings> {
     let database = Database::parse(url.strip_prefix("postgres:").unwrap().as_bytes()).unwrap();
     let home = [("HOME", "/nowhere")];
-    let postgres = home.iter().chain(variables).map(|(name, value)| (*name, Secret::from(*value))).collect();
-    Settings::new(&database, &Access { postgres, ..Access::default() }, 0)
+    let value = |wanted: &str| variables.iter().chain(&home).find(|(name, value)| *name == wanted && !value.is_empty());
+    Settings::new(&database, &|name| value(name).map(|(_, value)| value.into()), 0)
 }
 
 fn refused(url: &str, variables: &[(&'static str, &str)]) -> String {

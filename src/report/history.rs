@@ -1,90 +1,117 @@
-//! `history` for people: a row for each grant, with a bar that shows when it was held.
+//! `history` for people: a row for each grant, with a bar that shows when it was held, or rows that come one by one.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::shown_user;
+use super::holder::{label_and_command, process, shown_user};
 use super::table::{Column, OutputStyle, Table};
 use crate::duration::shown as span;
 use crate::history::{Past, Who};
 use crate::lock::EndReason;
 use crate::name::escape;
 
-/// Width of the bars in columns.
 const BAR: u64 = 11;
 
-/// Index of the column whose cells decide about colours.
-const END: usize = 4;
+/// Widths of the columns of rows that come one by one. A longer cell moves the rest of its row, or is cut on a terminal.
+const NAME: usize = 20;
+const SPAN: usize = 7;
+const END: usize = 8;
 
 /// Returns the lines for grants that ended since `begin` (zero: any time) or are held now, as seen from this host.
-pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, style: OutputStyle) -> String {
+pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, style: OutputStyle) -> String {
     let millis = now.as_millis() as u64;
-    let first = grants.iter().map(Past::came).min();
+    let Some(first) = grants.iter().map(Past::came).min() else { return String::new() };
     // The limit is just before the end of time, which untrusted input may contain.
-    let Some(begin) = first.map(|first| first.max(begin.as_millis() as u64).min(u64::MAX - 1)) else {
-        return String::new();
-    };
+    let begin = first.max(begin.as_millis() as u64).min(u64::MAX - 1);
     let end = grants.iter().map(|past| past.until(millis)).max().unwrap_or(millis).max(begin.saturating_add(1));
-    let mut table = Table::new(vec![
+    let columns = [
         Column::new("NAME").shrinks_to(12),
         Column::new(from_title(now, style)),
         Column::new("HELD"),
         Column::new("WAITED").leaves(2),
-        Column::new("END"),
+        Column::new("END").coloured(end_colour),
         Column::new(format!("IN {}", span(Duration::from_millis(end - begin)))).leaves(1),
         Column::new("HOLDER").shrinks_to(24),
-    ]);
+    ];
+    let mut table = Table::new(columns, style);
     for past in grants {
-        table.add(&[
-            &escape(&past.name),
-            &from(past, now, style),
-            &held_for(past, now),
-            &waited_for(past),
-            ended(past),
-            &bar(past, (begin, end), millis),
-            &who(&past.holder, host),
-        ]);
-        if let Some(by) = &past.broken_by {
-            table.add(&["", "", "", "", "", "", &format!("broken by {}", who(by, host))]);
-        }
+        let from = with_zone(style.time(past.from, now), past.from, now, style);
+        let bar = bar(past, (begin, end), millis);
+        rows(past, from, Some(bar), now, host).iter().for_each(|cells| table.add(cells));
     }
-    let layout = table.layout(style.width, &[]);
-    let rows = (0..table.len()).map(|at| table.row(at, &layout, &|column, cell| paint(style, column, cell)));
-    std::iter::once(table.header(&layout)).chain(rows).map(|line| line + "\n").collect()
+    let (header, row) = table.lines(None);
+    std::iter::once(header).chain((0..table.len()).map(row)).map(|line| line + "\n").collect()
 }
 
-/// Returns the title of the column of starts; on a terminal, it names the zone.
-pub(super) fn from_title(now: Duration, style: OutputStyle) -> String {
+pub(crate) fn endings_header(now: Duration, style: OutputStyle) -> String {
+    table_of_endings(now, style).lines(None).0 + "\n"
+}
+
+/// Returns the row of a grant that ended, as seen from this host, and a row about the process that broke it.
+pub(crate) fn ending_rows(past: &Past, now: Duration, host: &str, style: OutputStyle) -> String {
+    let from = with_zone(dated(past.from, style), past.from, now, style);
+    let row = |cells: &Vec<String>| {
+        let mut table = table_of_endings(now, style);
+        // On a terminal all rows have the same columns, in a file no cell is cut.
+        if style.width.is_some() {
+            table.add_fixed(cells)
+        } else {
+            table.add(cells)
+        }
+        table.lines(None).1(0) + "\n"
+    };
+    rows(past, from, None, now, host).iter().map(row).collect()
+}
+
+fn table_of_endings(now: Duration, style: OutputStyle) -> Table {
+    let columns = [
+        Column::new("NAME").at_least(NAME).shrinks_to(12),
+        Column::new(from_title(now, style)).at_least(dated(now.as_millis() as u64, style).len()),
+        Column::new("HELD").at_least(SPAN),
+        Column::new("WAITED").at_least(SPAN).leaves(1),
+        Column::new("END").at_least(END).coloured(end_colour),
+        Column::new("HOLDER").at_least(style.width.unwrap_or_default()).shrinks_to(22),
+    ];
+    Table::new(columns, style)
+}
+
+/// Returns the cells of a grant and, in a row of its own, the process that broke it.
+fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &str) -> Vec<Vec<String>> {
+    let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
+    let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past).to_string()];
+    cells.extend(bar);
+    let breaker = past.broken_by.as_ref().map(|by| {
+        let mut row = vec![String::new(); cells.len()];
+        row.push(format!("broken by {}", who(by, host)));
+        row
+    });
+    cells.push(who(&past.holder, host));
+    std::iter::once(cells).chain(breaker).collect()
+}
+
+fn from_title(now: Duration, style: OutputStyle) -> String {
     if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.name(now)) }
 }
 
-/// Returns the escape sequence for the colour of a cell.
-pub(super) fn paint(style: OutputStyle, column: usize, cell: &str) -> &'static str {
-    match (column, cell) {
-        _ if !style.colour => "",
-        (END, "died" | "expired" | "broken") => "\x1b[31m",
-        (END, "held") => "\x1b[1m",
+/// Returns a time with its date: a terminal may show rows of many days.
+fn dated(millis: u64, style: OutputStyle) -> String {
+    let time = Duration::from_millis(millis);
+    if style.width.is_some() { style.zone.dated(time) } else { style.zone.word(time) }
+}
+
+/// Adds the zone to a time on a terminal, if the clocks have changed since.
+fn with_zone(text: String, millis: u64, now: Duration, style: OutputStyle) -> String {
+    let zone = style.zone.name(Duration::from_millis(millis));
+    if style.width.is_none() || zone == style.zone.name(now) { text } else { format!("{text} {zone}") }
+}
+
+fn end_colour(cell: &str) -> &'static str {
+    match cell {
+        "died" | "expired" | "broken" => "\x1b[31m",
+        "held" => "\x1b[1m",
         _ => "",
     }
 }
 
-/// Returns the start of a grant as its readers need it: a file may be read at any time and place, and before a change of
-/// the clocks the zone had another name.
-fn from(past: &Past, now: Duration, style: OutputStyle) -> String {
-    let time = Duration::from_millis(past.from);
-    if style.width.is_none() {
-        return style.zone.word(time);
-    }
-    let (zone, text) = (style.zone.name(time), style.zone.brief(time, now));
-    if zone == style.zone.name(now) { text } else { format!("{text} {zone}") }
-}
-
-/// Returns how long the holder waited, or `-` if it did not.
-pub(super) fn waited_for(past: &Past) -> String {
-    if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) }
-}
-
-/// Returns how a grant ended, or `held`.
 pub(super) fn ended(past: &Past) -> &'static str {
     past.how.map_or("held", EndReason::word)
 }
@@ -97,8 +124,12 @@ pub(super) fn held_for(past: &Past, now: Duration) -> String {
     }
 }
 
+pub(super) fn who(who: &Who, here: &str) -> String {
+    let process = process(who.pid, &who.host, here);
+    format!("{process} {} {}", shown_user(who.uid), label_and_command(who.label.as_ref(), &who.command))
+}
+
 impl Past {
-    /// Returns when the wait for the grant began, in milliseconds since the epoch.
     fn came(&self) -> u64 {
         self.from.saturating_sub(self.waited)
     }
@@ -111,19 +142,6 @@ impl Past {
             (None, Some(_)) => self.from,
         }
     }
-}
-
-/// Returns the process, the host if it is another one, the user, the label and the command.
-pub(super) fn who(who: &Who, host: &str) -> String {
-    let mut text = who.pid.map_or("-".to_string(), |pid| pid.to_string());
-    if who.host != host {
-        let _ = write!(text, "@{}", escape(who.host.as_bytes()));
-    }
-    let _ = write!(text, " {}", shown_user(who.uid));
-    if let Some(label) = &who.label {
-        let _ = write!(text, " [{}]", escape(label));
-    }
-    format!("{text} {}", escape(&who.command))
 }
 
 /// Returns the bar: `-` while the caller waited, `#` while it held the lock, `>` if it still holds it.
@@ -229,5 +247,42 @@ x                   2026-11-21T02:30:00Z  30m    -       held               #>  
     fn held_locks_and_failures_have_colours() {
         let painted = |how| shown_at(&[past("x", 1, Some(2), how)], 3, true, None).matches('\x1b').count();
         assert_eq!([None, Some(EndReason::Released), Some(EndReason::Expired)].map(painted), [2, 0, 2]);
+    }
+
+    fn shown_ending(name: &str, colour: bool, width: Option<usize>) -> String {
+        let by = Who { pid: Some(12), host: "other".into(), uid: 99_998, command: b"sh\n".to_vec(), label: None };
+        let broken = past(name, 5600, Some(9200), Some(EndReason::Broken));
+        let past = Past { waited: 2_000_000, broken_by: Some(by), ..broken };
+        let (style, now) = (OutputStyle { colour, width, zone: Zone::Utc }, Duration::from_millis(MIDNIGHT));
+        endings_header(now, style) + &ending_rows(&past, now, "here", style)
+    }
+
+    #[test]
+    fn a_file_gets_columns_of_fixed_widths_and_whole_texts() {
+        let wanted = "\
+NAME                  FROM                  HELD     WAITED   END       HOLDER
+nightly               2026-11-21T01:33:20Z  1h       33m20s   broken    4711 99999 job
+                                                                        broken by 12@other 99998 sh\\n
+";
+        assert_eq!(shown_ending("nightly", false, None), wanted);
+        let long = shown_ending("a-name-that-is-longer-than-its-column", false, None);
+        assert!(
+            long.contains("\na-name-that-is-longer-than-its-column  2026-11-21T01:33:20Z  1h       33m20s"),
+            "{long}"
+        );
+    }
+
+    #[test]
+    fn a_terminal_gets_rows_that_fit() {
+        let wanted = "\
+NAME         FROM (UTC)          HELD    WAITED  END      HOLDER
+nightly      2026-11-21 01:33:20 1h      33m20s  broken   4711 99999 job
+                                                          broken by 12@other 99~
+";
+        assert_eq!(shown_ending("nightly", false, Some(80)), wanted);
+        let long = shown_ending("a-name-that-is-longer-than-its-column", true, Some(60));
+        assert!(long.contains("a-name-that~ 2026-11-21 01:33:20 1h      \x1b[31mbroken"), "{long}");
+        let wide = shown_ending("nightly", false, Some(120));
+        assert!(wide.contains("broken by 12@other 99998 sh\\n\n"), "{wide}");
     }
 }

@@ -11,37 +11,34 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, SFlag, fchmod, mknodat};
 
+use super::layout::CHANNEL;
 use super::root::Root;
 use super::sys;
 use crate::store::Subscription;
 use crate::store::history_file::CAUTIOUS;
 
-/// Prefix of the FIFO's name, among the drafts.
-pub(super) const PREFIX: &[u8] = b".bell.";
-
 /// A FIFO that a waiter has open for reading.
-pub(super) struct Doorbell {
+pub(super) struct Channel {
     root: Arc<Root>,
-    bell: Vec<u8>,
+    id: Vec<u8>,
     fifo: OwnedFd,
 }
 
-impl Doorbell {
-    /// Creates the FIFO in the store.
-    pub(super) fn new(root: Arc<Root>, bell: &[u8]) -> Result<Doorbell, Errno> {
-        let (drafts, name) = (root.drafts()?, name(bell));
-        let name = sys::os(&name);
+impl Channel {
+    pub(super) fn new(root: Arc<Root>, id: &[u8]) -> Result<Channel, Errno> {
+        let drafts = root.drafts()?;
+        let name = file_name(id);
         let private = Mode::S_IRUSR | Mode::S_IWUSR;
-        mknodat(drafts, name, SFlag::S_IFIFO, private, 0)?;
-        let fifo = openat(drafts, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty())?;
+        mknodat(drafts, name.as_slice(), SFlag::S_IFIFO, private, 0)?;
+        let fifo = openat(drafts, name.as_slice(), OFlag::O_RDONLY | CAUTIOUS, Mode::empty())?;
         // Only users that may change the store can notify, and only the waiter gets the wake-up.
         root.ownership.give_file(&fifo);
         fchmod(&fifo, private | (root.inner_mode & (Mode::S_IWGRP | Mode::S_IWOTH)))?;
-        Ok(Doorbell { root, bell: bell.to_vec(), fifo })
+        Ok(Channel { root, id: id.to_vec(), fifo })
     }
 }
 
-impl Subscription for Doorbell {
+impl Subscription for Channel {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.fifo.as_fd()
     }
@@ -51,29 +48,29 @@ impl Subscription for Doorbell {
     }
 }
 
-impl Drop for Doorbell {
+impl Drop for Channel {
     fn drop(&mut self) {
-        remove(&self.root, &self.bell);
+        remove(&self.root, &self.id);
     }
 }
 
 /// Notifies a waiter, if there is one.
-pub(super) fn ring(root: &Root, bell: &[u8]) {
-    let _ = root.drafts().map(|drafts| is_heard(drafts, &name(bell)));
+pub(super) fn notify(root: &Root, id: &[u8]) {
+    let _ = root.drafts().map(|drafts| notify_file(drafts, &file_name(id)));
 }
 
 /// Notifies the waiter on the FIFO with this file name. Returns true if the waiter is there.
-pub(super) fn is_heard(drafts: &OwnedFd, file_name: &[u8]) -> bool {
-    openat(drafts, sys::os(file_name), OFlag::O_WRONLY | CAUTIOUS, Mode::empty()).is_ok()
+pub(super) fn notify_file(drafts: &OwnedFd, file_name: &[u8]) -> bool {
+    openat(drafts, file_name, OFlag::O_WRONLY | CAUTIOUS, Mode::empty()).is_ok()
 }
 
 /// Removes the FIFO of a waiter that is gone, if there is one.
-pub(super) fn remove(root: &Root, bell: &[u8]) {
-    if root.drafts().is_ok_and(|drafts| sys::remove_if_there(drafts, sys::os(&name(bell))) == Ok(true)) {
+pub(super) fn remove(root: &Root, id: &[u8]) {
+    if root.drafts().is_ok_and(|drafts| sys::remove_file(drafts, file_name(id).as_slice()) == Ok(true)) {
         root.remove_if_empty();
     }
 }
 
-fn name(bell: &[u8]) -> Vec<u8> {
-    [PREFIX, bell].concat()
+fn file_name(id: &[u8]) -> Vec<u8> {
+    [CHANNEL.as_bytes(), id].concat()
 }

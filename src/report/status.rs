@@ -1,0 +1,397 @@
+//! `status` for people: a table with a row for each lock, or a block with a line for each fact about one lock.
+
+use std::time::Duration;
+
+use super::columns::wrapped;
+use super::history::{ended, held_for, who};
+use super::holder::{Holder, holders, label_and_command, process, shown_user, waiting};
+use super::json::{mode, state};
+use super::run::{due, within};
+use super::table::{Column, OutputStyle, Table};
+use super::{Reporter, describe_value};
+use crate::duration::shown as span;
+use crate::engine::{LockRef, LockStatus};
+use crate::history::{HoldTimes, Past};
+use crate::lock::{EndReason, JobState, Lifetime, Liveness, Mode, Success, Value};
+use crate::name::{escape, shell_quote};
+
+const HOST: usize = 4;
+
+/// Width of the names of the facts, with the blanks that follow.
+const MARGIN: usize = 9;
+
+/// The rows of `status`, sorted by name.
+#[derive(Debug, Clone)]
+pub(crate) struct LockTable {
+    table: Table,
+    style: OutputStyle,
+    now: Duration,
+    /// Name of this host, which a terminal does not repeat in each row.
+    here: String,
+    has_other_host: bool,
+    holders: usize,
+    waiters: usize,
+}
+
+impl LockTable {
+    /// Creates a table without rows, as it is seen on the host with this name at `now`.
+    pub(crate) fn new(style: OutputStyle, host: &str, now: Duration) -> LockTable {
+        let columns = [
+            Column::new("NAME").shrinks_to(12),
+            Column::new("STATE").coloured(state_colour),
+            Column::new("WAITERS").coloured(|cell| if cell == "0" { "" } else { "\x1b[33m" }),
+            Column::new("PID").leaves(4),
+            Column::new("HOST").shrinks_to(8).leaves(3),
+            Column::new("USER").shrinks_to(8).leaves(2),
+            Column::new("SINCE"),
+            Column::new("UNTIL").leaves(1),
+            Column::new("COMMAND").shrinks_to(20),
+        ];
+        let table = Table::new(columns, style);
+        let here = escape(host.as_bytes());
+        LockTable { table, style, now, here, has_other_host: false, holders: 0, waiters: 0 }
+    }
+
+    pub(crate) fn add(&mut self, name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) {
+        self.waiters += waiting(status);
+        let name = escape(name);
+        let waiters = waiting(status).to_string();
+        let holders = shown_holders(status);
+        let Some(first) = holders.first() else {
+            let value = status.record.value.as_ref();
+            let value = value.map_or("-".to_string(), |value| format!("(value: {})", shown_value(value)));
+            self.table.add(&[name.as_str(), state(status), waiters.as_str(), "-", "-", "-", "-", "-", value.as_str()]);
+            return;
+        };
+        self.holders += holders.len();
+        let grant = first.0;
+        let owner = &grant.owner;
+        let mut pid = reporter.owner(owner).map_or("-".to_string(), |owner| owner.pid.to_string());
+        if holders.len() > 1 {
+            pid.push_str(&format!("+{}", holders.len() - 1));
+        }
+        let host = escape(owner.host.as_bytes());
+        self.has_other_host |= host != self.here;
+        let id = grant.claim.as_ref().map(|id| format!("id {}: ", escape(id))).unwrap_or_default();
+        self.table.add(&[
+            name,
+            held_as(first, holders.len(), status, reporter),
+            waiters,
+            pid,
+            host,
+            shown_user(owner.uid),
+            self.style.time(grant.since, self.now),
+            self.until(first),
+            id + &label_and_command(owner.label.as_ref(), &owner.command),
+        ]);
+    }
+
+    pub(crate) fn sort(&mut self) {
+        self.table.sort();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.len() == 0
+    }
+
+    /// Returns the number of holders and of waiters of all locks.
+    pub(crate) fn parties(&self) -> (usize, usize) {
+        (self.holders, self.waiters)
+    }
+
+    /// Returns the header and a function that returns the row with a given index.
+    pub(crate) fn lines(&self) -> (String, impl Fn(usize) -> String) {
+        let is_obvious = self.style.width.is_some() && !self.has_other_host;
+        self.table.lines(is_obvious.then_some(HOST))
+    }
+
+    fn until(&self, (grant, standing): &Holder<'_>) -> String {
+        match &grant.lifetime {
+            _ if standing.is_err() => "over".to_string(),
+            Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => "alive".to_string(),
+            Lifetime::OwnerDied => "over".to_string(),
+            Lifetime::UntilReleased => "forever".to_string(),
+            Lifetime::Ttl(most) => span(Duration::from_millis(*most)),
+            Lifetime::ExpiresAt(lease) => self.style.time(lease.wall, self.now),
+        }
+    }
+}
+
+fn state_colour(state: &str) -> &'static str {
+    match state {
+        "free" => "\x1b[32m",
+        "dead" | "expired" | "abandoned" => "\x1b[31m",
+        _ => "\x1b[1m",
+    }
+}
+
+/// Returns version and size of a value, and its mode if it has one of its own.
+pub(super) fn shown_value(value: &Value) -> String {
+    let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
+    format!("{}{mode}", describe_value(value))
+}
+
+/// Returns the holders in the row of a lock, of which the first stands for all: those that hold the lock or, if no grant
+/// holds it any more, those that ended without a release.
+fn shown_holders(status: &LockStatus) -> Vec<Holder<'_>> {
+    let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.is_ok());
+    if held.is_empty() { ended } else { held }
+}
+
+/// Returns the state of a lock: `held`, `shared` or `2/3`; a question mark means unknown liveness, and a word follows if
+/// its holder is dead or stopped.
+fn held_as((grant, standing): &Holder<'_>, number: usize, status: &LockStatus, reporter: &Reporter<'_>) -> String {
+    let how = match (grant.mode, standing) {
+        (_, Err(EndReason::Expired)) => return "expired".to_string(),
+        (_, Err(_)) => return "dead".to_string(),
+        _ if grant.claim.is_some() => return "claimed".to_string(),
+        (Mode::Exclusive, _) => "held".to_string(),
+        (Mode::Shared, _) => "shared".to_string(),
+        (Mode::Slot, _) => format!("{number}/{}", status.record.slots.unwrap_or_default()),
+    };
+    match standing {
+        Ok(Liveness::Unknown | Liveness::Missing) => format!("{how}?"),
+        // The grant is permanent, or it would not hold the lock any more.
+        Ok(Liveness::Dead) => format!("{how},dead"),
+        _ if reporter.is_stopped(grant) => format!("{how},stopped"),
+        _ => how,
+    }
+}
+
+pub(crate) struct LockBlock<'a> {
+    pub(crate) lock: &'a LockRef,
+    pub(crate) status: &'a LockStatus,
+    pub(crate) reporter: &'a Reporter<'a>,
+    /// Grants of this lock that have ended, the last one last.
+    pub(crate) past: &'a [Past],
+    /// How long earlier grants of this lock were held.
+    pub(crate) times: &'a HoldTimes,
+    /// Text about the processes that have locked the file of this name with flock(2), from [`super::flocked_by`].
+    pub(crate) file: Option<&'a str>,
+    pub(crate) style: OutputStyle,
+}
+
+impl LockBlock<'_> {
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let record = &self.status.record;
+        self.add(&mut lines, "lock", &escape(&self.lock.display_name));
+        self.add(&mut lines, "store", &escape(self.lock.location.url().as_encoded_bytes()));
+        lines.push(self.state());
+        let holders = holders(self.status);
+        for (at, holder) in holders.iter().enumerate() {
+            let number = if holders.len() > 1 { format!("{} of {}: ", at + 1, holders.len()) } else { String::new() };
+            self.add_holder(&mut lines, &number, holder);
+        }
+        if let Some(file) = self.file {
+            self.add(&mut lines, "file", file);
+        }
+        if let Some(value) = &record.value {
+            self.add(&mut lines, "value", &shown_value(value));
+        }
+        if let Some(job) = &record.job {
+            self.add(&mut lines, "job", &self.job(job));
+        }
+        if !record.waiters.is_empty() {
+            self.add(&mut lines, "waiters", &waiting(self.status).to_string());
+            self.add_rows(&mut lines, "", &self.queue());
+        }
+        if let Some(usual) = self.usual() {
+            self.add(&mut lines, "usually", &usual);
+        }
+        self.add_rows(&mut lines, "before", &self.earlier());
+        // The holders often are alike; each piece of advice is given once.
+        let mut advice: Vec<String> = holders.iter().filter_map(|holder| self.how_to_break(holder)).collect();
+        advice.dedup();
+        advice.iter().for_each(|text| self.add(&mut lines, "break", text));
+        lines
+    }
+
+    /// Adds a fact, in as many lines as it needs.
+    fn add(&self, lines: &mut Vec<String>, name: &str, text: &str) {
+        let width = self.style.width.map_or(usize::MAX, |width| width.saturating_sub(MARGIN).max(1));
+        self.add_rows(lines, name, &wrapped(text, width));
+    }
+
+    /// Adds these lines, the first one with a name.
+    fn add_rows(&self, lines: &mut Vec<String>, name: &str, rows: &[String]) {
+        let names = std::iter::once(name).chain(std::iter::repeat(""));
+        lines.extend(names.zip(rows).map(|(name, row)| format!("{name:MARGIN$}{row}")));
+    }
+
+    /// Returns a table of this number of columns beside the names; the last one may be cut.
+    fn table(&self, columns: usize) -> Table {
+        let mut columns = vec![Column::new(""); columns - 1];
+        columns.push(Column::new("").shrinks_to(0));
+        let width = self.style.width.map(|width| width.saturating_sub(MARGIN));
+        Table::new(columns, OutputStyle { width, colour: false, ..self.style })
+    }
+
+    fn state(&self) -> String {
+        let record = &self.status.record;
+        let first = record.holders.first();
+        let word = match state(self.status) {
+            "abandoned" => "stale",
+            "held" if first.is_some_and(|grant| grant.claim.is_some()) => "claimed",
+            word => word,
+        };
+        let how = match (first.map(|grant| grant.mode), record.slots) {
+            (_, Some(slots)) if word == "held" => {
+                let taken = self.status.holders.iter().filter(|standing| standing.is_ok()).count();
+                format!(", {} of {slots} slots free", (slots as usize).saturating_sub(taken))
+            }
+            (Some(Mode::Shared), _) if word == "held" => ", shared".to_string(),
+            _ => String::new(),
+        };
+        let colour = match word {
+            "free" => "\x1b[32m",
+            "held" | "claimed" => "\x1b[1m",
+            _ => "\x1b[31m",
+        };
+        let (colour, end) = if self.style.colour { (colour, "\x1b[0m") } else { ("", "") };
+        format!("{:MARGIN$}{colour}{word}{end}{how}", "state")
+    }
+
+    fn add_holder(&self, lines: &mut Vec<String>, number: &str, holder: &Holder<'_>) {
+        let (grant, standing) = holder;
+        let owner = &grant.owner;
+        let slot = if grant.mode == Mode::Slot { format!(", slot {}", grant.slot) } else { String::new() };
+        let condition = match standing {
+            Err(EndReason::Expired) => ", whose time is over",
+            Err(_) | Ok(Liveness::Dead) => ", which is dead",
+            Ok(Liveness::Unknown | Liveness::Missing) if grant.claim.is_none() => ", not visible from here",
+            Ok(_) if self.reporter.is_stopped(grant) => ", stopped",
+            Ok(_) => "",
+        };
+        let who = match &grant.claim {
+            // A claim depends on no process.
+            Some(_) => format!("user {} on {}", shown_user(owner.uid), escape(owner.host.as_bytes())),
+            None => self.reporter.party(owner),
+        };
+        self.add(lines, "holder", &format!("{number}{who}{slot}{condition}"));
+        self.add(lines, "command", &escape(&owner.command));
+        if let Some(label) = &owner.label {
+            self.add(lines, "label", &escape(label));
+        }
+        if let Some(id) = &grant.claim {
+            self.add(lines, "claim", &format!("id {}", escape(id)));
+        }
+        let since = self.reporter.time(grant.since);
+        self.add(lines, "since", &format!("{since}, for {}", self.reporter.age(grant.since)));
+        self.add(lines, "until", &self.until(holder));
+    }
+
+    fn until(&self, (grant, standing): &Holder<'_>) -> String {
+        match (&grant.lifetime, standing) {
+            (_, Err(EndReason::Expired)) => "its time was over".to_string(),
+            (Lifetime::OwnerDied, _) | (_, Err(_)) => "its process ended".to_string(),
+            (Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_), _) => "its process ends".to_string(),
+            (Lifetime::Keepalive(lease), _) => {
+                let end = self.reporter.time(lease.wall);
+                format!("its process ends; until then its lease is renewed, now to {end}")
+            }
+            (Lifetime::Ttl(most), _) => format!("its process ends, or {}", span(Duration::from_millis(*most))),
+            (Lifetime::ExpiresAt(lease), _) => {
+                let rest = Duration::from_millis(lease.wall).saturating_sub(self.reporter.host.wall());
+                format!("its process ends, or {} (in {})", self.reporter.time(lease.wall), span(rest))
+            }
+            (Lifetime::UntilReleased, _) => "it is released".to_string(),
+        }
+    }
+
+    fn queue(&self) -> Vec<String> {
+        let mut table = self.table(5);
+        let waiters = self.status.record.waiters.iter().zip(&self.status.waiters);
+        for (at, (waiter, liveness)) in waiters.enumerate() {
+            let owner = &waiter.owner;
+            // Most waiters wait for the whole lock.
+            let how = match liveness {
+                Liveness::Dead => "(dead) ".to_string(),
+                _ if waiter.mode == Mode::Exclusive => String::new(),
+                _ => format!("({}) ", mode(waiter.mode)),
+            };
+            table.add(&[
+                format!("{}.", at + 1),
+                process(Some(waiter.process.pid), &owner.host, &self.reporter.host.name()),
+                shown_user(owner.uid),
+                self.reporter.age(waiter.since),
+                how + &label_and_command(owner.label.as_ref(), &owner.command),
+            ]);
+        }
+        table.rows()
+    }
+
+    fn usual(&self) -> Option<String> {
+        match self.status.expected_turn(self.times, None, self.reporter.host.wall()) {
+            Some(expected) if expected.turn > Duration::ZERO => {
+                Some(format!("{}; the next caller's turn {}", expected.usual_hold(), expected.when()))
+            }
+            _ => self.times.any_usual().map(|usual| format!("held {usual}")),
+        }
+    }
+
+    fn job(&self, job: &JobState) -> String {
+        let now = self.reporter.host.wall();
+        let last = match &job.success {
+            Some(Success { at, host, .. }) => {
+                let is_doubtful = job.doubtful_success(now.as_millis() as u64).is_some();
+                let age = if is_doubtful { "in the future".to_string() } else { self.reporter.age(*at) + " ago" };
+                format!("last succeeded at {} ({age}) on {}", self.reporter.time(*at), escape(host.as_bytes()))
+            }
+            None => "has not succeeded yet".to_string(),
+        };
+        match within(job).zip(due(job, now, self.reporter.zone)) {
+            Some((within, due)) => format!("{last}; {within}, {due}"),
+            None => last,
+        }
+    }
+
+    fn earlier(&self) -> Vec<String> {
+        let mut table = self.table(4);
+        let host = self.reporter.host.name();
+        let now = self.reporter.host.wall();
+        for past in self.past.iter().rev() {
+            let from = self.style.zone.brief(Duration::from_millis(past.from), now);
+            table.add(&[from.as_str(), &held_for(past, now), ended(past), &who(&past.holder, &host)]);
+        }
+        table.rows()
+    }
+
+    /// Returns how to end a grant now, or `None` if its owner has no process.
+    fn how_to_break(&self, (grant, standing): &Holder<'_>) -> Option<String> {
+        let typed = &self.lock.shell_arg;
+        let force = format!("`csalock unlock --force {typed}`");
+        if let Some(id) = &grant.claim {
+            let id = shell_quote(id);
+            return Some(format!("a claim is permanent; `csalock unclaim --id {id} {typed}` gives it up"));
+        }
+        Some(match (standing, &grant.lifetime) {
+            (Err(_), _) => format!("not necessary: the next caller takes the lock over; {force} removes it now"),
+            (Ok(_), Lifetime::UntilReleased) => {
+                format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
+            }
+            (Ok(Liveness::Unknown | Liveness::Missing), lifetime) => {
+                let unseen = "csalock cannot see from here whether the holder lives; if it does not,";
+                match lifetime.lease() {
+                    Some(lease) => {
+                        let end = self.reporter.time(lease.wall);
+                        format!("{unseen} the lease ends the lock at {end}, and {force} at once")
+                    }
+                    None => format!("{unseen} {force} ends the lock"),
+                }
+            }
+            (Ok(_), _) => {
+                let pid = self.reporter.owner(&grant.owner)?.pid;
+                if self.reporter.is_stopped(grant) {
+                    format!("`kill -CONT {pid}` continues the holder; `kill -9 {pid}` ends it and the lock")
+                } else {
+                    format!("the lock ends with its holder: `kill {pid}`")
+                }
+            }
+        })
+    }
+}

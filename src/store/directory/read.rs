@@ -1,0 +1,221 @@
+//! The place of one record, and the listings of its directory that show which file has its bytes.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{SFlag, fstatat};
+
+use super::layout::{Name, Pointer, REMOVED_WHILE_OPEN, UniqueId, boot_tag};
+use super::root::Root;
+use super::{MOST_LOOKS, sys};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::Host;
+use crate::name::escape_path;
+use crate::store::{Scope, Version, Versioned};
+
+/// Maximum number of listings that show records but no pointer before the result is accepted. Some file systems may
+/// miss a name that is renamed during a listing, but not repeatedly.
+const LISTINGS: usize = 20;
+
+/// Maximum number of retries if a directory is removed while an NFS client opens it.
+const OPENINGS: usize = 1000;
+
+/// The place of one name's record, even if the record does not exist.
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub(super) root: Arc<Root>,
+    pub(super) file_name: OsString,
+}
+
+/// The names in a record's directory.
+pub(super) struct Listing {
+    pub(super) entry: Entry,
+    pub(super) directory: OwnedFd,
+    pub(super) pointer: Option<Pointer>,
+    pub(super) records: Vec<UniqueId>,
+    /// The records that this process has replaced and not yet removed.
+    pub(super) replaced: Vec<UniqueId>,
+    pub(super) silly_renames: Vec<Vec<u8>>,
+    /// The record that the pointer leads to, if it was read.
+    pub(super) stored: Option<Versioned>,
+}
+
+impl Entry {
+    pub(super) fn new(root: &Arc<Root>, file_name: Vec<u8>) -> Entry {
+        Entry { root: root.clone(), file_name: OsString::from_vec(file_name) }
+    }
+
+    /// Returns true if both are the same place in the same open store.
+    pub(super) fn is(&self, other: &Entry) -> bool {
+        Arc::ptr_eq(&self.root, &other.root) && self.file_name == other.file_name
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.root.path.join(&self.file_name)
+    }
+
+    /// Returns false for an auxiliary object. Its name contains a NUL, but the file name of a long name shows only its
+    /// beginning.
+    pub(super) fn is_record(&self) -> bool {
+        !self.file_name.as_bytes().windows(3).any(|three| three == b"%00")
+    }
+
+    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(Errno) -> Error {
+        let path = self.path();
+        move |errno| Error::os(errno, doing, &path)
+    }
+
+    /// Lists the record's directory; returns `None` if there is no record.
+    pub(super) fn look(&self) -> Result<Option<Listing>> {
+        let mut openings = 0;
+        let mut listings = 0;
+        loop {
+            let directory = match sys::open_directory(&self.root.directory, self.file_name.as_os_str()) {
+                Ok(directory) => directory,
+                Err(Errno::ENOENT) if openings == 0 && self.root.scope == Scope::Shared => {
+                    // An NFS client may remember that the name does not exist. The client repeats the lookup if the
+                    // store's directory has changed, and checks that when it opens that directory.
+                    openings += 1;
+                    let _ = sys::open_directory(&self.root.directory, ".");
+                    continue;
+                }
+                Err(Errno::ENOENT) => return Ok(None),
+                Err(Errno::ESTALE) if openings < OPENINGS => {
+                    openings += 1;
+                    if self.root.is_gone() {
+                        return Ok(None);
+                    }
+                    continue;
+                }
+                Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(self.no_directory(errno)),
+                Err(errno) => return Err(self.failed("open the record's directory")(errno)),
+            };
+            let mut look = Listing::of(self.clone(), directory);
+            match look.read_names() {
+                Ok(()) => listings += 1,
+                // The directory was removed after the open: the name is now unused, or leads to a new directory.
+                Err(Errno::ENOENT | Errno::ESTALE) if openings < OPENINGS => {
+                    openings += 1;
+                    continue;
+                }
+                Err(errno) => return Err(self.failed("list the record's directory")(errno)),
+            }
+            let may_have_missed_pointer = look.pointer.is_none() && !look.records.is_empty();
+            if listings == LISTINGS || !may_have_missed_pointer {
+                let is_empty = look.pointer.is_none() && look.records.is_empty() && look.silly_renames.is_empty();
+                return Ok((!is_empty).then_some(look));
+            }
+        }
+    }
+
+    /// Returns the record, and the listing that shows it or its absence.
+    pub(super) fn stored(&self, host: &dyn Host) -> Result<(Option<Versioned>, Option<Listing>)> {
+        let mut missing: Option<Pointer> = None;
+        for _ in 0..MOST_LOOKS {
+            let mut look = self.look()?;
+            // An unnumbered record has no version yet: the next commit numbers it, and its caller reads again.
+            let pointer = look.as_ref().and_then(|look| look.pointer).filter(Pointer::is_in_use);
+            let (Some(listing), Some(pointer)) = (&mut look, pointer) else { return Ok((None, look)) };
+            if let Some(stored) = listing.read_record(&pointer, host)? {
+                return Ok((Some(stored), look));
+            }
+            // A record is removed only after its pointer moves on. A pointer that stays has lost its record.
+            if self.root.scope == Scope::Local && missing == Some(pointer) {
+                break;
+            }
+            missing = Some(pointer);
+        }
+        let error = Error::corrupt(format!("{} points to a record that is missing", escape_path(&self.path())));
+        Err(match missing {
+            Some(pointer) => error.in_version(pointer.version()),
+            None => error,
+        })
+    }
+
+    /// Returns the error for an entry that is not a directory.
+    fn no_directory(&self, errno: Errno) -> Error {
+        let found = fstatat(&self.root.directory, self.file_name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
+        let kind = match found.map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT) {
+            Ok(SFlag::S_IFLNK) => "a symbolic link, which is not followed",
+            Ok(SFlag::S_IFREG) => "a file",
+            Ok(_) => "something else",
+            Err(_) => return self.failed("open the record's directory")(errno),
+        };
+        let what = format!("{} is {kind}, where the directory of a record belongs", escape_path(&self.path()));
+        Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
+    }
+}
+
+impl Listing {
+    pub(super) fn of(entry: Entry, directory: OwnedFd) -> Listing {
+        Listing {
+            entry,
+            directory,
+            pointer: None,
+            records: Vec::new(),
+            replaced: Vec::new(),
+            silly_renames: Vec::new(),
+            stored: None,
+        }
+    }
+
+    fn read_names(&mut self) -> nix::Result<()> {
+        let Listing { entry, directory, pointer, records, silly_renames, .. } = self;
+        if entry.root.scope == Scope::Shared {
+            sys::forget_listing(&*directory);
+        }
+        sys::each_name_as_known(&*directory, &mut |name| {
+            match Name::parse(name) {
+                // A listing that overlaps a rename may contain both names. The later name counts.
+                Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
+                    *pointer = Some(found);
+                }
+                Some(Name::Record(ident)) => records.push(ident),
+                None if name.starts_with(REMOVED_WHILE_OPEN) => silly_renames.push(name.to_vec()),
+                _ => {}
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the version of the record; `None` if there is none, or none with a version yet.
+    pub(super) fn version(&self) -> Option<Version> {
+        self.pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version())
+    }
+
+    /// Returns the record that the pointer leads to; `None` if its bytes are missing because the record has changed.
+    pub(super) fn read_record(&mut self, pointer: &Pointer, host: &dyn Host) -> Result<Option<Versioned>> {
+        let root = &self.entry.root;
+        let version = pointer.version();
+        let name = pointer.record();
+        // The end of the line says as much as another read(2), which is a request to an NFS server.
+        let is_line = self.entry.is_record();
+        let body = match sys::read_file(&self.directory, &name, root.uncached, crate::lock::MOST_BYTES, is_line) {
+            Ok(Ok(body)) => body,
+            Ok(Err(what)) => {
+                let path = escape_path(&self.entry.path().join(name));
+                return Err(Error::corrupt(format!("{path} is not a record: {what}")).in_version(version));
+            }
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(None),
+            Err(errno) => return Err(self.entry.failed("read the record")(errno).in_version(version)),
+        };
+        let may_be_torn = root.scope == Scope::Local && boot_tag(&host.pid_space()?.boot) != pointer.ident.boot;
+        self.stored = Some(Versioned { version, body, may_be_torn });
+        Ok(self.stored.clone())
+    }
+
+    /// Returns the record that was read from here, if the pointer to it still stands. The look begins at the store,
+    /// because a user may have moved the record's directory away. On a shared store it would not save a request.
+    pub(super) fn unchanged_record(&self) -> Option<Versioned> {
+        let stored = self.stored.as_ref()?;
+        let Entry { root, file_name } = &self.entry;
+        let pointer = Path::new(file_name).join(self.pointer?.name());
+        let stands = root.scope == Scope::Local && sys::is_there(&root.directory, &pointer) == Ok(true);
+        stands.then(|| stored.clone())
+    }
+}

@@ -1,0 +1,244 @@
+//! The loop that repeats a call until a server answers or the time is over, for every store with a server.
+//!
+//! An answer, even a refusal, ends the call. While no server has let this process in or answered it, a trouble that
+//! looks lasting ends the call at once: a caller that waits for a lock then asks again while that may help, and handles
+//! signals meanwhile; every other caller gets the error. A call may reach a server more than once, and every call of
+//! these stores tolerates that.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::store::answers::answered;
+use crate::store::deadline::of_call;
+use crate::store::guarded;
+
+/// Maximum time of a call, and its default.
+pub(in crate::store) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Default time of a call after an unanswered call, so that several calls to a silent server do not each wait long.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Maximum time that a call may exceed its deadline.
+const OVERTIME: Duration = Duration::from_millis(700);
+
+/// Minimum time of a call, even if its deadline has passed.
+const LEAST: Duration = Duration::from_millis(100);
+
+/// First pause between attempts, doubled after each later one up to the longest.
+const PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// Maximum time after a signal until a call notices it.
+const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+
+/// True while signals end calls.
+static SIGNALS_END_CALLS: AtomicBool = AtomicBool::new(false);
+
+/// While it exists, a pending signal ends each call to a server, or does not: a wait ends then, a release does not.
+#[must_use]
+pub struct SignalsEndCalls(bool);
+
+impl SignalsEndCalls {
+    /// Begins with this behaviour; the end brings back the one before.
+    pub fn begin(yes: bool) -> SignalsEndCalls {
+        SignalsEndCalls(SIGNALS_END_CALLS.swap(yes, Ordering::SeqCst))
+    }
+}
+
+impl Drop for SignalsEndCalls {
+    fn drop(&mut self) {
+        SIGNALS_END_CALLS.store(self.0, Ordering::SeqCst);
+    }
+}
+
+/// Returns true if a signal is pending that ends calls now.
+pub(in crate::store) fn is_interrupted(host: &dyn Host) -> bool {
+    SIGNALS_END_CALLS.load(Ordering::SeqCst) && host.is_interrupted()
+}
+
+/// Returns the time after which a wait for a server must look for signals.
+pub(in crate::store) fn until_signal_check(left: Duration) -> Duration {
+    if SIGNALS_END_CALLS.load(Ordering::SeqCst) { left.min(SIGNAL_CHECK) } else { left }
+}
+
+/// The step after a failed attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum Retry {
+    /// Nothing: a server has answered.
+    Answered,
+    /// Nothing, although no server has answered.
+    Never,
+    /// Another attempt, if a server has answered this process before or let it in.
+    IfMet,
+    /// Another attempt.
+    Always,
+}
+
+pub(in crate::store) trait Trouble {
+    fn retry(&self) -> Retry;
+
+    /// True if waiting may help: a server that is down or starting is silent or refuses connections. A wrong name, another
+    /// protocol on the port, and failed TLS are permanent.
+    fn may_pass(&self) -> bool;
+}
+
+/// Failure of a call: its last trouble, and the error for the user.
+#[derive(Debug)]
+pub(in crate::store) struct Failed<T> {
+    pub(in crate::store) trouble: T,
+    pub(in crate::store) error: Error,
+}
+
+impl<T> Failed<T> {
+    pub(in crate::store) fn into_error(self) -> Error {
+        self.error
+    }
+}
+
+pub(in crate::store) struct Calls {
+    host: Arc<dyn Host>,
+    /// True if a server has let this process in at the start. That is no answer to a call, but repetitions may help.
+    has_met: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    answered: bool,
+    /// True if the last call ended without an answer.
+    silent: bool,
+}
+
+impl Calls {
+    pub(in crate::store) fn new(host: Arc<dyn Host>, has_met: bool) -> Calls {
+        Calls { host, has_met, state: Mutex::default() }
+    }
+
+    /// Makes attempts until a server answers or the time is over. Each gets the deadline of the call, on CLOCK_BOOTTIME.
+    pub(in crate::store) fn repeat<A, T: Trouble>(
+        &self,
+        explain: impl FnOnce(&T) -> Error,
+        mut attempt: impl FnMut(Duration) -> Result<A, T>,
+    ) -> Result<A, Failed<T>> {
+        let deadline = guarded(&self.state).deadline(self.host.boottime(), of_call());
+        let mut pause = PAUSE;
+        loop {
+            let trouble = match attempt(deadline) {
+                Ok(answer) => {
+                    guarded(&self.state).note_answer();
+                    return Ok(answered(answer));
+                }
+                Err(trouble) => trouble,
+            };
+            let may_help = match trouble.retry() {
+                Retry::Answered => {
+                    guarded(&self.state).note_answer();
+                    return Err(Failed { error: explain(&trouble), trouble });
+                }
+                Retry::Never => false,
+                Retry::IfMet => self.has_met || guarded(&self.state).answered,
+                Retry::Always => true,
+            };
+            if !may_help || is_interrupted(&*self.host) || self.host.boottime() + pause >= deadline {
+                let error = guarded(&self.state).note_silence(explain(&trouble), trouble.may_pass());
+                return Err(Failed { trouble, error });
+            }
+            self.host.sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+impl State {
+    /// Returns the deadline of a call that begins at `now`, for a caller with the deadline `until`. All are on
+    /// CLOCK_BOOTTIME.
+    fn deadline(&self, now: Duration, until: Option<Duration>) -> Duration {
+        let patience = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
+        let at_most = until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
+        now + at_most.clamp(LEAST, PATIENCE)
+    }
+
+    fn note_answer(&mut self) {
+        self.answered = true;
+        self.silent = false;
+    }
+
+    /// Records that a call ended without an answer, and returns its error. A caller that waits tries again later if no
+    /// server has answered this process yet and the trouble `may_pass`.
+    fn note_silence(&mut self, error: Error, may_pass: bool) -> Error {
+        self.silent = true;
+        if !self.answered && may_pass { error.unreached() } else { error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::host::Fake;
+
+    const NOW: Duration = Duration::from_secs(1000);
+
+    #[test]
+    fn a_call_ends_shortly_after_the_deadline_of_its_caller() {
+        let deadline = |seconds| State::default().deadline(NOW, Some(Duration::from_secs_f64(seconds)));
+        assert_eq!(deadline(1003.0), NOW + Duration::from_millis(3700));
+        assert_eq!(deadline(2000.0), NOW + PATIENCE);
+        assert_eq!(deadline(900.0), NOW + LEAST);
+    }
+
+    #[test]
+    fn a_silent_server_is_given_less_time_until_it_answers() {
+        let mut state = State::default();
+        let error = || Error::new(ErrorKind::Unavailable, "gone", "");
+        assert_eq!(state.deadline(NOW, None), NOW + PATIENCE);
+        assert!(state.note_silence(error(), true).is_unreached());
+        assert_eq!(state.deadline(NOW, None), NOW + LITTLE_PATIENCE);
+        assert!(!state.note_silence(error(), false).is_unreached());
+        state.note_answer();
+        assert_eq!(state.deadline(NOW, None), NOW + PATIENCE);
+        assert!(!state.note_silence(error(), true).is_unreached());
+    }
+
+    /// A trouble that another attempt may end, always or after an answer.
+    #[derive(Debug, PartialEq)]
+    struct Down(Retry);
+
+    impl Trouble for Down {
+        fn retry(&self) -> Retry {
+            self.0
+        }
+
+        fn may_pass(&self) -> bool {
+            true
+        }
+    }
+
+    /// Returns the number of attempts, and the time that they took.
+    fn attempts(calls: &Calls, host: &Fake, retry: Retry) -> (u32, Duration) {
+        let (mut count, begun) = (0, host.boottime());
+        let explain = |_: &Down| Error::new(ErrorKind::Unavailable, "down", "");
+        let failed = calls.repeat(explain, |_| {
+            count += 1;
+            Err::<(), _>(Down(retry))
+        });
+        assert_eq!(failed.unwrap_err().trouble, Down(retry));
+        (count, host.boottime() - begun)
+    }
+
+    #[test]
+    fn a_call_is_repeated_with_growing_pauses_until_its_time_is_over() {
+        let host = Fake::new(1);
+        let calls = Calls::new(Arc::new(host.clone()), false);
+        assert_eq!(attempts(&calls, &host, Retry::IfMet).0, 1);
+        assert_eq!(attempts(&calls, &host, Retry::Never).0, 1);
+        let (count, took) = attempts(&calls, &host, Retry::Always);
+        assert!(took < LITTLE_PATIENCE && took + LONGEST_PAUSE >= LITTLE_PATIENCE, "{took:?}");
+        assert_eq!(count, 9, "pauses of 25, 50, 100, 200 and 400 ms");
+        assert_eq!(attempts(&calls, &host, Retry::Answered).0, 1);
+        assert!(attempts(&calls, &host, Retry::IfMet).0 > 8, "a server has answered");
+    }
+}
