@@ -40,6 +40,7 @@ pub use values::{Del, Get, Put, Writing};
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,
+    args_override_self = true,
     override_usage = "csalock [OPTION]... COMMAND [ARGUMENT]...",
     after_help = "Start with `csalock run NAME COMMAND`. `csalock man` shows the manual. Exit codes: 75 busy, 81 not held, \
                   82 held by another.",

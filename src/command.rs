@@ -44,16 +44,16 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     }
     let cli = match cli::plain::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,
-        Err(error) => return end(usage::tell(&error, &arguments).or_else(end_with_reader)),
+        Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
     };
     let context = Context::of_this_process();
-    let done = execute(&context, &cli.command);
+    let done = execute(&context, &cli.command, &arguments);
     end(done.or_else(|error| Ok(failure::tell(&context, &cli.command, &error))))
 }
 
-fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
+fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyhow::Result<Exit> {
     match command {
-        Command::Run(asked) => run::run(context, asked),
+        Command::Run(asked) => run::run(context, asked, arguments),
         Command::Lock(asked) => lock::run(context, asked),
         Command::Unlock(asked) => unlock::run(context, asked, &Settings::OPTIONS),
         Command::Status(asked) => status::run(context, asked).or_else(end_with_reader),

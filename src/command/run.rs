@@ -28,8 +28,8 @@ use crate::run::keepalive;
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
 
-pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
-    let (names, command_line) = checked(asked)?;
+pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> anyhow::Result<Exit> {
+    let (names, command_line) = checked(asked, arguments)?;
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
@@ -84,12 +84,12 @@ pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
 }
 
 /// Returns the names and the command of a call whose options agree with each other.
-fn checked(asked: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
+fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
     if asked.common.json {
         let what = "run has no result of its own that could be JSON";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
-    let (names, command_line) = command_line(asked)?;
+    let (names, command_line) = command_line(asked).map_err(|error| usage::after_name(error, asked, arguments))?;
     if names.len() > 1
         && let Some(option) = only_for_one_lock(asked)
     {

@@ -11,20 +11,17 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use self::hints::Arguments;
 use super::context::{eprint_line, print, print_json};
-use crate::cli::Color;
+use crate::cli::{Color, Run};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
 use crate::report::RefusalReport;
 
-/// Maximum number of bytes of a word that a message repeats.
+/// Maximum number of bytes or characters of a word that a message repeats.
 const LONGEST_WORD: usize = 100;
 
-/// Maximum number of characters of a problem in the words of clap, which repeats words whole.
-const LONGEST_PROBLEM: usize = 200;
-
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
-pub(super) fn tell(error: &clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
+pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
     let arguments = Arguments::new(words);
     let usage_error = crate::ErrorKind::InvalidInput.into();
     match error.kind() {
@@ -83,54 +80,60 @@ fn color(words: &[OsString]) -> Color {
     last.and_then(|value| Color::from_str(value, false).ok()).unwrap_or_default()
 }
 
+/// Returns the usage error for a problem after the name in the arguments of `run`, with the corrected line if there is one.
+pub(super) fn after_name(error: Error, asked: &Run, words: &[OsString]) -> Error {
+    match Arguments::new(words).name_after_options(asked) {
+        Some(corrected) => usage_error(error.message(), corrected),
+        None => error,
+    }
+}
+
 /// Returns the problem in the words of clap, and the next step.
-fn describe(error: &clap::Error, arguments: &Arguments<'_>) -> Error {
-    let invalid = text(error, ContextKind::InvalidArg);
+fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
+    let invalid = texts(&error, ContextKind::InvalidArg);
+    let first = invalid.first().map(String::as_str).unwrap_or_default();
     if error.kind() == ErrorKind::ValueValidation {
-        let option = invalid.split(' ').next().unwrap_or_default();
-        let value = quoted(text(error, ContextKind::InvalidValue).as_ref());
+        let option = first.split(' ').next().unwrap_or_default();
+        let value = quoted(texts(&error, ContextKind::InvalidValue).concat().as_ref());
         let why = error.source().map(ToString::to_string).unwrap_or_default();
         return usage_error(format!("{option}: {value} {why}"), "");
     }
-    let rendered = error.render().to_string();
-    let mut paragraphs = rendered.split("\n\n");
-    let problem = one_line(paragraphs.next().unwrap_or_default());
-    let problem = shortened(problem.trim_start_matches("error: "));
-    let (mut tip, mut usage) = (None, None);
-    for line in paragraphs.filter_map(|paragraph| paragraph.trim().lines().next()) {
-        tip = tip.or_else(|| line.strip_prefix("tip: ").map(shortened));
-        usage = usage.or_else(|| line.strip_prefix("Usage: ").map(|usage| format!("use: {usage}")));
+    let unknown_command = texts(&error, ContextKind::InvalidSubcommand).concat();
+    // clap repeats words whole, and deletes control sequences in them.
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue, ContextKind::InvalidSubcommand] {
+        if let Some(ContextValue::String(word)) = error.get(kind) {
+            let word = shortened(word);
+            error.insert(kind, ContextValue::String(word));
+        }
     }
+    let rendered = error.render().to_string();
+    let problem = one_line(rendered.split("\n\n").next().unwrap_or_default());
     let next_step = match error.kind() {
-        ErrorKind::UnknownArgument => {
-            let tip = tip.map(|tip| {
-                // The word is more often a wrong option than a name.
-                if tip.starts_with("to pass ") { format!("{}; {tip}", arguments.see_help()) } else { tip }
-            });
-            arguments.instead_of_option(invalid.as_ref()).or(tip).or(usage)
-        }
-        ErrorKind::InvalidSubcommand => {
-            let typed = text(error, ContextKind::InvalidSubcommand);
-            arguments.instead_of_command(typed.as_ref()).or(tip).or_else(|| arguments.as_run())
-        }
+        ErrorKind::UnknownArgument => arguments.instead_of_argument(first.as_ref()),
+        ErrorKind::InvalidSubcommand => arguments.instead_of_command(unknown_command.as_ref()),
         // clap lists all commands.
         ErrorKind::MissingSubcommand => return usage_error("the command is missing", arguments.see_help()),
-        ErrorKind::ArgumentConflict => Some("leave one of them out".to_string()),
-        ErrorKind::MissingRequiredArgument => usage,
-        _ => tip,
+        ErrorKind::ArgumentConflict => "leave one of them out".to_string(),
+        ErrorKind::MissingRequiredArgument if invalid.iter().all(|argument| argument.starts_with("--")) => {
+            format!("add {}", invalid.join(" "))
+        }
+        ErrorKind::MissingRequiredArgument => arguments.usage(),
+        ErrorKind::InvalidUtf8 => "only names, values, labels, paths and commands may be other bytes".to_string(),
+        _ => arguments.see_help(),
     };
-    usage_error(problem, next_step.unwrap_or_else(|| arguments.see_help()))
+    usage_error(problem.trim_start_matches("error: "), next_step)
 }
 
 fn usage_error(problem: impl Into<String>, next_step: impl Into<String>) -> Error {
     Error::new(crate::ErrorKind::InvalidInput, problem, next_step)
 }
 
-/// Returns a context of the error; empty if the error does not have it.
-fn text(error: &clap::Error, kind: ContextKind) -> String {
+/// Returns a context of the error as a list of texts; empty if the error does not have it.
+fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        _ => String::new(),
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
     }
 }
 
@@ -138,9 +141,9 @@ fn one_line(paragraph: &str) -> String {
     paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns a text that contains words of the caller without control characters, and not too long.
+/// Returns a word without control characters, and not too long.
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(LONGEST_PROBLEM) {
+    match text.char_indices().nth(LONGEST_WORD) {
         Some((end, _)) => escape(&text.as_bytes()[..end]) + "...",
         None => escape(text.as_bytes()),
     }
@@ -156,6 +159,6 @@ mod tests {
         assert_eq!(quoted("x".repeat(101).as_ref()), format!("{}...", "x".repeat(100)));
         assert_eq!(quoted("é".repeat(100).as_ref()), format!("'{}'...", "é".repeat(50)));
         assert_eq!(shortened("a\u{1b}[2J"), "a\\u{1b}[2J");
-        assert_eq!(shortened(&"é".repeat(201)), format!("{}...", "é".repeat(200)));
+        assert_eq!(shortened(&"é".repeat(101)), format!("{}...", "é".repeat(100)));
     }
 }

@@ -83,20 +83,26 @@ on_every_store! {
 }
 
 #[test]
-fn an_option_after_the_name_of_run_is_answered_with_the_usage() {
+fn an_option_after_the_name_of_run_is_answered_with_the_corrected_line() {
+    let here = "comes after the name, where the command begins";
     let usage = "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...";
-    for (words, wrong) in [
-        (&["run", "x", "-w", "5", "echo", "hi"][..], "-w"),
-        (&["run", "x", "-w5", "-n", "echo", "a b"], "-w5"),
-        (&["run", "--", "-x", "--ttl", "1m", "echo"], "--ttl"),
-        (&["run", "x", "--label=$a", "echo", "*"], "'--label=$a'"),
-        (&["run", "x", "--also", "y", "-n", "echo"], "-n"),
-        (&["--store", "dir:a", "run", "x", "-n", "echo"], "-n"),
-        (&["run-with-lock", "x", "-n", "echo"], "-n"),
-        (&["run", "x", "--help"], "--help"),
-        (&["run", "x", "--json", "echo"], "--json"),
+    for (words, wrong, next_step) in [
+        (&["run", "x", "-w", "5", "echo", "hi"][..], "-w", "try: csalock run -w 5 x echo hi"),
+        (&["run", "x", "-w5", "-n", "echo", "a b"], "-w5", "try: csalock run -w5 -n x echo 'a b'"),
+        (&["run", "-q", "x", "-nw", "5", "-c", "a; b"], "-nw", "try: csalock run -q -nw 5 x -c 'a; b'"),
+        (&["run", "x", "--label=$a", "echo", "*"], "'--label=$a'", "try: csalock run '--label=$a' x echo '*'"),
+        (&["run", "x", "--label", "a", "echo"], "--label", "try: csalock run --label a x echo"),
+        (&["run", "x", "--also", "y", "-n", "echo"], "-n", "try: csalock run --also y -n x echo"),
+        (&["--store", "dir:a", "run", "x", "-n", "echo"], "-n", "try: csalock --store dir:a run -n x echo"),
+        (&["run-with-lock", "x", "-n", "echo"], "-n", "try: csalock run-with-lock -n x echo"),
+        (&["run", "x", "--help"], "--help", "try: csalock run --help x"),
+        (&["run", "--", "-x", "--ttl", "1m", "echo"], "--ttl", usage),
+        (&["run", "x", "-n"], "-n", usage),
+        (&["run", "x", "-w", "echo", "hi"], "-w", usage),
+        (&["run", "x", "-Z", "echo"], "-Z", usage),
+        (&["run", "x", "--json", "echo"], "--json", usage),
     ] {
-        check_usage_errors(&[(words, &format!("{wrong} comes after the name, where the command begins; {usage}"))]);
+        check_usage_errors(&[(words, &format!("{wrong} {here}; {next_step}"))]);
     }
     let one = "-c after the name: exactly one STRING must follow; use: csalock run [OPTION]... NAME -c STRING";
     check_usage_errors(&[
@@ -108,137 +114,134 @@ fn an_option_after_the_name_of_run_is_answered_with_the_usage() {
     ]);
 }
 
-#[test]
-fn a_value_of_put_that_looks_like_an_option_is_answered_with_dashes() {
-    check_usage_errors(&[
-        (
-            &["put", "x", "--nope"],
-            "unexpected argument '--nope' found; see csalock put --help; to pass '--nope' as a value, use '-- --nope'",
-        ),
-        (
-            &["put", "x", "-dd", "-n"],
-            "unexpected argument '-d' found; see csalock put --help; to pass '-d' as a value, use '-- -d'",
-        ),
-        (&["put", "x", "a", "b", "$c"], "unexpected argument 'b' found; use: csalock put [OPTION]... NAME [VALUE]"),
-    ]);
+/// Compares the stderr of calls with an unknown word in the place of the command.
+#[track_caller]
+fn check_unknown_commands(calls: &[(&[&str], &str)]) {
+    for (words, next_step) in calls {
+        let typed = words.iter().find(|word| **word != "help").unwrap().escape_default();
+        check_usage_errors(&[(words, &format!("unrecognized subcommand '{typed}'; {next_step}"))]);
+    }
 }
 
 #[test]
-fn words_of_other_tools_are_answered_with_those_of_csalock() {
-    check_usage_errors(&[
-        (&["acquire", "x"], "unrecognized subcommand 'acquire'; try: csalock lock x"),
-        (
-            &["rnu", "x", "true"],
-            "unrecognized subcommand 'rnu'; to run a command under a lock, try: csalock run rnu x true",
-        ),
-        (&["LOCK", "x"], "unrecognized subcommand 'LOCK'; to run a command under a lock, try: csalock run LOCK x"),
-        (&["unlock", "-f", "x"], "unexpected argument '-f' found; use --force"),
-        (
-            &["status", "-w"],
-            "unexpected argument '-w' found; see csalock status --help; to pass '-w' as a value, use '-- -w'",
-        ),
-        (&["lock", "-u", "x"], "unexpected argument '-u' found; use csalock unlock NAME"),
-        (&["run", "-u", "x", "true"], "unexpected argument '-u' found; use csalock unlock NAME"),
-        (
-            &["history", "-n", "-3"],
-            "unexpected argument '-3' found; see csalock history --help; to pass '-3' as a value, use '-- -3'",
-        ),
-        (&["release", "x", "y"], "unrecognized subcommand 'release'; try: csalock unlock x y"),
-        (&["release"], "unrecognized subcommand 'release'; use csalock unlock"),
-        (&["free", "x"], "unrecognized subcommand 'free'; try: csalock unlock x"),
-        (&["rm", "x"], "unrecognized subcommand 'rm'; try: csalock unlock x"),
-        (&["log", "deploy"], "unrecognized subcommand 'log'; try: csalock history deploy"),
-        (&["exec", "-n", "x", "true"], "unrecognized subcommand 'exec'; try: csalock run -n x true"),
-        (&["flock", "-n", "x", "true"], "unrecognized subcommand 'flock'; try: csalock run -n x true"),
-        (&["run", "-V"], "unexpected argument '-V' found; use csalock --version"),
-        (&["lock", "--version"], "unexpected argument '--version' found; use csalock --version"),
-        (&["ls"], "unrecognized subcommand 'ls'; try: csalock status"),
-        (&["who", "x"], "unrecognized subcommand 'who'; try: csalock status x"),
-        (&["break", "x"], "unrecognized subcommand 'break'; try: csalock unlock --force x"),
-        (&["kill", "x"], "unrecognized subcommand 'kill'; try: csalock unlock --force x"),
-        (&["lock", "--nowait", "x"], "unexpected argument '--nowait' found; use --nonblock"),
-        (&["lock", "--reason", "foo", "x"], "unexpected argument '--reason' found; use --label"),
-        (&["lock", "-t", "5", "x"], "unexpected argument '-t' found; use --timeout"),
-        (&["status", "-a"], "unexpected argument '-a' found; use --all-stores"),
-        (&["history", "--last", "5"], "unexpected argument '--last' found; use --lines"),
-        (&["show", "--nope"], "unrecognized subcommand 'show'; use csalock status"),
-        (&["version"], "unrecognized subcommand 'version'; try: csalock --version"),
-        (&["stauts", "x"], "unrecognized subcommand 'stauts'; some similar subcommands exist: 'audit', 'status'"),
-        (&["help", "job"], "unrecognized subcommand 'job'; see csalock --help"),
-        (&["job"], "unrecognized subcommand 'job'; see csalock --help"),
-        (&["job", "true"], "unrecognized subcommand 'job'; to run a command under a lock, try: csalock run job true"),
-        (
-            &["-n", "job", "true"],
-            "unexpected argument '-n' found; to run a command under a lock, try: csalock run -n job true",
-        ),
-        (&["-w", "5", "lock", "x"], "unexpected argument '-w' found; try: csalock lock -w 5 x"),
-        (&["--force", "unlock", "x"], "unexpected argument '--force' found; try: csalock unlock --force x"),
-        (
-            &["-o", "job", "true"],
-            "unexpected argument '-o' found; leave it out, because a command does not inherit the lock",
-        ),
-        (
-            &["run", "-no", "job", "true"],
-            "unexpected argument '-o' found; leave it out, because a command does not inherit the lock",
-        ),
-        (&["-u", "job"], "unexpected argument '-u' found; use csalock unlock NAME"),
-        (&["run", "-u", "job"], "unexpected argument '-u' found; use csalock unlock NAME"),
-        (&["lock", "x", "-c", "true"], "unexpected argument '-c' found; use: csalock run NAME -c STRING"),
-        (&["status", "-o", "json"], "unexpected argument '-o' found; use --json"),
-        (&["history", "--format=json"], "unexpected argument '--format' found; use --json"),
-        (&["status", "-o"], "unexpected argument '-o' found; use --json"),
+fn an_unknown_command_is_answered_with_the_one_that_is_meant() {
+    check_unknown_commands(&[
+        (&["acquire", "x"], "try: csalock lock x"),
+        (&["rnu", "x", "true"], "try: csalock run x true"),
+        (&["LOCK", "x"], "try: csalock lock x"),
+        (&["stauts", "x"], "try: csalock status x"),
+        (&["lsit"], "try: csalock list"),
+        (&["hist"], "try: csalock history"),
+        (&["release", "x", "y"], "try: csalock unlock x y"),
+        (&["release"], "use csalock unlock"),
+        (&["free", "x"], "try: csalock unlock x"),
+        (&["rm", "x"], "try: csalock unlock x"),
+        (&["log", "deploy"], "try: csalock history deploy"),
+        (&["exec", "-n", "x", "true"], "try: csalock run -n x true"),
+        (&["flock", "-n", "x", "true"], "try: csalock run -n x true"),
+        (&["ls"], "try: csalock status"),
+        (&["who", "x"], "try: csalock status x"),
+        (&["break", "x"], "try: csalock unlock --force x"),
+        (&["kill", "x"], "try: csalock unlock --force x"),
+        (&["show", "--nope"], "use csalock status"),
+        (&["version"], "try: csalock --version"),
+        (&["help", "lok"], "try: csalock help lock"),
+        (&["help", "job"], "see csalock --help"),
+        (&["job"], "see csalock --help"),
+        (&["help", "a\n\n\x1b[2Jb"], "see csalock --help"),
+        (&["job", "true"], "to run a command under a lock, try: csalock run job true"),
+        (&["wait", "x"], "to run a command under a lock, try: csalock run wait x"),
+    ]);
+}
+
+/// Compares the stderr of calls with an unknown argument.
+#[track_caller]
+fn check_unknown_arguments(calls: &[(&[&str], &str, &str)]) {
+    for (words, argument, next_step) in calls {
+        check_usage_errors(&[(words, &format!("unexpected argument '{argument}' found; {next_step}"))]);
+    }
+}
+
+#[test]
+fn an_unknown_option_is_answered_with_the_one_that_is_meant() {
+    let not_inherited = "leave it out, because a command does not inherit the lock";
+    let dashes = "put -- before a name or value that begins with a dash";
+    let lock = &format!("see csalock lock --help; {dashes}");
+    let run = &format!("see csalock run --help; {dashes}");
+    let put = &format!("see csalock put --help; {dashes}");
+    check_unknown_arguments(&[
+        (&["lock", "--nowait", "x"], "--nowait", "use --nonblock"),
+        (&["lock", "--reason", "foo", "x"], "--reason", "use --label"),
+        (&["lock", "-l", "foo", "x"], "-l", "use --label"),
+        (&["lock", "-t", "5", "x"], "-t", "use --timeout"),
+        (&["renew", "-t", "5m", "x"], "-t", "use --ttl"),
+        (&["status", "-a"], "-a", "use --all-stores"),
+        (&["unlock", "-a"], "-a", "use --all"),
+        (&["unlock", "-f", "x"], "-f", "use --force"),
+        (&["history", "--last", "5"], "--last", "use --lines"),
+        (&["status", "-o", "json"], "-o", "use --json"),
+        (&["history", "--format=json"], "--format", "use --json"),
+        (&["status", "-o"], "-o", &format!("see csalock status --help; {dashes}")),
+        (&["lock", "--timout", "5", "x"], "--timout", "use --timeout"),
+        (&["lock", "--time", "5", "x"], "--time", "use --timeout"),
+        (&["status", "-w", "x"], "-w", "use -W"),
+        (&["run", "--min-hold", "5", "x", "true"], "--min-hold", run),
+        (&["run", "-V"], "-V", "use csalock --version"),
+        (&["lock", "--version"], "--version", "use csalock --version"),
+        (&["-n", "job", "true"], "-n", "to run a command under a lock, try: csalock run -n job true"),
+        (&["-w", "5", "lock", "x"], "-w", "try: csalock lock -w 5 x"),
+        (&["--force", "unlock", "x"], "--force", "try: csalock unlock --force x"),
+        (&["run", "--force", "x", "true"], "--force", "to break a lock, use csalock unlock --force NAME"),
+        (&["-o", "job", "true"], "-o", not_inherited),
+        (&["run", "-no", "job", "true"], "-o", not_inherited),
+        (&["-u", "job"], "-u", "try: csalock unlock job"),
+        (&["run", "-u", "job"], "-u", "try: csalock unlock job"),
+        (&["lock", "-u", "x"], "-u", "try: csalock unlock x"),
+        (&["run", "-u", "x", "true"], "-u", "try: csalock unlock x"),
+        (&["lock", "x", "-c", "true"], "-c", "try: csalock run x -c true"),
+        (&["-c", "date"], "-c", "use: csalock run NAME -c STRING"),
+        (&["--nope"], "--nope", "use: csalock [OPTION]... COMMAND [ARGUMENT]..."),
+        (&["history", "-n", "-3"], "-3", &format!("see csalock history --help; {dashes}")),
+        (&["lock", "x", "--nope"], "--nope", lock),
+        (&["lock", "-dash"], "-d", lock),
+        (&["lock", "a\nb\x1b[2J", "-Zz"], "-Z", lock),
+        (&["run", "-dash", "true"], "-d", run),
+        (&["put", "x", "--nope"], "--nope", put),
+        (&["put", "x", "-dd", "-n"], "-d", put),
+        (&["put", "x", "a", "b", "$c"], "b", "try: csalock put x 'a b $c'"),
+        (&["get", "x", "y"], "y", "use: csalock get [OPTION]... NAME"),
     ]);
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["list", "-1"]).run();
 }
 
 #[test]
+fn an_option_may_be_given_twice_and_the_last_value_counts() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let _holder = sandbox.holder("held");
+    sandbox.csalock(["run", "-n", "-n", "-qq", "held", "true"]).status(75).run();
+    sandbox.csalock(["lock", "-n", "-E3", "-E", "4", "-q", "held"]).status(4).run();
+    sandbox
+        .csalock(["run", "--also", "a", "--also", "b", "x", "-c", "csalock status -1 a b x"])
+        .stdout("a\nb\nx\n")
+        .run();
+}
+
+#[test]
 fn usage_errors_look_like_all_other_errors() {
+    let absent = "the following required arguments were not provided:";
     let long = "x".repeat(1000);
     check_usage_errors(&[
-        (
-            &["lock"],
-            "the following required arguments were not provided: <NAME>...; use: csalock lock [OPTION]... NAME...",
-        ),
-        (
-            &["run"],
-            "the following required arguments were not provided: <NAME> [COMMAND]...; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...",
-        ),
-        (
-            &["unclaim"],
-            "the following required arguments were not provided: --id <ID> <NAME>...; use: csalock unclaim [OPTION]... --id ID NAME...",
-        ),
-        (
-            &["renew", "x"],
-            "the following required arguments were not provided: --ttl <DURATION>; use: csalock renew [OPTION]... --ttl DURATION NAME...",
-        ),
-        (
-            &["unlock", "--token", "5", "x"],
-            "the following required arguments were not provided: --force; use: csalock unlock [OPTION]... NAME...",
-        ),
+        (&["lock"], &format!("{absent} <NAME>...; use: csalock lock [OPTION]... NAME...")),
+        (&["run"], &format!("{absent} <NAME> [COMMAND]...; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")),
+        (&["unclaim"], &format!("{absent} --id <ID> <NAME>...; use: csalock unclaim [OPTION]... --id ID NAME...")),
+        (&["renew", "x"], &format!("{absent} --ttl <DURATION>; add --ttl <DURATION>")),
+        (&["unlock", "--token", "5", "x"], &format!("{absent} --force; add --force")),
+        (&["get"], &format!("{absent} <NAME>; use: csalock get [OPTION]... NAME")),
         (&["-q"], "the command is missing; see csalock --help"),
         (
-            &["lock", "-dash"],
-            "unexpected argument '-d' found; see csalock lock --help; to pass '-d' as a value, use '-- -d'",
-        ),
-        (
-            &["run", "-dash", "true"],
-            "unexpected argument '-d' found; see csalock run --help; to pass '-d' as a value, use '-- -d'",
-        ),
-        (
-            &["lock", "x", "--nope"],
-            "unexpected argument '--nope' found; see csalock lock --help; to pass '--nope' as a value, use '-- --nope'",
-        ),
-        (
-            &["lock", "--timout", "5", "x"],
-            "unexpected argument '--timout' found; a similar argument exists: '--timeout'",
-        ),
-        (&["--nope"], "unexpected argument '--nope' found; use: csalock [OPTION]... COMMAND [ARGUMENT]..."),
-        (&["get", "x", "y"], "unexpected argument 'y' found; use: csalock get [OPTION]... NAME"),
-        (&["get"], "the following required arguments were not provided: <NAME>; use: csalock get [OPTION]... NAME"),
-        (
             &["doctor", "x", &long],
-            &format!("unexpected argument '{}...; use: csalock doctor [OPTION]... [NAME]", &long[..179]),
+            &format!("unexpected argument '{}...' found; use: csalock doctor [OPTION]... [NAME]", &long[..100]),
         ),
         (
             &["lock", "--timeout"],
@@ -258,22 +261,21 @@ fn usage_errors_look_like_all_other_errors() {
         ),
         (
             &["completions", "tcsh"],
-            "invalid value 'tcsh' for '<SHELL>' [possible values: bash, zsh, fish]; a similar value exists: 'zsh'",
+            "invalid value 'tcsh' for '<SHELL>' [possible values: bash, zsh, fish]; see csalock completions --help",
         ),
         (&["status", "-q", "-v"], "the argument '--quiet' cannot be used with '--verbose'; leave one of them out"),
         (&["-q", "status", "-v"], "the argument '--verbose' cannot be used with '--quiet'; leave one of them out"),
         (&["lookup", "x", "--id", "1"], "the argument '[NAME]' cannot be used with '--id <ID>'; leave one of them out"),
-        (
-            &["status", "--store", "a", "--store", "b"],
-            "the argument '--store <URL>' cannot be used multiple times; leave one of them out",
-        ),
         (&["lock", "-j", "0", "x"], "--slots: 0 is out of range; use 1 to 10000"),
-        (
-            &["lock", "a\nb\x1b[2J", "-Zz"],
-            "unexpected argument '-Z' found; see csalock lock --help; to pass '-Z' as a value, use '-- -Z'",
-        ),
         (&["run", "--json", "x", "true"], "run has no result of its own that could be JSON; leave --json out"),
     ]);
+    let sandbox = Sandbox::new(Kind::Directory);
+    let call = sandbox.script("bash", "csalock lock --ttl $'\\xff' x").status(64);
+    call.stderr(
+        "csalock: invalid UTF-8 was detected in one or more arguments; \
+         only names, values, labels, paths and commands may be other bytes\n",
+    )
+    .run();
 }
 
 #[test]
