@@ -32,7 +32,7 @@ use std::ffi::OsString;
 use crate::cli::{self, Cli, Command, Waiting};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::report::Settings;
+use crate::report::SettingNames;
 use crate::signals;
 use context::Context;
 
@@ -55,7 +55,7 @@ fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyh
     match command {
         Command::Run(asked) => run::run(context, asked, arguments),
         Command::Lock(asked) => lock::run(context, asked),
-        Command::Unlock(asked) => unlock::run(context, asked, &Settings::OPTIONS),
+        Command::Unlock(asked) => unlock::run(context, asked, &SettingNames::OPTIONS),
         Command::Status(asked) => status::run(context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(context, asked).or_else(end_with_reader),
         Command::Overdue(asked) => overdue::run(context, asked).or_else(end_with_reader),

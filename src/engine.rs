@@ -33,7 +33,7 @@ use self::leases::IssuedLease;
 
 pub use acquire::{AcquireRequest, EndsWith};
 pub use acquire::{AcquireResult, Waiting};
-pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
+pub use acquire_all::{AcquireAllResult, OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use breaking::Broken;
 pub use context::Context;
 pub use inspect::LockStatus;
@@ -44,7 +44,7 @@ pub use wait_policy::WaitPolicy;
 
 use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::host::Host;
 use crate::lock::{
     self, Credentials, Facts, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record, Release, Request,
@@ -56,7 +56,7 @@ use crate::store::{Location, Scope, Store, Version, Versioned};
 pub struct Engine {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
-    remembers: Limits,
+    remembers: HistoryLimits,
     /// The location of the store, for hints.
     location: Option<Location>,
     lease: Duration,
@@ -86,7 +86,7 @@ impl Engine {
         Engine {
             store,
             host,
-            remembers: Limits::default(),
+            remembers: HistoryLimits::default(),
             location: None,
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),
@@ -96,7 +96,7 @@ impl Engine {
     }
 
     /// Sets the limits for the history that the engine keeps.
-    pub fn remembering(self, limits: Limits) -> Engine {
+    pub fn remembering(self, limits: HistoryLimits) -> Engine {
         Engine { remembers: limits, ..self }
     }
 

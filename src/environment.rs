@@ -2,23 +2,22 @@
 
 #![expect(unsafe_code, reason = "exec needs the variables as the kernel has passed them")]
 
-mod current_directory;
 mod zone;
 
-pub use current_directory::CurrentDirectory;
 pub use zone::local_zone;
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::unistd::geteuid;
 
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::{Limits, parse_size};
+use crate::history::{HistoryLimits, parse_size};
 use crate::host::{home_of, homes};
 use crate::name::escape;
 use crate::store::{Layout, Location};
@@ -196,9 +195,9 @@ impl Environment {
 
     /// Returns the limits of the history.
     /// Returns a usage error that names the variable with the invalid value.
-    pub fn history(&self) -> Result<Limits> {
+    pub fn history(&self) -> Result<HistoryLimits> {
         let [kept, size, age] = &self.history;
-        let mut limits = Limits::default();
+        let mut limits = HistoryLimits::default();
         let wrong = |name: &str, text: &OsString, why: String| {
             let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
             Error::new(ErrorKind::InvalidInput, what, "set it right, or unset it")
@@ -291,4 +290,15 @@ fn inherited() -> impl Iterator<Item = &'static CStr> {
         let entry = if environ.is_null() { std::ptr::null() } else { *environ.add(at) };
         (!entry.is_null()).then(|| CStr::from_ptr(entry))
     })
+}
+
+/// The current directory. It is asked for when a relative path needs it: most calls have none.
+#[derive(Debug, Clone, Default)]
+pub struct CurrentDirectory(OnceLock<PathBuf>);
+
+impl AsRef<Path> for CurrentDirectory {
+    /// Returns the path; empty if the directory was removed.
+    fn as_ref(&self) -> &Path {
+        self.0.get_or_init(|| std::env::current_dir().unwrap_or_default())
+    }
 }

@@ -3,7 +3,6 @@
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
 mod blocked_callers;
-pub mod boot_lease;
 mod databases;
 mod fake;
 mod file_locks;
@@ -12,7 +11,6 @@ mod machine;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
-mod random;
 mod shell_string;
 mod times;
 mod unix;

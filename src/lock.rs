@@ -14,7 +14,6 @@ mod handle;
 mod job;
 mod lifetime;
 mod owner;
-mod page;
 mod protocol;
 mod queue;
 mod record;
@@ -23,11 +22,10 @@ mod request;
 mod value;
 
 pub use auxiliary::{CommitRecord, FenceMark, WaitEdges};
-pub(crate) use codec::auxiliary::Auxiliary;
-pub use codec::auxiliary::is_auxiliary;
-pub(crate) use codec::auxiliary::{decode_auxiliary, decode_value, encode_auxiliary, encode_value, name_of_auxiliary};
-pub(crate) use codec::{MOST_BYTES, committed};
-pub use codec::{decode, encode};
+pub(crate) use codec::{
+    Auxiliary, MOST_BYTES, committed, decode_auxiliary, decode_value, encode_auxiliary, encode_value, name_of_auxiliary,
+};
+pub use codec::{decode, encode, is_auxiliary};
 pub use deadlock::{Cycle, WaitNode, find_cycle};
 pub use ending::{EndReason, EndedGrant};
 pub use facts::{Facts, Liveness, Query};
@@ -35,8 +33,8 @@ pub use handle::{Handle, HandleHash};
 pub use job::{BeginRun, Complain, Complaint, ForgetJob, JobState, Promise, ReportSuccess, RunStart, Runs, Success};
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
-pub use page::{Page, Pages};
 pub use protocol::{decide, grant_status};
+pub use queue::{Page, Pages};
 pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use request::{

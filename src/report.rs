@@ -1,7 +1,6 @@
 //! All wording: texts for people, and documents for programs.
 
 mod audit;
-mod columns;
 mod doctor;
 mod document;
 mod history;
@@ -15,16 +14,16 @@ mod table;
 mod times;
 
 pub(crate) use audit::AuditReport;
-pub(crate) use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};
 pub(crate) use document::Document;
 pub(crate) use history::{ending_rows, endings_header, timeline};
 pub(crate) use holder::{Reporter, flocked_by};
 pub(crate) use json::json;
 pub(crate) use metrics::Metrics;
-pub(crate) use refusal::{RefusalReport, RefusedLock, Settings, describe_value, name_and_store};
+pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, name_and_store};
 pub(crate) use run::{due, in_future, notice, overdue};
 pub(crate) use status::{LockBlock, LockTable};
 pub use table::OutputStyle;
+pub(crate) use table::{cut, indented, wrapped};
 pub use times::{Moment, Zone};
 pub(crate) use times::{millis_of, timestamp};

@@ -14,10 +14,10 @@ mod answers;
 mod deadline;
 pub(crate) mod directory;
 pub(crate) mod etcd;
-mod file_system;
 mod finding;
 mod history_file;
 mod identity;
+pub mod leases;
 mod memory;
 mod mount;
 mod net;
@@ -25,17 +25,15 @@ mod observed;
 mod path_checks;
 pub(crate) mod postgres;
 mod scratch;
-mod secret;
 mod sqlite;
 pub(crate) mod ssh;
 mod url;
 mod write_set;
 
-use std::collections::BTreeSet;
+use std::any::Any;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 pub use answers::answers;
 pub use deadline::StoreDeadline;
@@ -43,13 +41,15 @@ pub use directory::{Directory, MARK};
 pub use etcd::{Access, Cluster, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
+use leases::BootLeases;
+pub use leases::Leases;
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
+pub use net::Secret;
 pub use net::retry::SignalsEndCalls;
 pub use path_checks::path_findings;
 pub use postgres::{Database, Postgres};
 pub use scratch::Scratch;
-pub use secret::Secret;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use ssh::{Remote, Ssh, serve};
@@ -57,9 +57,8 @@ pub use url::{Layout, Location};
 pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
 
 use crate::error::{Error, Result};
-use crate::host::{Host, boot_lease};
+use crate::host::Host;
 pub use crate::host::{Scope, Subscription};
-use crate::lock::{Lease, Sighting};
 pub use crate::version::Version;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,16 +88,18 @@ pub enum Topic<'a> {
     History,
 }
 
-/// How far a reader has read the history of a store; the default is the beginning.
+/// How far a reader has read the history of a store, in terms of that store; the default is the beginning.
 #[derive(Debug, Default)]
-pub struct HistoryCursor {
-    /// Position in the files, for stores that keep the history in files.
-    files: history_file::Generations,
-    /// Revision of the last read, for etcd; transaction that no later line precedes, for PostgreSQL; last read, for ssh;
-    /// number of lines, for memory.
-    revision: u64,
-    /// Rows that were read although their transactions do not precede `revision`, for PostgreSQL; last line, for ssh.
-    seen: BTreeSet<u64>,
+pub struct HistoryCursor(Option<Box<dyn Any + Send>>);
+
+impl HistoryCursor {
+    /// Returns the cursor in the terms of one kind of store.
+    fn of<T: Any + Default + Send>(&mut self) -> &mut T {
+        if !self.0.as_ref().is_some_and(|cursor| cursor.is::<T>()) {
+            self.0 = Some(Box::<T>::default());
+        }
+        self.0.as_mut().and_then(|cursor| cursor.downcast_mut()).expect("the cursor has this type")
+    }
 }
 
 /// Result of a sweep or of its dry run.
@@ -185,56 +186,6 @@ impl dyn Store + '_ {
     /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
     pub fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.read_new_history(&mut HistoryCursor::default(), visit)
-    }
-}
-
-/// Leases on a clock that all users of a store share.
-pub trait Leases {
-    /// Grants a lease that ends `span` from now.
-    fn grant(&self, span: Duration) -> Result<Lease>;
-
-    /// Returns the time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
-    fn time(&self) -> Result<Duration>;
-
-    /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
-    fn ttl(&self, lease: &Lease) -> Result<Duration>;
-
-    /// Returns true if a lease is over: like [`Leases::ttl`], but cheaper.
-    fn is_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.ttl(lease)?.is_zero())
-    }
-
-    /// Finds out about many leases at once, so that the next questions about them cost less.
-    fn look_ahead(&self, _leases: &[&Lease]) -> Result<()> {
-        Ok(())
-    }
-
-    /// Returns the time until this host treats a lease from a record with these sightings as over. If the store's clock
-    /// may be set, that is later than for its holder.
-    fn time_to_expiry(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
-        self.ttl(lease)
-    }
-
-    /// Returns new sightings of these leases that the next caller on this host needs.
-    fn new_sightings(&self, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        Ok(Vec::new())
-    }
-}
-
-/// Leases of a store whose users all run under one kernel: its clock counts ([`boot_lease`]).
-struct BootLeases(Arc<dyn Host>);
-
-impl Leases for BootLeases {
-    fn grant(&self, span: Duration) -> Result<Lease> {
-        boot_lease::lend(self.0.as_ref(), span)
-    }
-
-    fn time(&self) -> Result<Duration> {
-        Ok(self.0.wall())
-    }
-
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
-        boot_lease::remaining(self.0.as_ref(), lease)
     }
 }
 

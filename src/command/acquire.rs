@@ -19,7 +19,7 @@ use crate::history::ExpectedTurn;
 use crate::host::{ThisProcess, command_of};
 use crate::lock::{EndReason, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter, Settings};
+use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
 use crate::store::StoreDeadline;
 
@@ -35,7 +35,7 @@ pub(super) struct Acquisition<'a> {
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
     /// The settings that hints name.
-    pub(super) settings: &'static Settings,
+    pub(super) settings: &'static SettingNames,
     /// Limit of `--give-up-if`.
     pub(super) give_up_if: Option<Duration>,
     pub(super) turn: OnceCell<Turn>,
@@ -53,7 +53,7 @@ impl<'a> Acquisition<'a> {
             signals,
             interrupt: signals,
             policy,
-            settings: &Settings::OPTIONS,
+            settings: &SettingNames::OPTIONS,
             give_up_if: None,
             turn: OnceCell::new(),
         }
@@ -222,7 +222,7 @@ impl Waiting {
     }
 
     /// Returns the exit code of a failure, or that of `-E` if the store was locked until the timeout.
-    pub(super) fn exit_of(&self, error: &anyhow::Error) -> Exit {
+    pub(super) fn exit_of_failure(&self, error: &anyhow::Error) -> Exit {
         match super::exit_of(error) {
             exit if exit == ErrorKind::Busy.into() => self.busy_exit(),
             exit => exit,

@@ -15,7 +15,7 @@ use crate::duration::parse_timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
-use crate::report::Settings;
+use crate::report::SettingNames;
 
 /// The CSA function whose name the program was called by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
     };
     match command {
         Command::Lock(asked) => lock::run_as_csa(context, &asked),
-        Command::Unlock(asked) => unlock::run(context, &asked, &Settings::VARIABLES),
+        Command::Unlock(asked) => unlock::run(context, &asked, &SettingNames::VARIABLES),
         _ => unreachable!("it was one of the two"),
     }
     .map_err(|error| match error.downcast_ref::<Error>() {

@@ -36,7 +36,7 @@ impl Common {
 }
 
 pub(super) fn tell(context: &Context, command: &Command, error: &anyhow::Error) -> Exit {
-    let exit = waiting(command).map_or_else(|| exit_of(error), |waiting| waiting.exit_of(error));
+    let exit = waiting(command).map_or_else(|| exit_of(error), |waiting| waiting.exit_of_failure(error));
     if !common(command).is_some_and(|common| common.json) || print_document(context, command, error, exit).is_err() {
         eprint_line(&format!("{error:#}"));
     }

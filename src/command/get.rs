@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{Handle, Lifetime, Mode};
-use crate::report::{RefusedLock, Reporter, Settings, json};
+use crate::report::{RefusedLock, Reporter, SettingNames, json};
 
 pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
@@ -29,7 +29,7 @@ fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&asked.common, std::slice::from_ref(&asked.name))?;
     let target = targets.first();
     let Get { common, taking, pid, .. } = asked;
-    ForScript { context, common, taking, pid: *pid, targets, settings: &Settings::OPTIONS, prints: true }.acquire(
+    ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::OPTIONS, prints: true }.acquire(
         |Granted { opened, handle, grants, evicted, owner, .. }| {
             report_taken(common, opened, grants, *evicted, Some(owner));
             // A value that was not read is useless, and then so is the lock.

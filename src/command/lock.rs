@@ -10,7 +10,7 @@ use crate::cli::Lock;
 use crate::engine::LockSet;
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
-use crate::report::{Settings, json};
+use crate::report::{SettingNames, json};
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
@@ -21,23 +21,25 @@ pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
-    ForScript { context, common, taking, pid: *pid, targets, settings: &Settings::OPTIONS, prints }.acquire(|granted| {
-        report_taken(common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
-        if prints {
-            let printed =
-                answer(context, asked, targets, granted).and_then(|text| print_before(context, granted.until, &text));
-            // A handle that cannot be printed is useless.
-            printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
-        }
-        Ok(Exit::Done)
-    })
+    ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::OPTIONS, prints }.acquire(
+        |granted| {
+            report_taken(common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
+            if prints {
+                let printed = answer(context, asked, targets, granted)
+                    .and_then(|text| print_before(context, granted.until, &text));
+                // A handle that cannot be printed is useless.
+                printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
+            }
+            Ok(Exit::Done)
+        },
+    )
 }
 
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
 pub(super) fn run_as_csa(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&asked.common, &asked.names)?;
     let Lock { common, taking, pid, .. } = asked;
-    ForScript { context, common, taking, pid: *pid, targets, settings: &Settings::VARIABLES, prints: false }
+    ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::VARIABLES, prints: false }
         .acquire(|_| Ok(Exit::Done))
 }
 

@@ -1,26 +1,28 @@
-//! `csalock status`
-
-mod details;
-mod select;
-mod watch;
+//! `csalock status`: the locks as a table or as JSON; on a terminal also the details of one lock: its record, its last
+//! grants, and other locks of its file.
 
 use std::ffi::OsStr;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use anyhow::Context as _;
 
-use self::details::{Details, file_lock};
 use self::select::{Selected, is_directory, nothing_to_show, select, select_store, stores};
 use super::context::{Context, Stdout};
 use crate::cli::{Common, Status};
-use crate::engine::LockRef;
+use crate::engine::{Engine, LockRef, LockStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::history::{HoldTimes, Past};
+use crate::host::{command_of, flock_holders};
 use crate::name::{escape, shell_quote};
-use crate::report::{LockTable, OutputStyle, RefusedLock, Reporter, Zone, json};
-use crate::store::Location;
+use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, flocked_by, json};
+use crate::store::{HistoryCursor, Location};
 use crate::terminal;
+
+mod select;
+mod watch;
 
 pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if asked.watch {
@@ -221,4 +223,56 @@ impl<'a> Page<'a> {
         }
         Ok(())
     }
+}
+
+/// Number of past grants that are kept for the display.
+const KEPT: usize = 3;
+
+/// The last grants of one lock. The history may learn of an ending later than the record, so each look reads what is new.
+#[derive(Default)]
+struct Details {
+    past: Vec<Past>,
+    times: HoldTimes,
+    cursor: HistoryCursor,
+}
+
+impl Details {
+    fn lines(
+        &mut self,
+        context: &Context,
+        (lock, engine): (&LockRef, &Engine),
+        status: &LockStatus,
+        reporter: &Reporter<'_>,
+        style: OutputStyle,
+        file: Option<&str>,
+    ) -> Vec<String> {
+        self.read_past(context, lock, engine);
+        LockBlock { lock, status, reporter, past: &self.past, times: &self.times, file, style }.lines()
+    }
+
+    /// Reads the new grants of a lock. Without a readable history there are none: the status is more important.
+    fn read_past(&mut self, context: &Context, lock: &LockRef, engine: &Engine) {
+        let (limits, now) = (context.environment.history().unwrap_or_default(), context.host.wall());
+        let read = engine.each_new_past(&mut self.cursor, &mut |ended| {
+            if ended.name == lock.name && limits.keep(&ended, now) {
+                self.times.add(&ended);
+                self.past.push(ended);
+                self.past.drain(..self.past.len().saturating_sub(KEPT));
+            }
+        });
+        if read.is_err() {
+            // Otherwise the next look could read some of them twice.
+            *self = Details::default();
+        }
+    }
+}
+
+/// Returns which processes have locked the file of a lock with flock(2), unless the holder of the lock is one of them:
+/// the holder may wait for that file. The search takes time on a host with many open files.
+fn file_lock(lock: &LockRef, status: &LockStatus, reporter: &Reporter<'_>) -> Option<String> {
+    let path = Path::new(OsStr::from_bytes(&lock.display_name));
+    let pids = if path.is_absolute() { flock_holders(path) } else { Vec::new() };
+    let mut owners = status.record.holders.iter().filter_map(|grant| reporter.owner(&grant.owner));
+    let is_foreign = !pids.is_empty() && !owners.any(|owner| pids.contains(&owner.pid));
+    is_foreign.then(|| flocked_by(pids.into_iter().map(|pid| (pid, command_of(pid)))))
 }

@@ -1,20 +1,30 @@
 //! Reports a wait to people: the obstacle once and, on a terminal, the progress of the wait again and again.
-
-mod status_line;
+//!
+//! The progress is one line. Each drawing replaces the last, and the end of the wait erases
+//! it.
+//!
+//! The line must never delay a waiter that is granted the lock. So it has no thread and writes by its own non-blocking
+//! descriptor; after Ctrl-S or a lost connection, drawings are dropped. Nothing is written while other processes are in
+//! the foreground. The cursor rests at the start of the line. The terminal echoes ^C and ^Z there, so they disappear
+//! with the line.
 
 use std::io::IsTerminal;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use self::status_line::StatusLine;
+use nix::errno::Errno;
+
 use super::acquire::TO_ESTIMATE;
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::duration::shown as span;
 use crate::engine::{AcquireRequest, Engine, Waiting};
-use crate::history::{ExpectedTurn, HoldTimes, Place};
+use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{Grant, Mode};
 use crate::name::escape;
-use crate::report::Reporter;
+use crate::report::{Reporter, cut};
+use crate::signals::{self, SigtstpHandler};
 use crate::store::StoreDeadline;
 use crate::terminal;
 
@@ -51,7 +61,7 @@ impl<'a> WaitProgress<'a> {
         }
     }
 
-    /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::Onlooker`].
+    /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::OnWaitForOne`].
     pub(super) fn update(
         &mut self,
         (target, engine): (&LockRef, &Engine),
@@ -100,7 +110,7 @@ impl<'a> WaitProgress<'a> {
             self.times = Some((target.display_name.clone(), engine.hold_times(&target.name)));
         }
         let (_, times) = self.times.as_ref()?;
-        times.expected(&Place::behind(waiting.record, waiting.ahead, self.wanted, engine.host().wall())?)
+        times.expected(&PlaceInQueue::behind(waiting.record, waiting.ahead, self.wanted, engine.host().wall())?)
     }
 
     /// Returns the progress as text. The part that changes most comes first, because the end may be cut off.
@@ -147,4 +157,65 @@ impl<'a> WaitProgress<'a> {
 /// Returns a time without fractions, which would only flicker.
 fn whole(time: Duration) -> String {
     if time.as_secs() == 0 { "0s".to_string() } else { span(time) }
+}
+
+const SPINNER: [char; 4] = ['/', '-', '\\', '|'];
+
+/// Erases the whole line, even if a terminal that became narrower has wrapped it.
+const ERASE: &str = "\r\x1b[J";
+
+/// True if there is a line to erase.
+static DRAWN: AtomicBool = AtomicBool::new(false);
+
+struct StatusLine {
+    terminal: OwnedFd,
+    drawings: usize,
+    /// Without this handler, the shell's message after Ctrl-Z would appear in the line.
+    _stop: Option<SigtstpHandler>,
+}
+
+impl StatusLine {
+    /// Returns `None` if stderr is not our terminal, or if it cannot erase.
+    fn new() -> Option<StatusLine> {
+        // The foreground of another terminal cannot be determined.
+        let drawable = rustix::termios::tcgetpgrp(std::io::stderr()).is_ok() && !crate::environment::is_dumb_terminal();
+        let terminal = drawable.then(terminal::open_controlling_tty).flatten()?;
+        Some(StatusLine { terminal, drawings: 0, _stop: SigtstpHandler::call(erase_and_stop) })
+    }
+
+    /// Draws the line if we are in the foreground.
+    fn show(&mut self, text: &str) {
+        // Some terminals wrap in the last column already.
+        let width = terminal::size(&self.terminal).1.saturating_sub(1).max(1);
+        let line = cut(&format!("{} {text}", SPINNER[self.drawings % SPINNER.len()]), width);
+        self.drawings += 1;
+        if terminal::is_foreground(&self.terminal) {
+            DRAWN.store(true, Ordering::SeqCst);
+            // A single write leaves no half of a line.
+            let _ = nix::unistd::write(&self.terminal, format!("{ERASE}{line}\r").as_bytes());
+        }
+    }
+}
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        erase(&self.terminal);
+    }
+}
+
+/// Erases the line, unless other processes have the terminal now.
+fn erase(terminal: impl AsFd) {
+    if DRAWN.swap(false, Ordering::SeqCst) && terminal::is_foreground(&terminal) {
+        let _ = nix::unistd::write(&terminal, ERASE.as_bytes());
+    }
+}
+
+/// Handles Ctrl-Z: erases the line and stops the process.
+extern "C" fn erase_and_stop(_signal: nix::libc::c_int) {
+    let errno = Errno::last_raw();
+    if let Some(terminal) = terminal::open_controlling_tty() {
+        erase(&terminal);
+    }
+    signals::stop();
+    Errno::set_raw(errno);
 }

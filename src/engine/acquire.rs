@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use self::wait::AfterWait;
-pub(super) use self::wait::Onlooker;
+pub(super) use self::wait::OnWait;
 pub use self::wait::Waiting;
 use super::commit::{Committed, RecordUpdate};
 use super::contention::CasRetry;
@@ -48,7 +48,7 @@ impl Engine {
         request: &AcquireRequest,
         policy: &WaitPolicy,
         interrupt: Option<&dyn Interrupt>,
-        on_wait: &mut Onlooker<'_>,
+        on_wait: &mut OnWait<'_>,
     ) -> Result<AcquireResult> {
         let scope = self.store.scope();
         // Without notifications, other hosts cannot wake a waiter of this store.
@@ -133,7 +133,7 @@ struct AcquireAttempt<'a> {
 impl<'a> AcquireAttempt<'a> {
     /// Runs the attempt and continues it after outages. A shared store may stop answering for a while. A full or
     /// read-only store ends the attempt, unless this waiter is already in the queue.
-    fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {
+    fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
         loop {
             let error = match self.run(clock, on_wait) {
                 // The signal ended a wait for the store, which can report this only as an error.
@@ -158,7 +158,7 @@ impl<'a> AcquireAttempt<'a> {
     }
 
     /// Reads the record, decides, and then commits or waits, until the attempt ends.
-    fn run(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {
+    fn run(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
         let engine = self.engine;
         // The record as the last commit left or found it. A step without such a record reads the store.
         let mut committed = None;

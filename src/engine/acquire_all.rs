@@ -33,7 +33,7 @@ pub enum AcquireAllResult {
 }
 
 /// Callback as in [`super::Engine::acquire`], with the index of the lock that the call waits for.
-pub type Onlooker<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
+pub type OnWaitForOne<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
 
 /// Acquires all locks, in an order that is the same for every caller, or none.
 /// Fails if a store cannot be read or written. The call then releases every grant that it can; the others end with the
@@ -43,7 +43,7 @@ pub fn acquire_all(
     request: &AcquireRequest,
     policy: &WaitPolicy,
     interrupt: Option<&dyn Interrupt>,
-    on_wait: &mut Onlooker<'_>,
+    on_wait: &mut OnWaitForOne<'_>,
 ) -> Result<AcquireAllResult> {
     if let [StoredLock { engine, name }] = locks {
         let taken = engine.acquire(name, request, policy, interrupt, &mut |waiting| on_wait(0, waiting))?;
@@ -85,7 +85,7 @@ struct MultiAcquire<'a, 'b> {
     until: Duration,
     policy: WaitPolicy,
     interrupt: Option<&'a dyn Interrupt>,
-    on_wait: &'a mut Onlooker<'b>,
+    on_wait: &'a mut OnWaitForOne<'b>,
     held: Vec<Option<Grant>>,
     evicted: Option<(usize, EndedGrant)>,
 }
@@ -96,7 +96,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         request: &'a AcquireRequest,
         policy: &WaitPolicy,
         interrupt: Option<&'a dyn Interrupt>,
-        on_wait: &'a mut Onlooker<'b>,
+        on_wait: &'a mut OnWaitForOne<'b>,
     ) -> MultiAcquire<'a, 'b> {
         let until = policy.end(locks[0].engine.host().boottime());
         let held = locks.iter().map(|_| None).collect();

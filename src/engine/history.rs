@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{ExpectedTurn, HoldTimes, Limits, Past, Who, is_damaged};
+use crate::history::{ExpectedTurn, HistoryLimits, HoldTimes, Past, Who, is_damaged};
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner, Record};
 use crate::store::HistoryCursor;
 
@@ -34,7 +34,7 @@ impl Engine {
     }
 
     /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.
-    pub fn each_past(&self, limits: &Limits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
+    pub fn each_past(&self, limits: &HistoryLimits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let now = self.host.wall();
         self.store.read_history(&mut |line| {
             if let Some(past) = Past::read(line)

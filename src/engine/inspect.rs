@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Engine, decode, of_another_name};
 use crate::error::Result;
-use crate::history::{ExpectedTurn, HoldTimes, Place};
+use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{
     self, EndReason, Facts, Grant, Liveness, Mode, ProcessId, Query, Record, effective_owner, grant_status,
 };
@@ -42,7 +42,7 @@ impl LockStatus {
         record.waiters.retain(|_| waits.next().unwrap_or(true));
         let first = record.holders.first().map_or(Mode::Exclusive, |grant| grant.mode);
         let wanted = wanted.unwrap_or((first, record.slots));
-        times.expected(&Place::behind(&record, record.waiters.len(), wanted, now)?)
+        times.expected(&PlaceInQueue::behind(&record, record.waiters.len(), wanted, now)?)
     }
 }
 

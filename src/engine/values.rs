@@ -1,7 +1,7 @@
 //! Reading, writing and deleting values. The rules are in [`crate::lock`]'s `value.rs`. This module adds the store
 //! operations: the bytes of external values, and the wait for the holder.
 
-use super::acquire::Onlooker;
+use super::acquire::OnWait;
 use super::commit::{Committed, RecordUpdate};
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
@@ -97,7 +97,7 @@ impl Engine {
         request: &AcquireRequest,
         policy: &WaitPolicy,
         interrupt: Option<&dyn Interrupt>,
-        on_wait: &mut Onlooker<'_>,
+        on_wait: &mut OnWait<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
         let deadline = StoreDeadline::begin(Some(end));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::acquire::Onlooker;
+use super::acquire::OnWait;
 use super::{Engine, Waiting};
 use crate::duration::Backoff;
 use crate::error::{Error, Result};
@@ -116,7 +116,7 @@ impl Engine {
         name: &[u8],
         policy: &WaitPolicy,
         interrupt: Option<&dyn Interrupt>,
-        on_wait: &mut Onlooker<'_>,
+        on_wait: &mut OnWait<'_>,
         work: &mut dyn FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
@@ -146,7 +146,7 @@ impl Engine {
         error: Error,
         clock: &mut WaitClock,
         wait_set: &mut dyn WaitSet,
-        on_wait: &mut Onlooker<'_>,
+        on_wait: &mut OnWait<'_>,
     ) -> Result<bool> {
         let now = self.host.boottime();
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };

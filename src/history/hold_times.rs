@@ -39,7 +39,7 @@ pub struct UsualHold {
 
 /// The holders of a lock and the callers ahead of a caller.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct PlaceInQueue {
     /// For each holder: its mode, and how long it has held the lock.
     pub holders: Vec<(Mode, Duration)>,
     /// Modes of the waiters ahead, the first one first.
@@ -90,7 +90,7 @@ impl HoldTimes {
 
     /// Returns the expected time of the turn in this place, or `None` if the lock is free or the history has too few
     /// grants in the modes of the holders or of the waiters ahead.
-    pub fn expected(&self, place: &Place) -> Option<ExpectedTurn> {
+    pub fn expected(&self, place: &PlaceInQueue) -> Option<ExpectedTurn> {
         let (first, held) = match (place.holders.first(), place.ahead.first()) {
             (Some((mode, held)), _) => (*mode, Some(*held)),
             (None, Some(mode)) => (*mode, None),
@@ -102,7 +102,7 @@ impl HoldTimes {
     }
 
     /// Plays the queue through. Returns the time at which the caller would get the lock.
-    fn turn(&self, place: &Place) -> Option<Duration> {
+    fn turn(&self, place: &PlaceInQueue) -> Option<Duration> {
         let usual = MODES.map(|mode| self.usual(mode));
         let usual = |mode: Mode| usual[mode as usize].as_ref();
         let mut running = Running::default();
@@ -184,10 +184,15 @@ impl UsualHold {
     }
 }
 
-impl Place {
+impl PlaceInQueue {
     /// Returns the place of a caller with this mode behind `ahead` waiters of a record, at `now` on the wall clock.
     /// Returns `None` if the lock is claimed, so that the turn never comes.
-    pub fn behind(record: &Record, ahead: usize, (mode, slots): (Mode, Option<u32>), now: Duration) -> Option<Place> {
+    pub fn behind(
+        record: &Record,
+        ahead: usize,
+        (mode, slots): (Mode, Option<u32>),
+        now: Duration,
+    ) -> Option<PlaceInQueue> {
         if record.holders.iter().any(|grant| grant.claim.is_some()) {
             return None;
         }
@@ -197,7 +202,7 @@ impl Place {
         // Of a long queue, only the begin may be known. The rest is taken for waiters of the same kind.
         let last = record.waiters.last().map_or(mode, |waiter| waiter.mode);
         let ahead = known.chain(std::iter::repeat(last)).take(ahead).collect();
-        Some(Place { holders, ahead, mode, slots: record.slots.or(slots).unwrap_or(1) })
+        Some(PlaceInQueue { holders, ahead, mode, slots: record.slots.or(slots).unwrap_or(1) })
     }
 }
 

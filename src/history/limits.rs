@@ -8,22 +8,22 @@ use super::Past;
 const MOST_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Limits {
+pub struct HistoryLimits {
     /// Maximum size in bytes. 0: no history is written.
     pub size: u64,
     /// Maximum age. Grants that ended earlier are not shown, and are removed.
     pub age: Duration,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { size: 1 << 20, age: Duration::from_secs(30 * 24 * 3600) }
+impl Default for HistoryLimits {
+    fn default() -> HistoryLimits {
+        HistoryLimits { size: 1 << 20, age: Duration::from_secs(30 * 24 * 3600) }
     }
 }
 
-impl Limits {
-    pub fn off(self) -> Limits {
-        Limits { size: 0, ..self }
+impl HistoryLimits {
+    pub fn off(self) -> HistoryLimits {
+        HistoryLimits { size: 0, ..self }
     }
 
     /// Returns true if this grant ended late enough to be shown at the time `now` since 1970.

@@ -10,27 +10,25 @@
 //! host name, and machines resumed from one snapshot share a boot id too. There a process that is not here is missing,
 //! and a process of another boot is unknown.
 
-use std::fs;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use std::{fs, io};
 
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
 
-use super::Scope;
 use super::liveness::{FirstSight, is_absent, is_released_by, is_stopped, liveness_of};
 use super::machine::{
-    BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, namespace, pid_namespace_of,
+    BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
+    pid_namespace_of,
 };
-use super::machine::{is_this_machine, machine};
 use super::owner::ThisProcess;
 use super::proc_stat::read_once;
-use super::random::Random;
 use super::wait_set::{self, LinuxWaitSet};
-use super::{Host, Invocation, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
+use super::{Host, Invocation, Scope, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
@@ -276,6 +274,41 @@ pub(super) fn no_proc(error: &std::io::Error) -> Error {
         }
         _ => Error::new(ErrorKind::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
     }
+}
+
+/// Random numbers from the kernel, each with a time in it: machines resumed from one snapshot may draw the same numbers,
+/// but hardly in the same nanosecond.
+#[derive(Debug, Default)]
+struct Random {
+    /// A number that was drawn together with others, or 0. A forked process may have the same one.
+    spare: AtomicU64,
+}
+
+impl Random {
+    /// Returns random bytes that cannot be guessed.
+    fn bytes(&self, times: [Duration; 2]) -> Result<[u8; 16]> {
+        let (mut bytes, mut spare) = ([0; 24], [0; 8]);
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Error::new(ErrorKind::System, format!("no random numbers: {error}"), "try again"))?;
+        spare.copy_from_slice(&bytes[16..]);
+        self.spare.store(u64::from_ne_bytes(spare), Ordering::Relaxed);
+        let mut random = [0; 16];
+        let times = times.map(|time| nanoseconds(time).to_ne_bytes());
+        random.iter_mut().zip(&bytes).zip(times.as_flattened()).for_each(|((to, from), time)| *to = from ^ time);
+        Ok(random)
+    }
+
+    /// Returns a number that no other call returns, on no host.
+    fn unique_number(&self, times: [Duration; 2]) -> Result<u64> {
+        if self.spare.load(Ordering::Relaxed) == 0 {
+            self.bytes(times)?;
+        }
+        Ok(self.spare.swap(0, Ordering::Relaxed) ^ nanoseconds(times[0]))
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 #[cfg(test)]

@@ -6,12 +6,12 @@ use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, ProcessId};
-use super::page::{Page, Pages};
 use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
     INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_waiting, grant_waiting_as, refill, replaced,
     slot_count_conflict,
 };
+use super::queue::{Page, Pages};
 use super::record::{Grant, Record, Waiter};
 use super::request::{
     Acquire, AcquireStep, Cancel, Edge, NotHolder, Phase, QueuePlace, QueuePosition, Refusal, Request, Transition,

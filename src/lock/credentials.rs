@@ -9,18 +9,18 @@ use super::record::{Grant, Record};
 use super::request::{Credentials, NotHolder, Transition};
 
 /// Grant that matches a caller's credentials.
-pub(super) enum Found {
+pub(super) enum Match {
     /// The grant with this index is the caller's and valid.
-    Mine(usize),
+    Grant(usize),
     Ended(EndedGrant),
     Nothing,
 }
 
-impl Found {
+impl Match {
     pub(super) fn ending(self) -> Option<EndedGrant> {
         match self {
-            Found::Ended(ending) => Some(ending),
-            Found::Mine(_) | Found::Nothing => None,
+            Match::Ended(ending) => Some(ending),
+            Match::Grant(_) | Match::Nothing => None,
         }
     }
 }
@@ -28,7 +28,7 @@ impl Found {
 /// Step for a request that only a holder may make.
 pub(super) type Answer<T> = Transition<Result<T, NotHolder>>;
 
-pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Found, Query> {
+pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Match, Query> {
     for (at, grant) in record.holders.iter().enumerate() {
         if !is_mine(grant, credentials, facts)? {
             continue;
@@ -37,7 +37,7 @@ pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) ->
         // lock for a command that has ended.
         let over = lease_expired(grant, facts)?;
         let late = EndedGrant { grant: grant.clone(), reason: EndReason::Expired };
-        return Ok(if over { Found::Ended(late) } else { Found::Mine(at) });
+        return Ok(if over { Match::Ended(late) } else { Match::Grant(at) });
     }
     let mine = |grant: &Grant| {
         credentials.proof == Some(grant.proof)
@@ -45,7 +45,7 @@ pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) ->
                 && grant.owner.processes.iter().any(|owner| credentials.owners.contains(owner)))
     };
     let ending = record.ended_grants.iter().rev().find(|ending| mine(&ending.grant));
-    Ok(ending.cloned().map_or(Found::Nothing, Found::Ended))
+    Ok(ending.cloned().map_or(Match::Nothing, Match::Ended))
 }
 
 fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bool, Query> {
@@ -78,7 +78,7 @@ pub(super) fn hear_of<T>(record: &Record, ending: EndedGrant, facts: &Facts) -> 
 }
 
 /// Refuses a request because the caller's grant has ended, or because the record has none.
-pub(super) fn refuse<T>(record: &Record, found: Found, facts: &Facts) -> Result<Answer<T>, Query> {
+pub(super) fn refuse<T>(record: &Record, found: Match, facts: &Facts) -> Result<Answer<T>, Query> {
     Ok(Transition::Done(Err(not_holder(record, found.ending(), facts)?)))
 }
 

@@ -15,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::is_default;
-use super::credentials::{Answer, Found, find, refuse};
+use super::credentials::{Answer, Match, find, refuse};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::protocol::write;
@@ -148,7 +148,7 @@ impl Request for BeginRun {
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<RunStart>, Query> {
         let at = match find(record, &self.credentials, facts)? {
-            Found::Mine(at) => at,
+            Match::Grant(at) => at,
             other => return refuse(record, other, facts),
         };
         let proof = record.holders[at].proof;
@@ -190,7 +190,7 @@ impl Request for ReportSuccess {
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<()>, Query> {
         match find(record, &self.credentials, facts)? {
-            Found::Mine(_) => {}
+            Match::Grant(_) => {}
             other => return refuse(record, other, facts),
         }
         let mut job = record.job.clone().unwrap_or_default().as_of(self.at);

@@ -18,7 +18,7 @@ use super::job::JobState;
 use super::lifetime::Sighting;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
-use super::page::Pages;
+use super::queue::Pages;
 use super::queue::Replacement;
 use super::value::Value;
 

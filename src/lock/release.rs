@@ -1,6 +1,6 @@
 //! Rules for an existing grant: release, renew, prepare for a commit record, break, and the removal of stale entries.
 
-use super::credentials::{Answer, Found, find, hear_of, hears_of, refuse};
+use super::credentials::{Answer, Match, find, hear_of, hears_of, refuse};
 use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
@@ -17,7 +17,7 @@ impl Request for Release {
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
         let Release(credentials) = self;
         match find(record, credentials, facts)? {
-            Found::Mine(at) => {
+            Match::Grant(at) => {
                 let mut next = record.clone();
                 if credentials.supervises {
                     next.holders[at].owner_mut().supervisor = None;
@@ -26,8 +26,8 @@ impl Request for Release {
                 let wake = grant_waiting(&mut next, facts)?;
                 Ok(write(next, Ok(grant), wake))
             }
-            Found::Ended(ending) if hears_of(record, credentials, &ending) => hear_of(record, ending, facts),
-            Found::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
+            Match::Ended(ending) if hears_of(record, credentials, &ending) => hear_of(record, ending, facts),
+            Match::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
                 Ok(Transition::Done(Ok(ending.grant)))
             }
             other => refuse(record, other, facts),
@@ -52,7 +52,7 @@ impl Request for Renew {
             return keep_alive(record, credentials, lifetime, facts);
         }
         let at = match find(record, credentials, facts)? {
-            Found::Mine(at) => at,
+            Match::Grant(at) => at,
             other => return refuse(record, other, facts),
         };
         let mut next = record.clone();
@@ -104,7 +104,7 @@ impl Request for OwnerDied {
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
         let at = match find(record, &self.0, facts)? {
-            Found::Mine(at) => at,
+            Match::Grant(at) => at,
             other => return refuse(record, other, facts),
         };
         let mut next = record.clone();
@@ -130,7 +130,7 @@ impl Request for Prepare {
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
         let at = match find(record, &self.credentials, facts)? {
-            Found::Mine(at) => at,
+            Match::Grant(at) => at,
             other => return refuse(record, other, facts),
         };
         let mut next = record.clone();
@@ -169,7 +169,7 @@ impl Request for Break {
         if !earlier.is_empty() {
             return Ok(Transition::Done(Ok(earlier)));
         }
-        refuse(record, Found::Nothing, facts)
+        refuse(record, Match::Nothing, facts)
     }
 
     fn ended(response: &Self::Response, next: &Record) -> Vec<HandleHash> {

@@ -19,7 +19,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::text;
-use super::credentials::{Found, find, not_holder};
+use super::credentials::{Match, find, not_holder};
 use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
@@ -154,11 +154,11 @@ fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Ste
     let mut wake = Vec::new();
     let (mut mine, mut stale) = (None, None);
     match find(record, &writing.credentials, facts)? {
-        Found::Mine(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
+        Match::Grant(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
             return Ok(written_before());
         }
-        Found::Mine(at) => mine = Some(at),
-        Found::Ended(ending) if ending.reason != EndReason::Released => {
+        Match::Grant(at) => mine = Some(at),
+        Match::Ended(ending) if ending.reason != EndReason::Released => {
             let may = writing.even_if_stale && ending.reason != EndReason::Broken;
             if !may || !nobody_since(&mut next, &ending, facts)? {
                 let now = not_holder(record, None, facts)?;
@@ -244,8 +244,8 @@ fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Resu
 }
 
 /// Returns true if the store committed this write before, and only its reply was lost.
-fn was_written(record: &Record, writing: &Writing, found: &Found) -> bool {
-    is_this(record, writing) || (writing.release && matches!(found, Found::Ended(_)))
+fn was_written(record: &Record, writing: &Writing, found: &Match) -> bool {
+    is_this(record, writing) || (writing.release && matches!(found, Match::Ended(_)))
 }
 
 fn is_this(record: &Record, writing: &Writing) -> bool {

@@ -6,8 +6,8 @@ use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
 use super::OutputStyle;
-use super::columns::{cell, wrapped};
 use super::json::text;
+use super::table::{cell, wrapped};
 use crate::store::{Finding, Verdict};
 
 /// Returns the word for a verdict, and its colour.

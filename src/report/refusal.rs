@@ -66,7 +66,7 @@ impl fmt::Display for RefusalReport {
 pub(crate) struct RefusedLock<'a> {
     lock: &'a LockRef,
     reporter: &'a Reporter<'a>,
-    pub(crate) settings: &'static Settings,
+    pub(crate) settings: &'static SettingNames,
     /// The handle that the caller presented, in words.
     pub(crate) presented: Option<&'static str>,
     /// Another store that has a lock of this name, which the caller may mean.
@@ -75,22 +75,22 @@ pub(crate) struct RefusedLock<'a> {
 
 /// The settings of a caller that hints name: options, or variables for a caller without options.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct SettingNames {
     timeout: &'static str,
     handle: &'static str,
     /// Chooses the store whose URL follows.
     store: &'static str,
 }
 
-impl Settings {
-    pub(crate) const OPTIONS: Settings = Settings { timeout: "-w", handle: "--handle", store: "use --store " };
-    pub(crate) const VARIABLES: Settings =
-        Settings { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE", store: "set CSALOCK_STORE=" };
+impl SettingNames {
+    pub(crate) const OPTIONS: SettingNames = SettingNames { timeout: "-w", handle: "--handle", store: "use --store " };
+    pub(crate) const VARIABLES: SettingNames =
+        SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE", store: "set CSALOCK_STORE=" };
 }
 
 impl<'a> RefusedLock<'a> {
     pub(crate) fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        RefusedLock { lock, reporter, settings: &Settings::OPTIONS, presented: None, elsewhere: None }
+        RefusedLock { lock, reporter, settings: &SettingNames::OPTIONS, presented: None, elsewhere: None }
     }
 
     /// Returns the report about a lock that was not acquired.

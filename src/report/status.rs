@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::columns::wrapped;
 use super::history::{ended, held_for, who};
 use super::holder::{Holder, holders, label_and_command, process, shown_user, waiting};
 use super::json::{mode, state};
 use super::run::{due, within};
+use super::table::wrapped;
 use super::table::{Column, OutputStyle, Table};
 use super::{Reporter, describe_value};
 use crate::duration::shown as span;

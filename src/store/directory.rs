@@ -36,8 +36,8 @@ use self::layout::{HISTORY, UniqueId, WORK, file_name};
 use self::read::{Entry, Listing};
 pub use self::root::MARK;
 use self::root::Root;
-use super::file_system::network;
 use super::history_file::{HistoryFile, watch};
+use super::mount::network;
 use super::observed::Seen;
 use super::{
     CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit,
@@ -293,7 +293,7 @@ impl Store for Directory {
         }
         let Some(root) = self.existing()? else { return Ok(true) };
         if let Some(work) = root.existing_drafts()? {
-            history_file(&work).read(&mut cursor.files, &root.path.join(WORK).join(HISTORY), visit)?;
+            history_file(&work).read(cursor.of(), &root.path.join(WORK).join(HISTORY), visit)?;
         }
         Ok(true)
     }

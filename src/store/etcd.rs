@@ -51,7 +51,6 @@ mod health;
 mod history;
 mod http;
 mod leases;
-mod tls;
 mod transaction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
@@ -64,7 +63,7 @@ use std::sync::Arc;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use self::api::{Found, Pair, encoded, prefix_end};
+use self::api::{Pair, RangeAnswer, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
 pub use self::url::Cluster;
@@ -125,7 +124,7 @@ impl Access {
 }
 
 /// Returns the first key of the page after this page. Fails unless the keys rise, since a list could be endless.
-fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
+fn next_page(client: &Client, from: &[u8], page: &RangeAnswer) -> Result<Vec<u8>> {
     let rise = page.kvs.windows(2).all(|two| two[0].key < two[1].key);
     match page.kvs.last() {
         Some(last) if rise && page.kvs[0].key.as_slice() >= from => Ok([&last.key[..], b"\0"].concat()),
@@ -171,7 +170,7 @@ impl Etcd {
     /// Reads one key. Returns the revision of the read too.
     fn at(&self, key: &[u8], keys_only: bool) -> Result<(Option<Pair>, u64)> {
         let question = json!({"key": encoded(key), "keys_only": keys_only});
-        let mut found: Found = self.client.ask("/v3/kv/range", &question)?;
+        let mut found: RangeAnswer = self.client.ask("/v3/kv/range", &question)?;
         match found.kvs.pop() {
             Some(pair) if pair.key != key => Err(self.client.nonsense("an answer about another key")),
             pair => Ok((pair, found.header.revision)),
@@ -200,7 +199,7 @@ impl Store for Etcd {
         let (mut from, mut limit) = (all.clone(), FIRST_PAGE);
         loop {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
-            let found: Found = match self.client.call(&[], "/v3/kv/range", &question) {
+            let found: RangeAnswer = match self.client.call(&[], "/v3/kv/range", &question) {
                 // The records are long, so the next attempt asks for fewer of them.
                 Err(failed) if failed.trouble.last() == Some(&CallError::TooLong) && limit > 1 => {
                     limit = 1;
@@ -257,7 +256,7 @@ impl Store for Etcd {
     }
 
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        history::added(&self.client, &self.key("history", b""), &mut cursor.revision, visit).map(|()| true)
+        history::added(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

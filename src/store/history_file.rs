@@ -15,13 +15,12 @@
 //! written for that long, both are removed. A process that renames holds flock(2) on a third file, so that two
 //! processes cannot rename in turn and drop a generation. A process that does not get that lock appends to its open
 //! file. Only users who may write the store can open the lock file, since a user who can open it can lock it.
-
-mod reader;
-mod watch;
+//!
+//! Notification of changes of a history file: inotify(7).
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,15 +28,16 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
+use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
-pub(super) use reader::Generations;
-pub(super) use watch::watch;
-
 use super::with_suffix;
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::host::file_time;
+use crate::store::Subscription;
+
+mod reader;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
 pub(super) const CAUTIOUS: OFlag =
@@ -63,7 +63,7 @@ pub(super) struct HistoryFile<'a> {
 
 impl HistoryFile<'_> {
     /// Appends a line, at this time since 1970. An error means that the line is lost.
-    pub(super) fn append(&self, line: &[u8], limits: &Limits, now: Duration) -> nix::Result<()> {
+    pub(super) fn append(&self, line: &[u8], limits: &HistoryLimits, now: Duration) -> nix::Result<()> {
         let length = line.len() as u64;
         if length > limits.size / 2 {
             return Ok(());
@@ -124,7 +124,7 @@ impl HistoryFile<'_> {
 
     /// Makes the file the older generation, or removes both generations if all their lines are too old. Returns false
     /// if another process is rotating the file.
-    fn rotate(&self, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
+    fn rotate(&self, found: &Statx, limits: &HistoryLimits, now: Duration) -> nix::Result<bool> {
         // A failure to lock does not stop the rotation: half of the history may be lost, but it would end otherwise.
         let lock = self.open_or_create(&with_suffix(&self.name, ".lock"), LOCK).ok();
         let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
@@ -177,18 +177,41 @@ fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
     }
 }
 
+struct HistoryWatch(OwnedFd);
+
+impl Subscription for HistoryWatch {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn is_notified(&mut self) -> bool {
+        true
+    }
+}
+
+/// Subscribes to changes of the file at this path by processes of this host. Returns `None` if the file does not exist,
+/// or if the user has no inotify instance left.
+pub(in crate::store) fn watch(path: &Path) -> Option<Box<dyn Subscription>> {
+    let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
+    // A rotation moves the file; a removal changes its attributes, because a reader has it open.
+    let changes = WatchFlags::MODIFY | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF | WatchFlags::ATTRIB;
+    add_watch(&inotify, path, changes | WatchFlags::DONT_FOLLOW).ok()?;
+    Some(Box::new(HistoryWatch(inotify)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::fd::AsFd;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+    use super::reader::Generations;
     use super::*;
 
     const NOW: Duration = Duration::from_secs(4_000_000_000);
 
-    fn limits(size: u64) -> Limits {
-        Limits { size, age: NOW }
+    fn limits(size: u64) -> HistoryLimits {
+        HistoryLimits { size, age: NOW }
     }
 
     /// Runs `work` with a history file in a new directory.
@@ -289,7 +312,7 @@ mod tests {
 
     #[test]
     fn an_expired_file_is_removed_and_a_file_that_began_too_early_is_rotated() {
-        let keep = |age| Limits { size: 1 << 20, age: Duration::from_secs(age) };
+        let keep = |age| HistoryLimits { size: 1 << 20, age: Duration::from_secs(age) };
         let today = file_time(fs::metadata("/proc/self").unwrap().ctime(), 0);
         let tomorrow = today + Duration::from_secs(24 * 3600);
         with(|history_file, _| {

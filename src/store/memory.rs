@@ -84,9 +84,9 @@ impl Store for Memory {
             let inside = guarded(&self.inside);
             (inside.history.clone(), inside.forgotten)
         };
-        let seen = cursor.revision.saturating_sub(forgotten) as usize;
-        history.iter().skip(seen).for_each(|line| visit(line.as_bytes()));
-        cursor.revision = forgotten + history.len() as u64;
+        let seen: &mut u64 = cursor.of();
+        history.iter().skip(seen.saturating_sub(forgotten) as usize).for_each(|line| visit(line.as_bytes()));
+        *seen = forgotten + history.len() as u64;
         Ok(true)
     }
 

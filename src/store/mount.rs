@@ -1,8 +1,10 @@
 //! Mount of a store, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and options that endanger locks, for
-//! `csalock doctor`. docs/nfs.md explains the options of NFS. Also, which files are mounted alone.
+//! `csalock doctor`. docs/nfs.md explains the options of NFS. Also, which files are mounted alone, and which file systems
+//! other hosts may be using at the same time.
 
 use std::path::Path;
 
+use nix::sys::statfs::FsType;
 use rustix::fs::{AtFlags, CWD, FileType, StatxAttributes, StatxFlags, statx};
 
 use super::Finding;
@@ -130,8 +132,37 @@ impl Mount {
     }
 }
 
+/// Magic numbers of statfs(2) and the kernel's sources, and common names.
+const NETWORK: [(u32, &str); 18] = [
+    (0x0000_6969, "NFS"),
+    (0xFF53_4D42, "CIFS"),
+    (0xFE53_4D42, "SMB"),
+    (0x0000_517B, "SMB"),
+    (0x6573_5546, "FUSE"),
+    (0x0102_1997, "9p"),
+    (0x00C3_6400, "Ceph"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636F, "OCFS2"),
+    (0x5346_414F, "AFS"),
+    (0x6B41_4653, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x2003_0528, "OrangeFS"),
+    (0x786F_4256, "vboxsf"),
+    (0xBACB_ACBC, "vmhgfs"),
+];
+
+/// Returns the name of a file system that other hosts may be using.
+pub(super) fn network(kind: FsType) -> Option<&'static str> {
+    NETWORK.iter().find(|(number, _)| *number == kind.0 as u32).map(|(_, name)| *name)
+}
+
 #[cfg(test)]
 mod tests {
+    use nix::libc;
+
     use super::*;
     use crate::store::Verdict;
 
@@ -182,5 +213,13 @@ nocto,local_lock=none
         assert_eq!((found[0].0, found[1].0, found.len()), (Verdict::Bad, Verdict::Doubtful, 2));
         assert!(found[1].1.starts_with("nolock: "), "{found:?}");
         assert_eq!(findings(42).iter().map(|(verdict, _)| *verdict).collect::<Vec<_>>(), [Verdict::Doubtful]);
+    }
+    #[test]
+    fn network_file_systems_are_known_by_their_magic() {
+        assert_eq!(network(FsType(libc::NFS_SUPER_MAGIC)), Some("NFS"));
+        assert_eq!(network(FsType(libc::FUSE_SUPER_MAGIC)), Some("FUSE"));
+        assert_eq!(network(FsType(0xFE53_4D42)), Some("SMB"));
+        assert_eq!(network(FsType(libc::EXT4_SUPER_MAGIC)), None);
+        assert_eq!(network(FsType(libc::TMPFS_MAGIC)), None);
     }
 }

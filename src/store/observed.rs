@@ -7,9 +7,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::host::{Host, boot_lease};
+use crate::host::Host;
 use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
-use crate::store::guarded;
+use crate::store::{guarded, leases};
 
 /// Maximum step between two times of a store that keeps whole seconds. FAT keeps every second one.
 const COARSE_TICK: Duration = Duration::from_secs(2);
@@ -22,7 +22,7 @@ const MANY: usize = 1024;
 
 /// Returns a lease that expires `span` from now.
 pub(super) fn lend(host: &dyn Host, span: Duration, store_time: impl FnOnce() -> Result<Duration>) -> Result<Lease> {
-    let lease = boot_lease::lend(host, span)?;
+    let lease = leases::lend(host, span)?;
     let begun = Begun {
         boot: boot_of(&host.pid_space()?.boot),
         at: host.boottime().as_micros() as u64,
@@ -58,7 +58,7 @@ pub(super) fn remaining(
         }
         // Another store's lease has expired, as any unknown lease has.
         LeaseClock::Etcd(_) => Ok(Duration::ZERO),
-        LeaseClock::Boot(_) => boot_lease::remaining(host, lease),
+        LeaseClock::Boot(_) => leases::remaining(host, lease),
     }
 }
 

@@ -40,15 +40,11 @@
 //! **Trust.** A role that may write these tables can acquire any lock.
 
 mod auth;
-mod certificate;
 mod client;
 mod commit;
 mod errors;
 mod health;
-mod history;
 mod leases;
-mod options;
-mod passwords;
 mod session;
 mod settings;
 mod tls;
@@ -217,7 +213,7 @@ impl Store for Postgres {
     }
 
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.new_history(cursor, visit).map(|()| true)
+        self.new_history(cursor.of(), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

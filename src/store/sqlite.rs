@@ -245,7 +245,7 @@ impl Store for Sqlite {
 
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history_file = self.history_file();
-        history_file.read(&mut cursor.files, &history_file.name, visit).map(|()| true)
+        history_file.read(cursor.of(), &history_file.name, visit).map(|()| true)
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {

@@ -32,7 +32,7 @@ use self::errors::LinkError;
 pub use self::serve::serve;
 use self::subscription::Subscribed;
 pub use self::url::Remote;
-use self::wire::{Bytes, Change, Commit, Reply, Request};
+use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::retry::PATIENCE;
 use super::{
@@ -49,13 +49,22 @@ pub struct Ssh {
     client: Client,
 }
 
+/// How far a reader has read the history.
+#[derive(Default)]
+struct Cursor {
+    /// Id of the last read, by which the server process knows what it has sent.
+    last_read: Option<u64>,
+    /// Hash of the last line.
+    last_line: Option<u64>,
+}
+
 impl Ssh {
     /// Returns a store in this directory. `program` replaces ssh(1).
     pub fn open(remote: &Remote, program: Option<OsString>, host: Arc<dyn Host>) -> Ssh {
         Ssh { client: Client::new(remote, program.unwrap_or_else(|| "ssh".into()), host) }
     }
 
-    fn ask(&self, request: &Request) -> Result<Reply> {
+    fn ask(&self, request: &WireRequest) -> Result<Reply> {
         self.client.ask(request).map(|(_, reply)| reply)
     }
 
@@ -68,7 +77,7 @@ impl Ssh {
         self.client.error(&LinkError::Strange)
     }
 
-    fn span(&self, request: &Request) -> Result<Duration> {
+    fn span(&self, request: &WireRequest) -> Result<Duration> {
         match self.ask(request)? {
             Reply::Span(span) => Ok(Duration::from_millis(span)),
             _ => Err(self.nonsense()),
@@ -77,21 +86,21 @@ impl Ssh {
 
     /// Returns new lines of the history, if the store keeps one. A server process knows how far its client has read;
     /// another server process sends all lines, of which those after the last known one are new.
-    fn new_lines(&self, cursor: &mut HistoryCursor) -> Result<Option<Vec<Vec<u8>>>> {
-        let from = Some(cursor.revision).filter(|revision| *revision != 0);
-        let (id, mut reply) = self.client.ask(&Request::History(from))?;
+    fn new_lines(&self, cursor: &mut Cursor) -> Result<Option<Vec<Vec<u8>>>> {
+        let from = cursor.last_read;
+        let (id, mut reply) = self.client.ask(&WireRequest::History(from))?;
         let (mut lines, host) = (Vec::new(), self.client.host.as_ref());
         loop {
             match reply {
                 Reply::Line(Bytes(line)) => lines.push(line),
                 Reply::History { is_kept, is_anew } => {
-                    let is_last = |line: &Vec<u8>| cursor.seen.contains(&hash(line));
+                    let is_last = |line: &Vec<u8>| cursor.last_line == Some(hash(line));
                     if let Some(at) = lines.iter().rposition(is_last).filter(|_| is_anew && from.is_some()) {
                         lines.drain(..=at);
                     }
-                    cursor.revision = id;
+                    cursor.last_read = Some(id);
                     if let Some(last) = lines.last() {
-                        cursor.seen = [hash(last)].into();
+                        cursor.last_line = Some(hash(last));
                     }
                     return Ok(is_kept.then_some(lines));
                 }
@@ -109,14 +118,14 @@ impl Ssh {
 
 impl Store for Ssh {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        match self.ask(&Request::Read(Bytes(name.to_vec())))? {
+        match self.ask(&WireRequest::Read(Bytes(name.to_vec())))? {
             Reply::Record(stored) => Ok(stored.map(Versioned::from)),
             _ => Err(self.nonsense()),
         }
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let last = self.client.list(&Request::Scan, &mut |entry| match entry {
+        let last = self.client.list(&WireRequest::Scan, &mut |entry| match entry {
             Reply::Entry(place, stored) => {
                 let file = place.rsplit('/').next().unwrap_or_default();
                 visit(&self.place(file), stored.map(Versioned::from))
@@ -149,7 +158,7 @@ impl Store for Ssh {
             history: set.history.to_vec(),
             limits: set.limits,
         };
-        match self.ask(&Request::Commit(commit.into()))? {
+        match self.ask(&WireRequest::Commit(commit.into()))? {
             Reply::Committed(version) => Ok(CommitResult::Done(version)),
             Reply::Conflict => Ok(CommitResult::Conflict(None)),
             _ => Err(self.nonsense()),
@@ -162,8 +171,10 @@ impl Store for Ssh {
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         let request = match topic {
-            Topic::Channel(channel, _) => Request::Subscribe(HandleHash::parse(std::str::from_utf8(channel).ok()?)?),
-            Topic::History => Request::SubscribeToHistory,
+            Topic::Channel(channel, _) => {
+                WireRequest::Subscribe(HandleHash::parse(std::str::from_utf8(channel).ok()?)?)
+            }
+            Topic::History => WireRequest::SubscribeToHistory,
             Topic::Record(_) => return None,
         };
         Subscribed::new(&self.client, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
@@ -182,13 +193,13 @@ impl Store for Ssh {
     }
 
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let Some(lines) = self.new_lines(cursor)? else { return Ok(false) };
+        let Some(lines) = self.new_lines(cursor.of())? else { return Ok(false) };
         lines.iter().for_each(|line| visit(line));
         Ok(true)
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        match self.ask(&Request::Sweep { dry_run })? {
+        match self.ask(&WireRequest::Sweep { dry_run })? {
             Reply::Swept(removed, passed_over) => Ok(Swept { removed, passed_over }),
             _ => Err(self.nonsense()),
         }
@@ -197,7 +208,7 @@ impl Store for Ssh {
     fn diagnose(&self) -> Vec<Finding> {
         let Remote { destination, path, .. } = &self.client.remote;
         let what = Finding::good("store", format!("directory {} on {destination}, over ssh", escape(path.as_bytes())));
-        let findings = match self.ask(&Request::Diagnose) {
+        let findings = match self.ask(&WireRequest::Diagnose) {
             Ok(Reply::Findings(findings)) => findings,
             Ok(_) => return vec![what, Finding::failed("server", &self.nonsense())],
             Err(error) => return vec![what, Finding::failed("server", &error)],
@@ -212,19 +223,19 @@ impl Store for Ssh {
 
 impl Leases for Ssh {
     fn grant(&self, span: Duration) -> Result<Lease> {
-        match self.ask(&Request::Grant(span.as_millis() as u64))? {
+        match self.ask(&WireRequest::Grant(span.as_millis() as u64))? {
             Reply::Lease(lease) => Ok(lease),
             _ => Err(self.nonsense()),
         }
     }
 
     fn time(&self) -> Result<Duration> {
-        self.span(&Request::Time).map(server_time)
+        self.span(&WireRequest::Time).map(server_time)
     }
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
         let asked = self.client.host.boottime();
-        let span = self.span(&Request::Ttl(lease.clone()))?;
+        let span = self.span(&WireRequest::Ttl(lease.clone()))?;
         Ok(span.saturating_sub(self.client.host.boottime().saturating_sub(asked)))
     }
 
@@ -233,12 +244,12 @@ impl Leases for Ssh {
     }
 
     fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        self.span(&Request::TimeToExpiry(lease.clone(), seen.to_vec()))
+        self.span(&WireRequest::TimeToExpiry(lease.clone(), seen.to_vec()))
     }
 
     fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
         let leases = leases.iter().copied().cloned().collect();
-        match self.ask(&Request::NewSightings(leases, seen.to_vec()))? {
+        match self.ask(&WireRequest::NewSightings(leases, seen.to_vec()))? {
             Reply::Sightings(sightings) => Ok(sightings),
             _ => Err(self.nonsense()),
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Leases, Version, Versioned};
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::lock::Lease;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub struct WriteSet<'a> {
     pub closed: Vec<Vec<u8>>,
     /// Lines of history, each with its newline.
     pub history: LinesOfHistory<'a>,
-    pub limits: Limits,
+    pub limits: HistoryLimits,
 }
 
 /// Lines of history that are made when a store asks for them, which some stores do after the change.

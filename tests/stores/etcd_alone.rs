@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use csalock::error::ErrorKind;
-use csalock::history::Limits;
+use csalock::history::HistoryLimits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
@@ -252,7 +252,7 @@ fn a_notification_wakes_its_subscriber_even_if_it_came_earlier() {
 #[test]
 fn history_stays_within_its_limits() {
     let Some(rig) = Rig::etcd() else { return };
-    let limits = Limits { size: 2000, ..Limits::default() };
+    let limits = HistoryLimits { size: 2000, ..HistoryLimits::default() };
     for number in 0..1000 {
         rig.store.append_history(&format!("line {number:94}\n"), &limits);
     }
@@ -293,7 +293,7 @@ fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
     let count = || cluster.post("/v3/kv/range", &all_keys)["count"].as_str().unwrap().parse::<u64>().unwrap();
     let mut written = LINES;
     let mut remember = |size| {
-        store.append_history(&line(written), &Limits { size, ..Limits::default() });
+        store.append_history(&line(written), &HistoryLimits { size, ..HistoryLimits::default() });
         written += 1;
         written
     };

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use csalock::error::Error;
 use csalock::error::ErrorKind;
-use csalock::history::Limits;
+use csalock::history::HistoryLimits;
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
     CommitResult, HistoryCursor, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
@@ -477,7 +477,7 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     assert_eq!(lines(), (keeps, Vec::new()));
     let version = rig.put(b"x", None, b"one");
     let wanted: Vec<String> = (0..10).map(|number| format!("line {number}\n")).collect();
-    wanted.iter().for_each(|line| rig.again().append_history(line, &Limits::default()));
+    wanted.iter().for_each(|line| rig.again().append_history(line, &HistoryLimits::default()));
     assert_eq!(lines(), (keeps, if keeps { wanted.into_iter().map(String::into_bytes).collect() } else { Vec::new() }));
     assert_eq!(rig.bodies(), [b"one"]);
     if keeps && rig.kind != Kind::Memory {
@@ -488,7 +488,7 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
             lines
         };
         assert_eq!((new().len(), new().len()), (10, 0));
-        rig.again().append_history("another\n", &Limits::default());
+        rig.again().append_history("another\n", &HistoryLimits::default());
         assert_eq!((new(), new()), (vec![b"another\n".to_vec()], Vec::new()));
     }
     rig.remove(b"x", &version);

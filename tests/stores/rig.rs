@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csalock::history::Limits;
+use csalock::history::HistoryLimits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
@@ -282,7 +282,7 @@ pub(crate) trait Effects: Store {
         stored(self.commit_and_finish(&WriteSet { ended: vec![lease], ..WriteSet::default() }).unwrap());
     }
 
-    fn append_history(&self, line: &str, limits: &Limits) {
+    fn append_history(&self, line: &str, limits: &HistoryLimits) {
         let set = WriteSet {
             history: LinesOfHistory::new(|| vec![line.to_string()]),
             limits: *limits,

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, Engine, WaitPolicy};
 use csalock::error::Result;
-use csalock::host::{Fake, Host, boot_lease};
+use csalock::host::{Fake, Host};
 use csalock::lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, Renew};
-use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, Write, WriteSet};
+use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, Write, WriteSet, leases};
 use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
 use crate::checker::any_request::AnyRequest;
@@ -150,7 +150,7 @@ impl Store for Shared {
 
 impl Leases for Shared {
     fn grant(&self, span: Duration) -> Result<Lease> {
-        boot_lease::lend(&self.0.host, span)
+        leases::lend(&self.0.host, span)
     }
 
     fn time(&self) -> Result<Duration> {
@@ -159,7 +159,7 @@ impl Leases for Shared {
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
         let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
-        if is_early { Ok(Duration::ZERO) } else { boot_lease::remaining(&self.0.host, lease) }
+        if is_early { Ok(Duration::ZERO) } else { leases::remaining(&self.0.host, lease) }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner, Phase};
 use crate::name::escape;
-use crate::report::Settings;
+use crate::report::SettingNames;
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{KeeperConfig, check_limit, spawn_detached};
 use crate::signals::Signals;
@@ -31,7 +31,7 @@ pub(in crate::command) struct ForScript<'a> {
     pub(in crate::command) pid: Option<i32>,
     pub(in crate::command) targets: &'a LockSet,
     /// The settings that hints name.
-    pub(in crate::command) settings: &'static Settings,
+    pub(in crate::command) settings: &'static SettingNames,
     /// True if the script is told what it needs to use the locks, so that it must not hold them unless it was told.
     pub(in crate::command) prints: bool,
 }

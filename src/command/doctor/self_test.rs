@@ -10,7 +10,7 @@ use super::unexpected;
 use crate::command::context::Context;
 use crate::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use crate::error::Result;
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::lock::{Gc, Handle, Refusal, Release};
 use crate::store::{CommitResult, Finding, Location, Store, Versioned, WriteSet};
 
@@ -80,7 +80,7 @@ fn refusal(context: &Context, location: &Location, name: &[u8]) -> Result<Findin
 
 /// Returns an engine that writes no history.
 fn engine(context: &Context, location: &Location) -> Result<Engine> {
-    Ok(context.engine(location)?.remembering(Limits::default().off()))
+    Ok(context.engine(location)?.remembering(HistoryLimits::default().off()))
 }
 
 /// Acquires the lock for this process. Returns `None` if the lock has another holder.

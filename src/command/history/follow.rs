@@ -20,7 +20,7 @@ use crate::command::status::output_style;
 use crate::engine::Engine;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::{Limits, Past};
+use crate::history::{HistoryLimits, Past};
 use crate::report::{ending_rows, endings_header, json};
 use crate::store::{HistoryCursor, Location, Scope, Subscription, Topic};
 
@@ -41,7 +41,7 @@ pub(super) fn run(
     context: &Context,
     asked: &History,
     wanted: &Filter,
-    (engine, location, limits): (&Engine, &Location, &Limits),
+    (engine, location, limits): (&Engine, &Location, &HistoryLimits),
 ) -> anyhow::Result<Exit> {
     context.require_stdout("each ending", "open it, for example to a file: >> FILE")?;
     let mut reader = Reader { engine, cursor: HistoryCursor::default(), seen: Seen::default(), is_cut_off: false };
@@ -73,7 +73,7 @@ pub(super) fn run(
 }
 
 /// Returns the endings that are printed first: those of `--since` and `-n`, none without these options.
-fn first(context: &Context, asked: &History, limits: &Limits, mut earlier: Vec<Past>) -> Vec<Past> {
+fn first(context: &Context, asked: &History, limits: &HistoryLimits, mut earlier: Vec<Past>) -> Vec<Past> {
     let now = context.host.wall();
     let (begin, _) = period(asked, output_style(&asked.common, asked.utc).zone, now);
     let begin = begin.max(now.saturating_sub(limits.age).as_millis() as u64);

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Context as _;
 
-use super::details::Details;
+use super::Details;
 use super::select::select;
 use crate::cli::Status;
 use crate::command::context::Context;

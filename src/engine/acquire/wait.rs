@@ -27,7 +27,7 @@ pub struct Waiting<'a> {
 }
 
 /// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
-pub(in crate::engine) type Onlooker<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
+pub(in crate::engine) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
 
 pub(super) enum AfterWait {
     Look,
@@ -111,7 +111,7 @@ impl<'a> AcquireAttempt<'a> {
         leases: &[Lease],
         ahead: usize,
         clock: &mut WaitClock,
-        on_wait: &mut Onlooker<'_>,
+        on_wait: &mut OnWait<'_>,
     ) -> Result<AfterWait> {
         let engine = self.engine;
         let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {

@@ -36,7 +36,7 @@ fn usual(of: &[u64]) -> Option<(u64, u64)> {
 fn turn(times: &HoldTimes, holders: &[(Mode, u64)], queue: &[Mode], slots: u32) -> Option<u64> {
     let holders = holders.iter().map(|(mode, held)| (*mode, seconds(*held))).collect();
     let (mode, ahead) = queue.split_last().unwrap();
-    let place = Place { holders, ahead: ahead.to_vec(), mode: *mode, slots };
+    let place = PlaceInQueue { holders, ahead: ahead.to_vec(), mode: *mode, slots };
     times.expected(&place).map(|expected| expected.turn.as_secs())
 }
 

@@ -1,6 +1,5 @@
 //! Tests that every field survives encoding and decoding, and that the decoder refuses all other bytes.
 
-use super::auxiliary::*;
 use std::time::Duration;
 
 use super::*;

@@ -6,8 +6,8 @@ use super::*;
 use crate::lock::ending::EndedGrant;
 use crate::lock::lifetime::{Begun, Lease, LeaseClock};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
-use crate::lock::page::Pages;
 use crate::lock::queue::INLINE_WAITERS;
+use crate::lock::queue::Pages;
 use crate::lock::record::{Mode, Waiter};
 use crate::lock::request::{
     Acquire, AcquireStep, Break, Cancel, Credentials, Gc, NotHolder, OwnerDied, Phase, QueuePlace, QueuePosition,

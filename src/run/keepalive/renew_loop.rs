@@ -1,18 +1,20 @@
 //! The renewal of leases, in the first thread of a keeper.
+//!
+//! If the store reports changes of records, the keeper sees at once, not only at the next renewal, that another host
+//! acquires a lost lock.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use super::changes::Changes;
 use super::{KeeperConfig, drain, notify, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
-use crate::store::StoreDeadline;
+use crate::store::{StoreDeadline, Subscription, Topic};
 
 enum RenewResult {
     /// The lock is held; `None` means that no lease limits it.
@@ -173,5 +175,73 @@ impl KeeperConfig<'_> {
             let _ = engine.release(name, self.proof)?;
         }
         Ok(RenewResult::GivenBack)
+    }
+}
+
+/// Maximum number of records that are subscribed to: each takes a connection.
+const MOST: usize = 16;
+
+/// Minimum time between two subscriptions, and before the first. Most commands have ended by then, and a record with a
+/// busy queue changes all the time.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Time until a store that could not start a subscription is asked again.
+const RETRY: Duration = Duration::from_secs(20);
+
+pub(super) struct Changes {
+    subscriptions: Vec<Option<Box<dyn Subscription>>>,
+    /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.
+    earliest: Duration,
+    due: Duration,
+}
+
+impl Changes {
+    pub(super) fn new(now: Duration) -> Changes {
+        Changes { subscriptions: Vec::new(), earliest: now + PAUSE, due: now + PAUSE }
+    }
+
+    /// Returns when to [listen](Changes::listen) again, on CLOCK_BOOTTIME.
+    pub(super) fn due(&self) -> Duration {
+        self.due
+    }
+
+    /// Postpones all subscriptions until then, because the store does not answer.
+    pub(super) fn postpone(&mut self, until: Duration) {
+        self.due = self.due.max(until);
+    }
+
+    /// Returns the descriptors, each of which becomes readable when its record changes.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.subscriptions.iter().flatten().map(|subscription| subscription.descriptor())
+    }
+
+    /// Handles the notifications that have arrived. After the first one, a record needs a new subscription.
+    pub(super) fn take_notifications(&mut self) {
+        for subscription in &mut self.subscriptions {
+            if subscription.take_if(|subscription| subscription.is_notified()).is_some() {
+                self.due = self.earliest;
+            }
+        }
+    }
+
+    /// Subscribes to the records that have no subscription, if that is due. Returns true if a subscription started: the
+    /// keeper must read the records again, because it is not notified of earlier changes.
+    pub(super) fn listen(&mut self, opened: &OpenLockSet<'_>, now: Duration) -> bool {
+        if now < self.due {
+            return false;
+        }
+        let (mut begun, mut failed) = (false, false);
+        let notifies = |engine: &Engine| engine.store().abilities().notifies;
+        for (at, (target, engine)) in opened.each().take(MOST).enumerate().filter(|(_, (_, engine))| notifies(engine)) {
+            self.subscriptions.resize_with(self.subscriptions.len().max(at + 1), || None);
+            if self.subscriptions[at].is_none() {
+                self.subscriptions[at] = engine.store().subscribe(Topic::Record(&target.name));
+                begun |= self.subscriptions[at].is_some();
+                failed |= self.subscriptions[at].is_none();
+            }
+        }
+        self.earliest = now + PAUSE;
+        self.due = if failed { now + RETRY } else { Duration::MAX };
+        begun
     }
 }

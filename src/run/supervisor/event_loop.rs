@@ -113,7 +113,7 @@ impl<'a> EventLoop<'a> {
             }
             self.forward_signal();
             if let Some(status) = self.command.ended()? {
-                return Ok(self.exit_report(exit_of(&status), status.terminating_signal()));
+                return Ok(self.exit_report(exit_of_status(&status), status.terminating_signal()));
             }
             if let Some(signal) = self.killed_before_exec() {
                 return Ok(self.exit_report(Exit::signalled(signal as i32), Some(signal as i32)));
@@ -257,7 +257,7 @@ impl<'a> EventLoop<'a> {
     }
 }
 
-fn exit_of(status: &WaitIdStatus) -> Exit {
+fn exit_of_status(status: &WaitIdStatus) -> Exit {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Exit::Code(code as u8),
         (None, Some(signal)) => Exit::signalled(signal),

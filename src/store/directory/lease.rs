@@ -7,10 +7,9 @@ use std::time::Duration;
 use super::Directory;
 use super::root::Root;
 use crate::error::Result;
-use crate::host::boot_lease;
 use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::store::observed::{lend, remaining};
-use crate::store::{Leases, Scope, Store};
+use crate::store::{Leases, Scope, Store, leases};
 
 impl Directory {
     fn file_system_time(&self) -> Result<Duration> {
@@ -21,7 +20,7 @@ impl Directory {
 impl Leases for Directory {
     fn grant(&self, span: Duration) -> Result<Lease> {
         let lent = |root: &Arc<Root>| match root.scope {
-            Scope::Local => boot_lease::lend(self.host.as_ref(), span),
+            Scope::Local => leases::lend(self.host.as_ref(), span),
             Scope::Shared => lend(self.host.as_ref(), span, || root.file_system_time()),
         };
         self.in_store(true, lent)?.ok_or_else(|| self.is_missing())

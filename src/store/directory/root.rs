@@ -17,7 +17,7 @@ use super::layout::{LOCKS, Name, REMOVED_WHILE_OPEN, WORK};
 use super::sys::{self, Ownership};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{escape, escape_path};
-use crate::store::file_system::network;
+use crate::store::mount::network;
 use crate::store::{Layout, Scope};
 
 /// Mark of a directory that `csalock serve` serves to other hosts, the set-user-ID bit. Linux gives this bit no meaning

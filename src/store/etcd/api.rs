@@ -94,7 +94,7 @@ pub(super) struct Header {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Found {
+pub(super) struct RangeAnswer {
     pub(super) header: Header,
     #[serde(default, deserialize_with = "pairs")]
     pub(super) kvs: Vec<Pair>,
@@ -252,7 +252,7 @@ mod tests {
         let done: Done =
             serde_json::from_str(r#"{"header":{"cluster_id":"1","revision":"9223372036854775807"}}"#).unwrap();
         assert_eq!((done.header.revision, done.succeeded), (i64::MAX as u64, false));
-        let found: Found =
+        let found: RangeAnswer =
             serde_json::from_str(r#"{"header":{"revision":"9"},"kvs":[{"key":"AGE=","mod_revision":"7"}]}"#).unwrap();
         assert_eq!((&found.kvs[0].key[..], found.kvs[0].mod_revision), (&b"\0a"[..], 7));
         assert!(found.kvs[0].value.is_empty() && !found.more);
@@ -276,7 +276,7 @@ mod tests {
             r#"{"header":{"revision":"1"},"kvs":[{"key":"AGE=","mod_revision":"0"}]}"#,
             r#"{"header":{"revision":"1"},"kvs":[{"key":"not base64","mod_revision":"1"}]}"#,
         ] {
-            assert!(serde_json::from_str::<Found>(found).is_err(), "{found}");
+            assert!(serde_json::from_str::<RangeAnswer>(found).is_err(), "{found}");
         }
         for done in ["{}", r#"{"succeeded":true}"#, r#"{"header":{"revision":"0"},"succeeded":true}"#] {
             assert!(serde_json::from_str::<Done>(done).is_err(), "{done}");
@@ -284,7 +284,7 @@ mod tests {
         let pair = r#"{"key":"AGE=","mod_revision":"1"}"#;
         let many =
             format!(r#"{{"header":{{"revision":"1"}},"kvs":[{}{pair}]}}"#, format!("{pair},").repeat(MOST_PAIRS));
-        assert!(serde_json::from_str::<Found>(&many).is_err());
+        assert!(serde_json::from_str::<RangeAnswer>(&many).is_err());
         assert!(serde_json::from_str::<Authenticated>(r#"{"token":"a\r\nX: y"}"#).is_err());
     }
 

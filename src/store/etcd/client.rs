@@ -11,12 +11,12 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::Access;
 use super::api::{Anything, Authenticated, understood};
 use super::auth::Auth;
-use super::connection::Connection;
+use super::connection::{Connection, tls_config};
 use super::errors::Troubles;
-use super::http::{Answer, Request};
-use super::{Access, tls};
+use super::http::{Answer, HttpRequest};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::net::dial::Connector;
@@ -52,7 +52,7 @@ struct State {
 impl Client {
     pub(super) fn new(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Client> {
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let tls = cluster.tls.then(|| tls::config(access).map(Arc::new)).transpose()?;
+        let tls = cluster.tls.then(|| tls_config(access).map(Arc::new)).transpose()?;
         let count = cluster.endpoints.len();
         let connector = Connector { host: host.clone(), call_deadline, tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
@@ -81,8 +81,8 @@ impl Client {
     ) -> std::result::Result<(A, bool), Failed<Troubles>> {
         let bodies: Vec<String> = leases.iter().chain([question]).map(Value::to_string).collect();
         let paths = leases.iter().map(|_| "/v3/lease/grant").chain([path]);
-        let requests: Vec<Request<'_>> =
-            paths.zip(&bodies).map(|(path, body)| Request { path, body: Some(body.as_bytes()) }).collect();
+        let requests: Vec<HttpRequest<'_>> =
+            paths.zip(&bodies).map(|(path, body)| HttpRequest { path, body: Some(body.as_bytes()) }).collect();
         let mut sent = 0;
         let mut most = SHARE;
         let answer = self.calls.repeat(
@@ -99,7 +99,7 @@ impl Client {
     /// Sends requests to one server after the other until one answers, to each for its share of the time, `most` at most.
     fn ask_any<A: DeserializeOwned>(
         &self,
-        requests: &[Request<'_>],
+        requests: &[HttpRequest<'_>],
         deadline: Duration,
         most: Duration,
         sent: &mut u32,
@@ -134,7 +134,7 @@ impl Client {
         &self,
         state: &mut State,
         at: usize,
-        requests: &[Request<'_>],
+        requests: &[HttpRequest<'_>],
         share: Duration,
         sent: &mut u32,
     ) -> Answered<A> {
@@ -166,7 +166,7 @@ impl Client {
         }
         let Some((user, password)) = self.login.wanted() else { return Ok(None) };
         let question = json!({"name": user, "password": password}).to_string();
-        let request = Request { path: "/v3/auth/authenticate", body: Some(question.as_bytes()) };
+        let request = HttpRequest { path: "/v3/auth/authenticate", body: Some(question.as_bytes()) };
         match self.post::<Authenticated>(state, at, &[request], None) {
             Ok(answer) => {
                 self.login.remember(&answer.token);
@@ -186,7 +186,7 @@ impl Client {
         &self,
         state: &mut State,
         at: usize,
-        requests: &[Request<'_>],
+        requests: &[HttpRequest<'_>],
         token: Option<&str>,
     ) -> Answered<A> {
         let mut answers = self.exchange(state, at, requests, token)?;
@@ -203,7 +203,7 @@ impl Client {
         &self,
         state: &mut State,
         at: usize,
-        requests: &[Request<'_>],
+        requests: &[HttpRequest<'_>],
         token: Option<&str>,
     ) -> Answered<Vec<Answer>> {
         let server = &self.cluster.endpoints[at];
@@ -223,7 +223,7 @@ impl Client {
     pub(super) fn get(&self, at: usize, path: &str, share: Duration) -> Answered<Vec<u8>> {
         let mut state = guarded(&self.state);
         self.connector.call_deadline.set(self.host.boottime() + share);
-        let mut answers = self.exchange(&mut state, at, &[Request { path, body: None }], None)?;
+        let mut answers = self.exchange(&mut state, at, &[HttpRequest { path, body: None }], None)?;
         answers.pop().map(|answer| answer.body).ok_or(CallError::Closed)
     }
 
@@ -236,7 +236,7 @@ impl Client {
     ) -> Answered<A> {
         let mut state = guarded(&self.state);
         let body = Some(question.to_string().into_bytes());
-        self.ask_logged_in(&mut state, at, &[Request { path, body: body.as_deref() }], share, &mut 0)
+        self.ask_logged_in(&mut state, at, &[HttpRequest { path, body: body.as_deref() }], share, &mut 0)
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.

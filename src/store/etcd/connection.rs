@@ -1,12 +1,18 @@
-//! Connection to one server, which carries requests of HTTP.
+//! Connection to one server, with or without TLS, which carries requests of HTTP.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use super::http::{Answer, Incoming, Request};
+use rustls::ClientConfig;
+
+use super::Access;
+use super::http::{Answer, HttpRequest, Incoming};
+use crate::error::{self, Error, ErrorKind};
 use crate::store::net::error::CallError;
 use crate::store::net::socket::{Wire, is_readable};
+use crate::store::net::tls::{roots, with_own};
 
 pub(super) struct Connection {
     wire: Wire,
@@ -40,7 +46,7 @@ impl Connection {
     pub(super) fn exchange(
         &mut self,
         server: &str,
-        requests: &[Request<'_>],
+        requests: &[HttpRequest<'_>],
         token: Option<&str>,
     ) -> Result<Vec<Answer>, CallError> {
         // All bytes are sent at once, because small segments would wake the server several times.
@@ -60,5 +66,26 @@ impl Connection {
     /// Returns true if the connection can be used again. Unexpected data mean that it has ended.
     pub(super) fn is_idle(&self) -> bool {
         self.incoming.is_empty() && !is_readable(self.wire.socket().as_fd())
+    }
+}
+
+/// Returns the trusted authorities and the certificate of the client.
+pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
+    let roots = roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), ""))?;
+    let builder = builder.with_root_certificates(roots);
+    match (&access.cert, &access.key) {
+        (None, None) => Ok(builder.with_no_client_auth()),
+        (Some(cert), key) => {
+            // One file may contain both the certificate and the key.
+            let key = key.as_ref().unwrap_or(cert);
+            with_own(builder, ("CSALOCK_ETCD_CERT", cert), ("CSALOCK_ETCD_KEY", key))
+        }
+        (None, Some(_)) => {
+            let what = "CSALOCK_ETCD_KEY is set, and CSALOCK_ETCD_CERT is not";
+            Err(Error::new(ErrorKind::InvalidInput, what, "set both, or none"))
+        }
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::api::{Found, encoded, number};
+use super::api::{RangeAnswer, encoded, number};
 use super::client::Client;
 use super::errors::Troubles;
 use crate::name::escape;
@@ -144,7 +144,7 @@ fn of_reading(client: &Client, records: &[u8]) -> Finding {
     let mut times = Vec::new();
     for _ in 0..READS {
         let begun = client.host.boottime();
-        if let Err(error) = client.ask::<Found>("/v3/kv/range", &question) {
+        if let Err(error) = client.ask::<RangeAnswer>("/v3/kv/range", &question) {
             return Finding::failed("reading", &error);
         }
         times.push(client.host.boottime().saturating_sub(begun));

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::api::{Anything, Found, MOST_PAIRS, encoded, prefix_end, put};
+use super::api::{Anything, MOST_PAIRS, RangeAnswer, encoded, prefix_end, put};
 use super::client::Client;
 use super::next_page;
 use crate::error::Result;
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::host::Host;
 
 /// Number of lines out of 256 after which the process checks for too many lines.
@@ -28,7 +28,7 @@ pub(super) fn put_line(host: &dyn Host, prefix: &[u8], line: &str) -> Result<Val
 }
 
 /// Removes old lines at random times, so that each line costs little.
-pub(super) fn prune_sometimes(client: &Client, prefix: &[u8], limits: &Limits) {
+pub(super) fn prune_sometimes(client: &Client, prefix: &[u8], limits: &HistoryLimits) {
     let Ok(random) = client.host.random() else { return };
     if random[0] < NOW_AND_THEN {
         let chance = random[1..5].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
@@ -47,7 +47,7 @@ pub(super) fn added(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut
         if *known > 0 {
             question["min_mod_revision"] = (*known + 1).to_string().into();
         }
-        let found: Found = client.ask("/v3/kv/range", &question)?;
+        let found: RangeAnswer = client.ask("/v3/kv/range", &question)?;
         // Only a cluster that was set up anew or restored from a copy returns to an earlier revision.
         if found.header.revision < *known {
             (*known, from, until, new) = (0, prefix.to_vec(), None, Vec::new());
@@ -67,14 +67,14 @@ pub(super) fn added(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut
 }
 
 /// Removes the oldest lines that are too old or too many, at most [`MANY_KEYS`] at a time. `chance` is random.
-fn prune(client: &Client, prefix: &[u8], limits: &Limits, now: Duration, chance: u32) -> Result<()> {
-    let first: Found = client.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
+fn prune(client: &Client, prefix: &[u8], limits: &HistoryLimits, now: Duration, chance: u32) -> Result<()> {
+    let first: RangeAnswer = client.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
     // A full count of many pages is so rare that the average cost per line is that of a single page.
     let counts_all = u64::from(chance) % first.count.max(1) < MANY_KEYS;
     let mut size = if counts_all { sizes(prefix, &first).sum() } else { 0_u64 };
     let (mut more, mut from) = (first.more && counts_all, next_page(client, prefix, &first)?);
     while more {
-        let page: Found = client.ask("/v3/kv/range", &range(&from, prefix, MANY_KEYS, true))?;
+        let page: RangeAnswer = client.ask("/v3/kv/range", &range(&from, prefix, MANY_KEYS, true))?;
         size = sizes(prefix, &page).fold(size, u64::saturating_add);
         from = next_page(client, &from, &page)?;
         more = page.more;
@@ -94,7 +94,7 @@ fn prune(client: &Client, prefix: &[u8], limits: &Limits, now: Duration, chance:
     client.ask::<Anything>("/v3/kv/deleterange", &question).map(drop)
 }
 
-fn sizes(prefix: &[u8], page: &Found) -> impl Iterator<Item = u64> {
+fn sizes(prefix: &[u8], page: &RangeAnswer) -> impl Iterator<Item = u64> {
     page.kvs.iter().map(|pair| parts(prefix, &pair.key).next_back().and_then(|length| length.parse().ok()).unwrap_or(0))
 }
 

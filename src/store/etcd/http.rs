@@ -20,14 +20,14 @@ const MOST_HEADERS: usize = 100;
 /// Number of bytes read at once.
 const PIECE: usize = 1 << 14;
 
-/// Request to one server; GET without a body, else POST.
+/// A request to one server; GET without a body, else POST.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request<'a> {
+pub(super) struct HttpRequest<'a> {
     pub(super) path: &'a str,
     pub(super) body: Option<&'a [u8]>,
 }
 
-impl Request<'_> {
+impl HttpRequest<'_> {
     pub(super) fn encode(&self, server: &str, token: Option<&str>, out: &mut Vec<u8>) {
         let method = if self.body.is_some() { "POST" } else { "GET" };
         out.extend_from_slice(format!("{method} {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
@@ -327,8 +327,8 @@ mod tests {
     #[test]
     fn a_request_is_complete() {
         let mut bytes = Vec::new();
-        Request { path: "/v3/kv/range", body: Some(b"{}") }.encode("h:1", Some("a.b"), &mut bytes);
-        Request { path: "/health", body: None }.encode("h:1", None, &mut bytes);
+        HttpRequest { path: "/v3/kv/range", body: Some(b"{}") }.encode("h:1", Some("a.b"), &mut bytes);
+        HttpRequest { path: "/health", body: None }.encode("h:1", None, &mut bytes);
         let expected = "POST /v3/kv/range HTTP/1.1\r\nhost: h:1\r\nauthorization: a.b\r\n\
             content-type: application/json\r\ncontent-length: 2\r\n\r\n{}GET /health HTTP/1.1\r\nhost: h:1\r\n\r\n";
         assert_eq!(String::from_utf8(bytes).unwrap(), expected);

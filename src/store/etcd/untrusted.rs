@@ -1,6 +1,6 @@
 //! Interpretation of an answer from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
-use super::api::{Anything, Authenticated, Done, Found, Granted, understood};
+use super::api::{Anything, Authenticated, Done, Granted, RangeAnswer, understood};
 use super::errors::Troubles;
 use super::health::Members;
 use super::watch::begun;
@@ -21,7 +21,7 @@ pub(crate) enum Asked {
 /// Parses an answer, and returns the messages of its error; none if the answer is valid.
 pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
     let trouble = match asked {
-        Asked::Range => understood::<Found>(status, body).map(|found| {
+        Asked::Range => understood::<RangeAnswer>(status, body).map(|found| {
             assert!(status == 200 && found.header.revision > 0, "an answer without a header is none of etcd's");
             assert!(found.kvs.iter().all(|pair| (1..=i64::MAX as u64).contains(&pair.mod_revision)));
         }),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::api::encoded;
 use super::client::Client;
 use super::connection::Connection;
-use super::http::Request;
+use super::http::HttpRequest;
 use crate::store::Subscription;
 use crate::store::net::socket::{CallDeadline, is_readable};
 
@@ -46,7 +46,7 @@ pub(super) fn hear(client: &Client, key: &[u8], mut which: Value) -> Option<Box<
     which["key"] = encoded(key).into();
     let question = json!({"create_request": which});
     let (question, mut request) = (question.to_string(), Vec::new());
-    Request { path: "/v3/watch", body: Some(question.as_bytes()) }.encode(&server, token.as_deref(), &mut request);
+    HttpRequest { path: "/v3/watch", body: Some(question.as_bytes()) }.encode(&server, token.as_deref(), &mut request);
     line.write(&request).ok()?;
     let mut said = Vec::new();
     loop {

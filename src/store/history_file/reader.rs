@@ -148,7 +148,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::history::Limits;
+    use crate::history::HistoryLimits;
 
     const NOW: Duration = Duration::from_secs(4_000_000_000);
 
@@ -168,7 +168,7 @@ mod tests {
     }
 
     fn append(history_file: &HistoryFile<'_>, line: &str, size: u64) {
-        history_file.append(format!("{line}\n").as_bytes(), &Limits { size, age: NOW }, NOW).unwrap();
+        history_file.append(format!("{line}\n").as_bytes(), &HistoryLimits { size, age: NOW }, NOW).unwrap();
     }
 
     #[test]

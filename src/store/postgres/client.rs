@@ -43,15 +43,15 @@ pub(super) struct Client {
     crowd: Mutex<Option<(Duration, bool)>>,
 }
 
-/// Request of the extended protocol, or a script of statements.
-enum Request<'a> {
+/// A request of the extended protocol, or a script of statements.
+enum SqlRequest<'a> {
     Statement(&'a str, &'a [Vec<u8>]),
     Script(&'a str),
 }
 
-impl Request<'_> {
+impl SqlRequest<'_> {
     fn is_commit(&self) -> bool {
-        matches!(self, Request::Statement(sql, _) if sql.contains(".change("))
+        matches!(self, SqlRequest::Statement(sql, _) if sql.contains(".change("))
     }
 }
 
@@ -63,13 +63,13 @@ impl Postgres {
         sql: &str,
         parameters: &[Vec<u8>],
     ) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
-        self.send(&Request::Statement(&self.named(sql), parameters))
+        self.send(&SqlRequest::Statement(&self.named(sql), parameters))
     }
 
     /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
     pub(super) fn run(&self, sql: &str) -> std::result::Result<Vec<Row>, Failed<SqlError>> {
         let sql = sql.replace("\"csalock\"", &format!("\"{}\"", self.schema));
-        self.send(&Request::Script(&sql)).map(|(rows, _)| rows)
+        self.send(&SqlRequest::Script(&sql)).map(|(rows, _)| rows)
     }
 
     /// Returns the rows of a query; `None` without a schema. Fails if the schema has another format.
@@ -130,7 +130,7 @@ impl Postgres {
         sql.replace("$.", &format!("\"{}\".", self.schema))
     }
 
-    fn send(&self, request: &Request<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
+    fn send(&self, request: &SqlRequest<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
         let client = &self.client;
         let (mut sent, mut refusal) = (0, None);
         let explain = |error: &SqlError| error.error(&self.place, &self.schema);
@@ -174,7 +174,7 @@ impl Client {
 
     /// Sends a request once. The server gives up when this client does: a server process that waits for a lock, as VACUUM
     /// FULL takes it, would otherwise stay when its client has left.
-    fn try_once(&self, request: &Request<'_>, sent: &mut u32) -> Done<Vec<Row>> {
+    fn try_once(&self, request: &SqlRequest<'_>, sent: &mut u32) -> Done<Vec<Row>> {
         let mut kept = guarded(&self.session);
         let mut session = match kept.take().filter(Session::is_idle) {
             Some(session) => session,
@@ -183,8 +183,8 @@ impl Client {
         *sent += 1;
         let left = self.connector.call_deadline.left();
         let request = match request {
-            Request::Statement(sql, parameters) => statement(sql, parameters, left)?,
-            Request::Script(sql) => script(sql, left)?,
+            SqlRequest::Statement(sql, parameters) => statement(sql, parameters, left)?,
+            SqlRequest::Script(sql) => script(sql, left)?,
         };
         let done = session.exchange(&request);
         if done.as_ref().err().is_none_or(SqlError::ends_call) {

@@ -18,7 +18,7 @@ use postgres_protocol::message::frontend;
 
 use super::errors::SqlError;
 use super::settings::{Settings, SslMode, Target};
-use super::{auth, certificate};
+use super::{auth, tls};
 use crate::host::user_name;
 use crate::name::escape;
 use crate::store::net::dial::Connector;
@@ -121,7 +121,7 @@ impl Session {
     /// Returns the hash that stands for this connection in a login, if it is encrypted.
     pub(super) fn end_point(&self) -> Option<Vec<u8>> {
         let Wire::Tls(stream) = &self.wire else { return None };
-        certificate::end_point(stream.conn.peer_certificates()?.first()?)
+        tls::end_point(stream.conn.peer_certificates()?.first()?)
     }
 
     pub(super) fn send(&mut self, make: impl FnOnce(&mut BytesMut) -> Done<()>) -> Done<()> {

@@ -1,10 +1,15 @@
-//! Connection settings, found as libpq finds them: the URL, the service file, the environment, defaults.
+//! Connection settings, found as libpq (PostgreSQL 18) finds them: the URL, the service file, the environment, defaults;
+//! and what csalock does with each setting of libpq.
+//!
+//! A user who asks for protection must not get less than from psql(1). So a setting that restricts the connection is
+//! implemented or refused; only the others may be ignored.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::options;
-use super::passwords::{password_of, service};
+use Treatment::{Ignored, Implemented, Only};
+
+use super::auth::{password_of, service};
 use super::url::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
@@ -95,7 +100,7 @@ impl Sources<'_> {
     }
 
     fn find(&self, key: &str) -> Option<String> {
-        let variable = options::SETTINGS.iter().find(|setting| setting.0 == key).map_or("", |setting| setting.1);
+        let variable = SETTINGS.iter().find(|setting| setting.0 == key).map_or("", |setting| setting.1);
         self.find_both(key, variable).filter(|value| !value.is_empty())
     }
 
@@ -128,7 +133,7 @@ impl Settings {
             let system = from.variable("PGSYSCONFDIR").unwrap_or_else(|| "/etc/postgresql-common".to_string());
             from.service = service(&name, &[own, PathBuf::from(system).join("pg_service.conf")])?;
         }
-        options::check(&|key, variable| from.find_both(key, variable))?;
+        check(&|key, variable| from.find_both(key, variable))?;
         let user = database.parts().and_then(|(user, _)| user).or_else(|| from.find("user"));
         let user = user.or_else(|| user_name(uid)).unwrap_or_default();
         let name = decoded(&database.name).filter(|name| !name.is_empty()).or_else(|| from.find("dbname"));
@@ -286,3 +291,97 @@ fn wrong(what: &str, found: &str, expected: &str) -> Error {
 #[cfg(test)]
 #[path = "settings/tests.rs"]
 mod tests;
+
+pub(super) enum Treatment {
+    /// csalock does what libpq does.
+    Implemented,
+    /// The other values restrict the connection in a way that csalock does not know, or ask for more than it has.
+    Only(&'static [&'static str], &'static str),
+    Ignored,
+}
+
+/// A setting: its key in URLs and service files, its environment variable, and what csalock does with it.
+pub(super) struct Setting(pub(super) &'static str, pub(super) &'static str, pub(super) Treatment);
+
+/// All settings. An empty name means that there is none of that kind.
+pub(super) const SETTINGS: [Setting; 57] = [
+    Setting("application_name", "PGAPPNAME", Implemented),
+    Setting("channel_binding", "PGCHANNELBINDING", Implemented),
+    Setting("dbname", "PGDATABASE", Implemented),
+    Setting("host", "PGHOST", Implemented),
+    Setting("hostaddr", "PGHOSTADDR", Implemented),
+    Setting("options", "PGOPTIONS", Implemented),
+    Setting("passfile", "PGPASSFILE", Implemented),
+    Setting("password", "PGPASSWORD", Implemented),
+    Setting("port", "PGPORT", Implemented),
+    Setting("require_auth", "PGREQUIREAUTH", Implemented),
+    Setting("requirepeer", "PGREQUIREPEER", Implemented),
+    Setting("requiressl", "PGREQUIRESSL", Implemented),
+    Setting("service", "PGSERVICE", Implemented),
+    Setting("servicefile", "PGSERVICEFILE", Implemented),
+    Setting("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Implemented),
+    Setting("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Implemented),
+    Setting("sslcert", "PGSSLCERT", Implemented),
+    Setting("sslcrl", "PGSSLCRL", Implemented),
+    Setting("sslkey", "PGSSLKEY", Implemented),
+    Setting("sslmode", "PGSSLMODE", Implemented),
+    Setting("sslrootcert", "PGSSLROOTCERT", Implemented),
+    Setting("sslsni", "PGSSLSNI", Implemented),
+    Setting("user", "PGUSER", Implemented),
+    Setting("", "PGSYSCONFDIR", Implemented),
+    Setting("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"], "csalock has no GSSAPI encryption")),
+    Setting("min_protocol_version", "PGMINPROTOCOLVERSION", Only(&["3.0"], "csalock speaks version 3.0")),
+    Setting("replication", "", Only(&["false", "off", "no", "0"], "csalock does not replicate")),
+    Setting("scram_client_key", "", Only(&[], "csalock logs in with a password")),
+    Setting("scram_server_key", "", Only(&[], "csalock logs in with a password")),
+    Setting("sslcertmode", "PGSSLCERTMODE", Only(&["disable", "allow"], "csalock cannot insist on its certificate")),
+    Setting("sslcrldir", "PGSSLCRLDIR", Only(&[], "csalock reads no directories of revocations; use sslcrl")),
+    Setting("sslnegotiation", "PGSSLNEGOTIATION", Only(&["postgres"], "csalock has no direct TLS")),
+    Setting("sslpassword", "", Only(&[], "csalock cannot decrypt a key")),
+    Setting(
+        "target_session_attrs",
+        "PGTARGETSESSIONATTRS",
+        Only(&["any", "read-write", "primary"], "csalock always needs the primary server"),
+    ),
+    Setting("client_encoding", "PGCLIENTENCODING", Ignored),
+    Setting("connect_timeout", "PGCONNECT_TIMEOUT", Ignored),
+    Setting("fallback_application_name", "", Ignored),
+    Setting("gssdelegation", "PGGSSDELEGATION", Ignored),
+    Setting("gsslib", "PGGSSLIB", Ignored),
+    Setting("keepalives", "", Ignored),
+    Setting("keepalives_count", "", Ignored),
+    Setting("keepalives_idle", "", Ignored),
+    Setting("keepalives_interval", "", Ignored),
+    Setting("krbsrvname", "PGKRBSRVNAME", Ignored),
+    Setting("load_balance_hosts", "PGLOADBALANCEHOSTS", Ignored),
+    Setting("max_protocol_version", "PGMAXPROTOCOLVERSION", Ignored),
+    Setting("oauth_client_id", "", Ignored),
+    Setting("oauth_client_secret", "", Ignored),
+    Setting("oauth_issuer", "", Ignored),
+    Setting("oauth_scope", "", Ignored),
+    Setting("sslcompression", "PGSSLCOMPRESSION", Ignored),
+    Setting("sslkeylogfile", "", Ignored),
+    Setting("tcp_user_timeout", "", Ignored),
+    Setting("", "PGDATESTYLE", Ignored),
+    Setting("", "PGGEQO", Ignored),
+    Setting("", "PGLOCALEDIR", Ignored),
+    Setting("", "PGTZ", Ignored),
+];
+
+pub(super) fn is_known(key: &str) -> bool {
+    !key.is_empty() && SETTINGS.iter().any(|Setting(known, ..)| *known == key)
+}
+
+/// Fails if a setting has a value that csalock refuses. `find` returns the value of a key or variable.
+pub(super) fn check(find: &dyn Fn(&str, &str) -> Option<String>) -> Result<()> {
+    for Setting(key, variable, treatment) in &SETTINGS {
+        let Only(allowed, why) = treatment else { continue };
+        let found = find(key, variable).unwrap_or_default();
+        if !found.is_empty() && !allowed.contains(&&found[..]) {
+            let what = format!("{key}={}: {why}", escape(found.as_bytes()));
+            let variable = if variable.is_empty() { key } else { variable };
+            return Err(Error::new(ErrorKind::InvalidInput, what, format!("leave out {key}, and unset {variable}")));
+        }
+    }
+    Ok(())
+}

@@ -1,6 +1,6 @@
 //! Store URLs of PostgreSQL: `postgres://[USER@]HOST[:PORT]/DATABASE[?schema=NAME&...]`.
 
-use super::options::is_known;
+use super::settings::is_known;
 
 /// Default schema of a store.
 pub(super) const SCHEMA: &str = "csalock";

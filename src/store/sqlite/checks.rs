@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
-use crate::store::file_system::network;
+use crate::store::mount::network;
 use crate::store::{mount, with_suffix};
 
 /// Checks that a database may exist at `path`.

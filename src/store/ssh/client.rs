@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::errors::LinkError;
 use super::link::Link;
 use super::url::Remote;
-use super::wire::{Reply, Request};
+use super::wire::{Reply, WireRequest};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::lock::HandleHash;
@@ -64,7 +64,7 @@ impl Client {
     }
 
     /// Sends a request, and returns its reply with the id of the request.
-    pub(super) fn ask(&self, request: &Request) -> Result<(u64, Reply)> {
+    pub(super) fn ask(&self, request: &WireRequest) -> Result<(u64, Reply)> {
         let id = self.new_id()?;
         let reply = self.calls.repeat(|error| self.error(error), |deadline| self.try_once(id, request, deadline));
         match reply.map_err(Failed::into_error)? {
@@ -73,7 +73,7 @@ impl Client {
         }
     }
 
-    fn try_once(&self, id: u64, request: &Request, deadline: Duration) -> std::result::Result<Reply, LinkError> {
+    fn try_once(&self, id: u64, request: &WireRequest, deadline: Duration) -> std::result::Result<Reply, LinkError> {
         let mut slot = guarded(&self.slot);
         let done = self.try_on(&mut slot, id, request, deadline);
         if done.is_err() {
@@ -86,7 +86,7 @@ impl Client {
         &self,
         slot: &mut Slot,
         id: u64,
-        ask: &Request,
+        ask: &WireRequest,
         deadline: Duration,
     ) -> std::result::Result<Reply, LinkError> {
         let host = self.host.as_ref();
@@ -98,7 +98,7 @@ impl Client {
         // A connection that was made long ago and has not answered never will.
         link.greet(host, deadline.min(link.since + PATIENCE))?;
         if !slot.earlier.is_empty() {
-            match link.ask(host, !id, &Request::After(slot.earlier.clone()), deadline)? {
+            match link.ask(host, !id, &WireRequest::After(slot.earlier.clone()), deadline)? {
                 Reply::Done => slot.earlier.clear(),
                 _ => return Err(LinkError::Silent),
             }
@@ -108,7 +108,7 @@ impl Client {
     }
 
     /// Makes a connection for a list, whose reader may send other requests meanwhile. Returns the last reply.
-    pub(super) fn list(&self, request: &Request, visit: &mut dyn FnMut(Reply) -> Result<()>) -> Result<Reply> {
+    pub(super) fn list(&self, request: &WireRequest, visit: &mut dyn FnMut(Reply) -> Result<()>) -> Result<Reply> {
         let (host, id) = (self.host.as_ref(), self.new_id()?);
         let begun = self.calls.repeat(
             |error| self.error(error),

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::errors::LinkError;
 use super::url::Remote;
-use super::wire::{Greeting, Lines, Reply, Request, VERSION, line};
+use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
@@ -95,7 +95,13 @@ impl Link {
     }
 
     /// Sends a request, and returns the first reply to it.
-    pub(super) fn ask(&mut self, host: &dyn Host, id: u64, ask: &Request, until: Duration) -> Result<Reply, LinkError> {
+    pub(super) fn ask(
+        &mut self,
+        host: &dyn Host,
+        id: u64,
+        ask: &WireRequest,
+        until: Duration,
+    ) -> Result<Reply, LinkError> {
         self.send(host, &line(&(id, ask)), until)?;
         self.reply(host, id, until)
     }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::link::MOST_SUBSCRIPTIONS;
-use super::wire::{Bytes, Change, Commit, Greeting, Lines, Reply, Request, VERSION, line};
+use super::wire::{Bytes, Change, Commit, Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, WakeAddress, WakeSocket};
 use crate::lock::{Handle, HandleHash, Lease};
@@ -99,8 +99,8 @@ impl Server<'_> {
         Ok([ready[0], ready[1]])
     }
 
-    fn answer(&mut self, id: u64, request: Request) -> Result<()> {
-        if let Request::Unsubscribe(id) = request {
+    fn answer(&mut self, id: u64, request: WireRequest) -> Result<()> {
+        if let WireRequest::Unsubscribe(id) = request {
             self.subscriptions.retain(|(known, _)| *known != id);
             return Ok(());
         }
@@ -108,31 +108,33 @@ impl Server<'_> {
         print(&(id, reply))
     }
 
-    pub(super) fn reply(&mut self, id: u64, request: Request) -> Result<Reply> {
+    pub(super) fn reply(&mut self, id: u64, request: WireRequest) -> Result<Reply> {
         let (store, leases) = (self.store, self.store.leases());
         let milliseconds = |span: Duration| Reply::Span(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
         Ok(match request {
-            Request::After(earlier) => self.await_end(&earlier)?,
-            Request::Read(Bytes(name)) => Reply::Record(store.read(&name)?.map(Into::into)),
-            Request::Scan => {
+            WireRequest::After(earlier) => self.await_end(&earlier)?,
+            WireRequest::Read(Bytes(name)) => Reply::Record(store.read(&name)?.map(Into::into)),
+            WireRequest::Scan => {
                 store
                     .scan(&mut |place, stored| print(&(id, Reply::Entry(place.to_string(), stored.map(Into::into)))))?;
                 Reply::Done
             }
-            Request::Commit(commit) => self.commit(&commit)?,
-            Request::Grant(span) => Reply::Lease(leases.grant(Duration::from_millis(span))?),
-            Request::Time => milliseconds(leases.time()?),
-            Request::Ttl(lease) => milliseconds(leases.ttl(&lease)?),
-            Request::TimeToExpiry(lease, seen) => milliseconds(leases.time_to_expiry(&lease, &seen)?),
-            Request::NewSightings(wanted, seen) => {
+            WireRequest::Commit(commit) => self.commit(&commit)?,
+            WireRequest::Grant(span) => Reply::Lease(leases.grant(Duration::from_millis(span))?),
+            WireRequest::Time => milliseconds(leases.time()?),
+            WireRequest::Ttl(lease) => milliseconds(leases.ttl(&lease)?),
+            WireRequest::TimeToExpiry(lease, seen) => milliseconds(leases.time_to_expiry(&lease, &seen)?),
+            WireRequest::NewSightings(wanted, seen) => {
                 Reply::Sightings(leases.new_sightings(&wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
             }
-            Request::Subscribe(waiter) => self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?,
-            Request::SubscribeToHistory => self.subscribe(id, Topic::History)?,
-            Request::Unsubscribe(_) => Reply::Done,
-            Request::History(after) => self.history(id, after)?,
-            Request::Sweep { dry_run } => store.sweep(dry_run)?.into(),
-            Request::Diagnose => store.diagnose().into(),
+            WireRequest::Subscribe(waiter) => {
+                self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?
+            }
+            WireRequest::SubscribeToHistory => self.subscribe(id, Topic::History)?,
+            WireRequest::Unsubscribe(_) => Reply::Done,
+            WireRequest::History(after) => self.history(id, after)?,
+            WireRequest::Sweep { dry_run } => store.sweep(dry_run)?.into(),
+            WireRequest::Diagnose => store.diagnose().into(),
         })
     }
 

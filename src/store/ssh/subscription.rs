@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::client::{Client, Slot};
-use super::wire::{Reply, Request, line};
+use super::wire::{Reply, WireRequest, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::store::{Subscription, guarded};
@@ -25,7 +25,7 @@ pub(super) struct Subscribed {
 
 impl Subscribed {
     /// Subscribes by this request; `None` if the server does not.
-    pub(super) fn new(client: &Client, request: &Request) -> Option<Subscribed> {
+    pub(super) fn new(client: &Client, request: &WireRequest) -> Option<Subscribed> {
         let (id, Reply::Done) = client.ask(request).ok()? else { return None };
         let guard = guarded(&client.slot);
         let link = guard.link.as_ref()?;
@@ -65,7 +65,7 @@ impl Drop for Subscribed {
         let Some(link) = slot.link.as_mut().filter(|link| link.session == Some(self.session)) else { return };
         link.notified.retain(|id| *id != self.id);
         let soon = self.host.boottime() + Duration::from_millis(100);
-        if link.send(self.host.as_ref(), &line(&(self.id, Request::Unsubscribe(self.id))), soon).is_err() {
+        if link.send(self.host.as_ref(), &line(&(self.id, WireRequest::Unsubscribe(self.id))), soon).is_err() {
             slot.lose();
         }
     }

@@ -3,7 +3,7 @@
 use super::errors::LinkError;
 use super::serve::Server;
 use super::url::Remote;
-use super::wire::{Greeting, Lines, Reply, Request};
+use super::wire::{Greeting, Lines, Reply, WireRequest};
 use crate::host::Fake;
 use crate::store::Memory;
 
@@ -12,9 +12,9 @@ pub(crate) fn answer(bytes: &[u8]) {
     let store = Memory::new(std::sync::Arc::new(host.clone()));
     let mut server = Server { store: &store, host: &host, subscriptions: Vec::new(), cursors: Vec::new() };
     lines.push(bytes);
-    while let Ok(Some((id, request))) = lines.next::<(u64, Request)>() {
+    while let Ok(Some((id, request))) = lines.next::<(u64, WireRequest)>() {
         // These print lists.
-        if !matches!(request, Request::Scan | Request::History(_)) {
+        if !matches!(request, WireRequest::Scan | WireRequest::History(_)) {
             let _ = server.reply(id, request);
         }
     }

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::history::Limits;
+use crate::history::HistoryLimits;
 use crate::lock::codec::text;
 use crate::lock::{HandleHash, Lease, Sighting};
 use crate::store::{Finding, Swept, Verdict, Version, Versioned, WriteOptions};
@@ -33,7 +33,7 @@ pub(super) struct Bytes(#[serde(with = "text")] pub(super) Vec<u8>);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Request {
+pub(super) enum WireRequest {
     /// Waits for the end of the server processes of earlier connections, so that none of them carries out a late request.
     After(Vec<HandleHash>),
     Read(Bytes),
@@ -102,7 +102,7 @@ pub(super) struct Commit {
     pub(super) wake: Vec<HandleHash>,
     pub(super) closed: Vec<HandleHash>,
     pub(super) history: Vec<String>,
-    pub(super) limits: Limits,
+    pub(super) limits: HistoryLimits,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -79,10 +79,15 @@ fn call(line: &str, around: &Path) -> Option<Call> {
         return None;
     }
     let found = match name {
-        "openat" if word(2).contains("O_TMPFILE") => return None,
-        "openat" if word(2).contains("O_TRUNC") => Call::Truncate(below(paths.pop()?)?, 0),
-        "openat" if word(2).contains("O_CREAT") => Call::Create(below(paths.pop()?)?),
-        "openat" => return None,
+        // musl uses the first of them.
+        "open" | "openat" => {
+            let flags = word(if name == "open" { 1 } else { 2 });
+            match flags.contains("O_TMPFILE") {
+                false if flags.contains("O_TRUNC") => Call::Truncate(below(paths.pop()?)?, 0),
+                false if flags.contains("O_CREAT") => Call::Create(below(paths.pop()?)?),
+                _ => return None,
+            }
+        }
         "mknod" | "mknodat" => Call::Create(below(paths.pop()?)?),
         "mkdir" | "mkdirat" => Call::MakeDirectory(below(paths.pop()?)?),
         "rename" | "renameat" | "renameat2" => {

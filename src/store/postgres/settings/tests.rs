@@ -1,6 +1,5 @@
 //! Settings, one by one, against the list in the documentation of libpq.
 
-use super::super::options::{SETTINGS, Setting, Treatment};
 use super::*;
 
 fn settings(url: &str, variables: &[(&'static str, &str)]) -> Result<Settings> {
