@@ -38,9 +38,9 @@ pub use values::{Del, Get, Put, Writing};
     name = "csalock",
     version,
     max_term_width = 100,
-    disable_help_subcommand = true,
     subcommand_required = true,
     arg_required_else_help = true,
+    args_override_self = true,
     override_usage = "csalock [OPTION]... COMMAND [ARGUMENT]...",
     after_help = "Start with `csalock run NAME COMMAND`. `csalock man` shows the manual. Exit codes: 75 busy, 81 not held, \
                   82 held by another.",
@@ -111,7 +111,7 @@ pub enum Command {
 impl Cli {
     /// Returns the whole command line as clap knows it, with all commands and the texts of the help.
     pub fn definition() -> clap::Command {
-        let mut root = Cli::command();
+        let mut root = Cli::command().disable_help_subcommand(true);
         root.build();
         let general = |argument: clap::Arg| match argument.get_id().as_str() {
             "help" => argument.help("Print help; -h is shorter").help_heading(OUTPUT),

@@ -42,10 +42,9 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     if let Some(csa) = csa::called_as(arguments.first()) {
         return end(csa::run(&Context::of_this_process(), csa, arguments[1..].to_vec()));
     }
-    let plain = cli::plain::read(&arguments);
-    let cli = match plain.map_or_else(|| Cli::read(help_last(&arguments)), Ok) {
+    let cli = match cli::plain::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,
-        Err(error) => return end(usage::tell(&error, &help_last(&arguments)).or_else(end_with_reader)),
+        Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
     };
     let context = Context::of_this_process();
     let done = execute(&context, &cli.command, &arguments);
@@ -106,16 +105,6 @@ fn exit_after(done: anyhow::Result<Exit>) -> Exit {
         context::eprint_line(&format!("{error:#}"));
         exit_of(&error)
     })
-}
-
-/// Turns `csalock help lock` into `csalock lock --help`.
-fn help_last(words: &[OsString]) -> Vec<OsString> {
-    match words {
-        [program, help, command @ ..] if help == "help" => {
-            std::iter::once(program).chain(command.first()).cloned().chain(["--help".into()]).collect()
-        }
-        _ => words.to_vec(),
-    }
 }
 
 /// Exits like any other program if the reader of a listing stops early (`csalock status | head -1`).

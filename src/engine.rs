@@ -6,7 +6,6 @@
 mod acquire;
 mod acquire_all;
 mod auxiliary;
-mod batch;
 mod breaking;
 mod commit;
 mod commit_record;

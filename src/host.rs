@@ -11,7 +11,6 @@ mod machine;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
-mod shell_string;
 mod times;
 mod unix;
 mod wait_set;

@@ -10,7 +10,6 @@
 //! - Only a commit or a sweep changes records. Reads create nothing: a store that does not exist yet reads as empty.
 
 mod absences;
-mod answers;
 mod deadline;
 pub(crate) mod directory;
 pub(crate) mod etcd;
@@ -35,8 +34,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use answers::answers;
 pub use deadline::StoreDeadline;
+pub use deadline::answers;
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Cluster, Etcd};
 pub use finding::{Finding, Verdict};

@@ -89,7 +89,7 @@ fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>
         let what = "run has no result of its own that could be JSON";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
-    let (names, command_line) = command_line(asked).map_err(|problem| usage::after_name(&problem, asked, arguments))?;
+    let (names, command_line) = command_line(asked).map_err(|error| usage::after_name(error, asked, arguments))?;
     if names.len() > 1
         && let Some(option) = only_for_one_lock(asked)
     {
@@ -134,42 +134,51 @@ fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
-/// Returns the problem if the words are something else.
-pub(super) fn command_line(asked: &Run) -> std::result::Result<(Vec<OsString>, CommandLine), String> {
-    let (typed, mut words) = asked.words.split_first().ok_or("the name is missing")?;
+/// Returns a usage error if the words are something else.
+pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine), Error> {
+    let Some((typed, mut words)) = asked.words.split_first() else { return Err(wrong("the name is missing")) };
     let mut names = [std::slice::from_ref(typed), &asked.also].concat();
-    let mut shell = asked.shell.clone();
     while let [option, rest @ ..] = words {
         let (name, rest) = match (option.as_bytes().strip_prefix(b"--also"), rest) {
             (Some(b""), [name, rest @ ..]) => (name.clone(), rest),
-            (Some(b""), []) => return Err("--also: the name is missing".to_string()),
+            (Some(b""), []) => return Err(wrong("--also: the name is missing")),
             (Some([b'=', name @ ..]), rest) => (OsStr::from_bytes(name).to_os_string(), rest),
             _ => break,
         };
         names.push(name);
         words = rest;
     }
-    match words {
-        [dashes, rest @ ..] if dashes == "--" => words = rest,
-        // flock(1) accepts -c after the name, too.
-        [dash_c, string] if shell.is_none() && (dash_c == "-c" || dash_c == "--command") => {
-            shell = Some(string.clone());
-            words = &[];
-        }
-        [dash_c, ..] if dash_c == "-c" || dash_c == "--command" => {
-            return Err("-c after the name: exactly one STRING must follow".to_string());
-        }
-        [option, ..] if option.as_bytes().starts_with(b"-") => {
-            return Err(format!("{} comes after the name, where the command begins", usage::quoted(option)));
-        }
-        _ => {}
-    }
+    let (shell, words) = shell_string(asked.shell.as_ref(), words)?;
     let command_line = match (shell, words) {
-        (Some(_), [_, ..]) => return Err("-c STRING and a command cannot both be run".to_string()),
-        (Some(string), []) => CommandLine::new(["/bin/sh".into(), "-c".into(), string]),
-        (None, []) => return Err("the command is missing".to_string()),
-        (None, [program, ..]) if program.is_empty() => return Err("the command's name is empty".to_string()),
+        (Some(_), [_, ..]) => return Err(wrong("-c STRING and a command cannot both be run")),
+        (Some(string), []) => CommandLine::new(["/bin/sh".into(), "-c".into(), string.clone()]),
+        (None, []) => return Err(wrong("the command is missing")),
+        (None, [program, ..]) if program.is_empty() => return Err(wrong("the command's name is empty")),
         (None, words) => CommandLine::new(words.iter().cloned()),
     };
     Ok((names, command_line))
+}
+
+/// Returns the string for a shell, if there is one, and the words of the command. Like flock(1), `run` accepts `-c` after
+/// the name too.
+fn shell_string<'a>(
+    before: Option<&'a OsString>,
+    words: &'a [OsString],
+) -> Result<(Option<&'a OsString>, &'a [OsString]), Error> {
+    match words {
+        [dashes, rest @ ..] if dashes == "--" => Ok((before, rest)),
+        [dash_c, string] if before.is_none() && (dash_c == "-c" || dash_c == "--command") => Ok((Some(string), &[])),
+        [dash_c, ..] if dash_c == "-c" || dash_c == "--command" => {
+            let problem = "-c after the name: exactly one STRING must follow";
+            Err(Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME -c STRING"))
+        }
+        [option, ..] if option.as_bytes().starts_with(b"-") => {
+            Err(wrong(&format!("{} comes after the name, where the command begins", usage::quoted(option))))
+        }
+        _ => Ok((before, words)),
+    }
+}
+
+fn wrong(problem: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")
 }

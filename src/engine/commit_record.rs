@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Engine;
-use super::batch::Batch;
+use super::commit::Batch;
 use crate::error::Result;
 use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Record, Release};
 use crate::store::{Durability, Version, WriteOptions};

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use super::Host;
 use super::proc_stat::{self, ProcStat};
+use super::programs::ends_with_lock;
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
-use super::shell_string::ends_with_lock;
 use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};

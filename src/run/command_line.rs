@@ -89,6 +89,9 @@ impl CommandLine {
     pub(super) fn cannot_execute(&self, errno: Errno) -> Error {
         let word = self.words[0].as_bytes();
         let (kind, hint) = match errno {
+            Errno::ENOENT if is_assignment(word) => {
+                (ErrorKind::CommandNotFound, "to set a variable, use: env NAME=VALUE COMMAND")
+            }
             Errno::ENOENT if word.contains(&b' ') => {
                 (ErrorKind::CommandNotFound, "use -c to run a string with a shell")
             }
@@ -124,6 +127,12 @@ impl CommandLine {
     fn shown(&self) -> String {
         crate::name::escape(self.words[0].as_bytes())
     }
+}
+
+/// Returns true for a word with which a shell sets a variable for the command after it: `FOO=1`.
+fn is_assignment(word: &[u8]) -> bool {
+    let name = word.split(|byte| *byte == b'=').next().unwrap_or_default();
+    name.len() < word.len() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
 }
 
 /// Closes the descriptors that were closed at the start, for the command. Meanwhile they are /dev/null in this process.

@@ -1,6 +1,8 @@
-//! The deadline of store calls. It belongs to a thread, so a caller cannot limit the calls of another one.
+//! The deadline of store calls. It belongs to a thread, so a caller cannot limit the calls of another one. And the number
+//! of answered calls of this process, which distinguishes a slow server from a silent one.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 thread_local! {
@@ -34,6 +36,17 @@ impl Drop for StoreDeadline {
 /// Returns the deadline of a call that this thread makes now.
 pub(super) fn of_call() -> Option<Duration> {
     DEADLINE.get()
+}
+
+static ANSWERS: AtomicU64 = AtomicU64::new(0);
+
+pub fn answers() -> u64 {
+    ANSWERS.load(Ordering::Relaxed)
+}
+
+pub(super) fn answered<T>(answer: T) -> T {
+    ANSWERS.fetch_add(1, Ordering::Relaxed);
+    answer
 }
 
 #[cfg(test)]

@@ -68,8 +68,7 @@ use self::client::Client;
 use self::leases::KnownLeases;
 pub use self::url::Cluster;
 use super::absences::Absences;
-use super::net::error::CallError;
-use super::net::retry::Failed;
+use super::net::retry::{CallError, Failed};
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Variables,
     Version, Versioned, Visit, WriteSet,

@@ -4,7 +4,6 @@
 use std::fmt;
 
 pub(super) mod dial;
-pub(super) mod error;
 pub(super) mod retry;
 pub(super) mod socket;
 pub(super) mod tls;

@@ -218,12 +218,13 @@ mod json {
             let (message, hint) = ("--force --all breaks all locks, and x is one", "leave out --all, or the names");
             let said = refusal("\"x\"", "usage error", message, "", hint, 64);
             sandbox.csalock(["unlock", "--json", "--force", "--all", "x"]).status(64).stdout(said).run();
-            let said = refusal("null", "usage error", "lock: unknown option --nope", "", "see csalock lock --help", 64);
+            let hint = "see csalock lock --help; put -- before a name or value that begins with a dash";
+            let said = refusal("null", "usage error", "unexpected argument '--nope' found", "", hint, 64);
             sandbox.csalock(["--json", "lock", "x", "--nope"]).status(64).stdout(&said).run();
             sandbox.csalock(["lock", "x", "--nope", "--json"]).status(64).stdout(&said).run();
-            let said = "csalock: lock: unknown option --nope; see csalock lock --help\n";
+            let said = "csalock: unexpected argument '--nope' found; see csalock lock --help; put -- before a name or value that begins with a dash\n";
             sandbox.csalock(["lock", "--nope", "--", "--json"]).status(64).stderr(said).run();
-            let said = "csalock: run: unknown option --nope; see csalock run --help\n";
+            let said = "csalock: unexpected argument '--nope' found; see csalock run --help; put -- before a name or value that begins with a dash\n";
             sandbox.csalock(["run", "--json", "--nope", "x", "true"]).status(64).stderr(said).run();
             let (message, hint) = ("cannot find SANDBOX/files/none: No such file or directory",
                 "a name with a slash is the path of a file; create its directory, or use a name without a slash");

@@ -89,129 +89,193 @@ fn an_option_after_the_name_of_run_is_answered_with_the_corrected_line() {
     for (words, wrong, next_step) in [
         (&["run", "x", "-w", "5", "echo", "hi"][..], "-w", "try: csalock run -w 5 x echo hi"),
         (&["run", "x", "-w5", "-n", "echo", "a b"], "-w5", "try: csalock run -w5 -n x echo 'a b'"),
-        (&["run", "-q", "x", "-nw", "5", "-c", "a; b"], "-nw", "try: csalock run -q -nw 5 -c 'a; b' x"),
-        (&["run", "--", "-x", "--ttl", "1m", "echo"], "--ttl", "try: csalock run --ttl 1m -- -x echo"),
+        (&["run", "-q", "x", "-nw", "5", "-c", "a; b"], "-nw", "try: csalock run -q -nw 5 x -c 'a; b'"),
         (&["run", "x", "--label=$a", "echo", "*"], "'--label=$a'", "try: csalock run '--label=$a' x echo '*'"),
+        (&["run", "x", "--label", "a", "echo"], "--label", "try: csalock run --label a x echo"),
         (&["run", "x", "--also", "y", "-n", "echo"], "-n", "try: csalock run --also y -n x echo"),
         (&["--store", "dir:a", "run", "x", "-n", "echo"], "-n", "try: csalock --store dir:a run -n x echo"),
         (&["run-with-lock", "x", "-n", "echo"], "-n", "try: csalock run-with-lock -n x echo"),
-        (&["run", "x", "--help"], "--help", "try: csalock run --help"),
+        (&["run", "x", "--help"], "--help", "try: csalock run --help x"),
+        (&["run", "--", "-x", "--ttl", "1m", "echo"], "--ttl", usage),
         (&["run", "x", "-n"], "-n", usage),
+        (&["run", "x", "-w", "echo", "hi"], "-w", usage),
         (&["run", "x", "-Z", "echo"], "-Z", usage),
         (&["run", "x", "--json", "echo"], "--json", usage),
     ] {
         check_usage_errors(&[(words, &format!("{wrong} {here}; {next_step}"))]);
     }
-    let one = "-c after the name: exactly one STRING must follow";
+    let one = "-c after the name: exactly one STRING must follow; use: csalock run [OPTION]... NAME -c STRING";
     check_usage_errors(&[
-        (&["run", "x", "-c", "echo", "hi"], &format!("{one}; try: csalock run x -c 'echo hi'")),
-        (&["run", "x", "-c"], &format!("{one}; {usage}")),
+        (&["run", "x", "-c", "echo", "hi"], one),
+        (&["run", "x", "-c"], one),
         (&["run", "x"], &format!("the command is missing; {usage}")),
         (&["run", "x", "--also"], &format!("--also: the name is missing; {usage}")),
         (&["run", "-c", "true", "x", "true"], &format!("-c STRING and a command cannot both be run; {usage}")),
     ]);
 }
 
-#[test]
-fn a_value_of_put_that_looks_like_an_option_is_answered_with_the_corrected_line() {
-    let dash = "for a value that begins with a dash, try: csalock";
-    check_usage_errors(&[
-        (&["put", "x", "--nope"], &format!("put: unknown option --nope; {dash} put x -- --nope")),
-        (&["put", "x", "-dd", "-n"], &format!("put: unknown option -d in -dd; {dash} put x -n -- -dd")),
-        (&["put", "x", "a", "b", "$c"], "put: unexpected argument b; try: csalock put x 'a b $c'"),
-    ]);
+/// Compares the stderr of calls with an unknown word in the place of the command.
+#[track_caller]
+fn check_unknown_commands(calls: &[(&[&str], &str)]) {
+    for (words, next_step) in calls {
+        let typed = words.iter().find(|word| **word != "help").unwrap().escape_default();
+        check_usage_errors(&[(words, &format!("unrecognized subcommand '{typed}'; {next_step}"))]);
+    }
 }
 
 #[test]
-fn words_of_other_tools_are_answered_with_those_of_csalock() {
-    let run = "to run a command under a lock, try: csalock run";
-    let inherits = "leave it out, because a command does not inherit the lock; try: csalock run";
-    check_usage_errors(&[
-        (&["acquire", "x"], "unknown command acquire; try: csalock lock x"),
-        (&["rnu", "x", "true"], "unknown command rnu; try: csalock run x true"),
-        (&["LOCK", "x"], "unknown command LOCK; try: csalock lock x"),
-        (&["unlock", "-f", "x"], "unlock: unknown option -f; use --force"),
-        (&["status", "-w"], "status: unknown option -w; use -W"),
-        (&["lock", "-u", "x"], "lock: unknown option -u; try: csalock unlock x"),
-        (&["run", "-u", "x", "true"], "run: unknown option -u; try: csalock unlock x"),
-        (&["history", "-n", "-3"], "history: unknown option -3; see csalock history --help"),
-        (&["release", "x", "y"], "unknown command release; try: csalock unlock x y"),
-        (&["release"], "unknown command release; use csalock unlock"),
-        (&["free", "x"], "unknown command free; try: csalock unlock x"),
-        (&["rm", "x"], "unknown command rm; try: csalock unlock x"),
-        (&["log", "deploy"], "unknown command log; try: csalock history deploy"),
-        (&["exec", "-n", "x", "true"], "unknown command exec; try: csalock run -n x true"),
-        (&["flock", "-n", "x", "true"], "unknown command flock; try: csalock run -n x true"),
-        (&["run", "-V"], "run: unknown option -V; use csalock --version"),
-        (&["lock", "--version"], "lock: unknown option --version; use csalock --version"),
-        (&["ls"], "unknown command ls; try: csalock status"),
-        (&["who", "x"], "unknown command who; try: csalock status x"),
-        (&["break", "x"], "unknown command break; try: csalock unlock --force x"),
-        (&["kill", "x"], "unknown command kill; try: csalock unlock --force x"),
-        (&["lock", "--nowait", "x"], "lock: unknown option --nowait; use --nonblock"),
-        (&["lock", "--reason", "foo", "x"], "lock: unknown option --reason; use --label"),
-        (&["lock", "-t", "5", "x"], "lock: unknown option -t; use --timeout"),
-        (&["status", "-a"], "status: unknown option -a; use --all-stores"),
-        (&["history", "--last", "5"], "history: unknown option --last; use --lines"),
-        (&["show", "--nope"], "unknown command show; use csalock status"),
-        (&["version"], "unknown command version; try: csalock --version"),
-        (&["stauts", "x"], "unknown command stauts; try: csalock status x"),
-        (&["job"], "unknown command job; see csalock --help"),
-        (&["job", "true"], &format!("unknown command job; {run} job true")),
-        (&["-n", "job", "true"], "unknown option -n; try: csalock run -n job true"),
-        (&["-w", "5", "lock", "x"], "unknown option -w; try: csalock lock -w 5 x"),
-        (&["--force", "unlock", "x"], "unknown option --force; try: csalock unlock --force x"),
-        (&["-o", "job", "true"], &format!("unknown option -o; {inherits} job true")),
-        (&["run", "-no", "job", "true"], &format!("run: unknown option -o in -no; {inherits} -n job true")),
-        (&["-u", "job"], "unknown option -u; try: csalock unlock job"),
-        (&["run", "-u", "job"], "run: unknown option -u; try: csalock unlock job"),
-        (&["lock", "x", "-c", "true"], "lock: unknown option -c; try: csalock run x -c true"),
-        (&["status", "-o", "json"], "status: unknown option -o; use --json"),
-        (&["history", "--format=json"], "history: unknown option --format; use --json"),
-        (&["status", "-o"], "status: unknown option -o; see csalock status --help"),
+fn an_unknown_command_is_answered_with_the_one_that_is_meant() {
+    check_unknown_commands(&[
+        (&["acquire", "x"], "try: csalock lock x"),
+        (&["rnu", "x", "true"], "try: csalock run x true"),
+        (&["LOCK", "x"], "try: csalock lock x"),
+        (&["stauts", "x"], "try: csalock status x"),
+        (&["lsit"], "try: csalock list"),
+        (&["hist"], "try: csalock history"),
+        (&["release", "x", "y"], "try: csalock unlock x y"),
+        (&["release"], "use csalock unlock"),
+        (&["free", "x"], "try: csalock unlock x"),
+        (&["rm", "x"], "try: csalock unlock x"),
+        (&["log", "deploy"], "try: csalock history deploy"),
+        (&["exec", "-n", "x", "true"], "try: csalock run -n x true"),
+        (&["flock", "-n", "x", "true"], "try: csalock run -n x true"),
+        (&["ls"], "try: csalock status"),
+        (&["who", "x"], "try: csalock status x"),
+        (&["break", "x"], "try: csalock unlock --force x"),
+        (&["kill", "x"], "try: csalock unlock --force x"),
+        (&["show", "--nope"], "use csalock status"),
+        (&["version"], "try: csalock --version"),
+        (&["help", "lok"], "try: csalock help lock"),
+        (&["help", "job"], "see csalock --help"),
+        (&["job"], "see csalock --help"),
+        (&["help", "a\n\n\x1b[2Jb"], "see csalock --help"),
+        (&["job", "true"], "to run a command under a lock, try: csalock run job true"),
+        (&["wait", "x"], "to run a command under a lock, try: csalock run wait x"),
+    ]);
+}
+
+/// Compares the stderr of calls with an unknown argument.
+#[track_caller]
+fn check_unknown_arguments(calls: &[(&[&str], &str, &str)]) {
+    for (words, argument, next_step) in calls {
+        check_usage_errors(&[(words, &format!("unexpected argument '{argument}' found; {next_step}"))]);
+    }
+}
+
+#[test]
+fn an_unknown_option_is_answered_with_the_one_that_is_meant() {
+    let not_inherited = "leave it out, because a command does not inherit the lock";
+    let dashes = "put -- before a name or value that begins with a dash";
+    let lock = &format!("see csalock lock --help; {dashes}");
+    let run = &format!("see csalock run --help; {dashes}");
+    let put = &format!("see csalock put --help; {dashes}");
+    check_unknown_arguments(&[
+        (&["lock", "--nowait", "x"], "--nowait", "use --nonblock"),
+        (&["lock", "--reason", "foo", "x"], "--reason", "use --label"),
+        (&["lock", "-l", "foo", "x"], "-l", "use --label"),
+        (&["lock", "-t", "5", "x"], "-t", "use --timeout"),
+        (&["renew", "-t", "5m", "x"], "-t", "use --ttl"),
+        (&["status", "-a"], "-a", "use --all-stores"),
+        (&["unlock", "-a"], "-a", "use --all"),
+        (&["unlock", "-f", "x"], "-f", "use --force"),
+        (&["history", "--last", "5"], "--last", "use --lines"),
+        (&["status", "-o", "json"], "-o", "use --json"),
+        (&["history", "--format=json"], "--format", "use --json"),
+        (&["status", "-o"], "-o", &format!("see csalock status --help; {dashes}")),
+        (&["lock", "--timout", "5", "x"], "--timout", "use --timeout"),
+        (&["lock", "--time", "5", "x"], "--time", "use --timeout"),
+        (&["status", "-w", "x"], "-w", "use -W"),
+        (&["run", "--min-hold", "5", "x", "true"], "--min-hold", run),
+        (&["run", "-V"], "-V", "use csalock --version"),
+        (&["lock", "--version"], "--version", "use csalock --version"),
+        (&["-n", "job", "true"], "-n", "to run a command under a lock, try: csalock run -n job true"),
+        (&["-w", "5", "lock", "x"], "-w", "try: csalock lock -w 5 x"),
+        (&["--force", "unlock", "x"], "--force", "try: csalock unlock --force x"),
+        (&["run", "--force", "x", "true"], "--force", "to break a lock, use csalock unlock --force NAME"),
+        (&["-o", "job", "true"], "-o", not_inherited),
+        (&["run", "-no", "job", "true"], "-o", not_inherited),
+        (&["-u", "job"], "-u", "try: csalock unlock job"),
+        (&["run", "-u", "job"], "-u", "try: csalock unlock job"),
+        (&["lock", "-u", "x"], "-u", "try: csalock unlock x"),
+        (&["run", "-u", "x", "true"], "-u", "try: csalock unlock x"),
+        (&["lock", "x", "-c", "true"], "-c", "try: csalock run x -c true"),
+        (&["-c", "date"], "-c", "use: csalock run NAME -c STRING"),
+        (&["--nope"], "--nope", "use: csalock [OPTION]... COMMAND [ARGUMENT]..."),
+        (&["history", "-n", "-3"], "-3", &format!("see csalock history --help; {dashes}")),
+        (&["lock", "x", "--nope"], "--nope", lock),
+        (&["lock", "-dash"], "-d", lock),
+        (&["lock", "a\nb\x1b[2J", "-Zz"], "-Z", lock),
+        (&["run", "-dash", "true"], "-d", run),
+        (&["put", "x", "--nope"], "--nope", put),
+        (&["put", "x", "-dd", "-n"], "-d", put),
+        (&["put", "x", "a", "b", "$c"], "b", "try: csalock put x 'a b $c'"),
+        (&["get", "x", "y"], "y", "use: csalock get [OPTION]... NAME"),
     ]);
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["list", "-1"]).run();
 }
 
 #[test]
+fn an_option_may_be_given_twice_and_the_last_value_counts() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let _holder = sandbox.holder("held");
+    sandbox.csalock(["run", "-n", "-n", "-qq", "held", "true"]).status(75).run();
+    sandbox.csalock(["lock", "-n", "-E3", "-E", "4", "-q", "held"]).status(4).run();
+    sandbox
+        .csalock(["run", "--also", "a", "--also", "b", "x", "-c", "csalock status -1 a b x"])
+        .stdout("a\nb\nx\n")
+        .run();
+}
+
+#[test]
 fn usage_errors_look_like_all_other_errors() {
-    let dash = "for a name that begins with a dash, try: csalock";
+    let absent = "the following required arguments were not provided:";
     let long = "x".repeat(1000);
     check_usage_errors(&[
-        (&["lock"], "lock: NAME is missing; use: csalock lock [OPTION]... NAME..."),
-        (&["run"], "run: NAME COMMAND is missing; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]..."),
-        (&["unclaim"], "unclaim: --id ID and NAME are missing; use: csalock unclaim [OPTION]... --id ID NAME..."),
-        (&["renew", "x"], "renew: --ttl DURATION is missing; add --ttl DURATION"),
-        (&["unlock", "--token", "5", "x"], "unlock: --force is missing; add --force"),
+        (&["lock"], &format!("{absent} <NAME>...; use: csalock lock [OPTION]... NAME...")),
+        (&["run"], &format!("{absent} <NAME> [COMMAND]...; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")),
+        (&["unclaim"], &format!("{absent} --id <ID> <NAME>...; use: csalock unclaim [OPTION]... --id ID NAME...")),
+        (&["renew", "x"], &format!("{absent} --ttl <DURATION>; add --ttl <DURATION>")),
+        (&["unlock", "--token", "5", "x"], &format!("{absent} --force; add --force")),
+        (&["get"], &format!("{absent} <NAME>; use: csalock get [OPTION]... NAME")),
         (&["-q"], "the command is missing; see csalock --help"),
-        (&["lock", "-dash"], &format!("lock: unknown option -d in -dash; {dash} lock -- -dash")),
-        (&["run", "-dash", "true"], &format!("run: unknown option -d in -dash; {dash} run -- -dash true")),
-        (&["lock", "x", "--nope"], "lock: unknown option --nope; see csalock lock --help"),
-        (&["lock", "--timout", "5", "x"], "lock: unknown option --timout; use --timeout"),
-        (&["--nope"], "unknown option --nope; see csalock --help"),
-        (&["get", "x", "y"], "get: unexpected argument y; use: csalock get [OPTION]... NAME"),
-        (&["get"], "get: NAME is missing; use: csalock get [OPTION]... NAME"),
         (
             &["doctor", "x", &long],
-            &format!("doctor: unexpected argument {}...; use: csalock doctor [OPTION]... [NAME]", &long[..100]),
+            &format!("unexpected argument '{}...' found; use: csalock doctor [OPTION]... [NAME]", &long[..100]),
         ),
-        (&["lock", "--timeout"], "--timeout: the value is missing; use --timeout DURATION"),
-        (&["lock", "--json=3", "x"], "--json: unexpected value 3; use --json without a value"),
-        (&["run", "--on-lost", "cry", "x", "true"], "--on-lost: invalid value cry; use kill or warn"),
-        (&["status", "--color", "red"], "--color: invalid value red; use auto, always or never"),
-        (&["completions", "tcsh"], "SHELL: invalid value tcsh; use bash, zsh or fish"),
-        (&["status", "-q", "-v"], "--quiet cannot be used with --verbose; leave out one of them"),
-        (&["-q", "status", "-v"], "--verbose cannot be used with --quiet; leave out one of them"),
-        (&["lookup", "x", "--id", "1"], "NAME cannot be used with --id ID; leave out one of them"),
-        (&["status", "--store", "a", "--store", "b"], "--store is given more than once; use it once"),
-        (&["lock", "-j", "0", "x"], "--slots: 0 is out of range; use 1 to 10000"),
         (
-            &["lock", "a\nb\x1b[2J", "-Zz"],
-            &format!("lock: unknown option -Z in -Zz; {dash} lock $'a\\nb\\x1b[2J' -- -Zz"),
+            &["lock", "--timeout"],
+            "a value is required for '--timeout <DURATION>' but none was supplied; see csalock lock --help",
         ),
+        (
+            &["lock", "--json=3", "x"],
+            "unexpected value '3' for '--json' found; no more were expected; see csalock lock --help",
+        ),
+        (
+            &["run", "--on-lost", "cry", "x", "true"],
+            "invalid value 'cry' for '--on-lost <WHAT>' [possible values: kill, warn]; see csalock run --help",
+        ),
+        (
+            &["status", "--color", "red"],
+            "invalid value 'red' for '--color <WHEN>' [possible values: auto, always, never]; see csalock status --help",
+        ),
+        (
+            &["completions", "tcsh"],
+            "invalid value 'tcsh' for '<SHELL>' [possible values: bash, zsh, fish]; see csalock completions --help",
+        ),
+        (&["status", "-q", "-v"], "the argument '--quiet' cannot be used with '--verbose'; leave one of them out"),
+        (&["-q", "status", "-v"], "the argument '--verbose' cannot be used with '--quiet'; leave one of them out"),
+        (&["lookup", "x", "--id", "1"], "the argument '[NAME]' cannot be used with '--id <ID>'; leave one of them out"),
+        (&["lock", "-j", "0", "x"], "--slots: 0 is out of range; use 1 to 10000"),
         (&["run", "--json", "x", "true"], "run has no result of its own that could be JSON; leave --json out"),
     ]);
+    let sandbox = Sandbox::new(Kind::Directory);
+    let call = sandbox.script("bash", "csalock lock --ttl $'\\xff' x").status(64);
+    call.stderr(
+        "csalock: invalid UTF-8 was detected in one or more arguments; \
+         only names, values, labels, paths and commands may be other bytes\n",
+    )
+    .run();
 }
 
 #[test]

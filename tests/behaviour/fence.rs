@@ -131,14 +131,14 @@ fn bad_input_changes_nothing() {
         (
             &["--show", "--token", "5", "f"],
             64,
-            "--show cannot be used with --token N; leave out one of them".to_string(),
+            "the argument '--show' cannot be used with '--token <N>'; leave one of them out".to_string(),
         ),
         (
             &["--token", "5", "f", "x"],
             64,
-            "fence: unexpected argument x; use: csalock fence [OPTION]... FILE [-- COMMAND...]".to_string(),
+            "unexpected argument 'x' found; use: csalock fence [OPTION]... FILE [-- COMMAND...]".to_string(),
         ),
-        (&[], 64, "fence: FILE is missing; use: csalock fence [OPTION]... FILE [-- COMMAND...]".to_string()),
+        (&[], 64, "the following required arguments were not provided: <FILE>; use: csalock fence [OPTION]... FILE [-- COMMAND...]".to_string()),
     ] {
         let call = sandbox.csalock([&["fence"], words].concat()).stdin("new");
         call.status(code).stderr(format!("csalock: {said}\n")).run();

@@ -189,8 +189,9 @@ fn busy_that_makes_no_sense_is_refused() {
         .status(64)
         .stderr(said)
         .run();
-    for (option, shown) in [("-E4", "--conflict-exit-code N"), ("-w5", "--timeout DURATION")] {
-        let said = format!("csalock: --busy skip cannot be used with {shown}; leave out one of them\n");
+    for (option, shown) in [("-E4", "--conflict-exit-code <N>"), ("-w5", "--timeout <DURATION>")] {
+        let said =
+            format!("csalock: the argument '--busy skip' cannot be used with '{shown}'; leave one of them out\n");
         sandbox.csalock(["run", option, "--busy=skip", "x", "touch", "ran"]).status(64).stderr(&said).run();
     }
     for words in [["--busy", "latest", "-n"], ["--busy", "skip", "--nonblock"], ["--busy", "sometimes", "-q"]] {

@@ -57,6 +57,7 @@ on_every_store! {
         for (command, code, said) in [
             ("./orphan", 127, "No such file or directory; its interpreter does not exist: see its first line"),
             ("./loop", 126, "Too many symbolic links encountered; see its name"),
+            ("FOO=1", 127, "No such file or directory; to set a variable, use: env NAME=VALUE COMMAND"),
         ] {
             let said = format!("csalock: cannot run {command}: {said}\n");
             sandbox.csalock(["run", "x", command]).status(code).stderr(&said).run();

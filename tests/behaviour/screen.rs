@@ -298,10 +298,10 @@ on_every_store! {
             done.stderr.lines().next().unwrap_or_default().to_string()
         };
         let done = sandbox.csalock(["status", "-W", "--json"]).capture();
-        assert!(done.code == Some(64) && done.stdout.contains("\"--watch cannot be used with --json\""), "{done:?}");
-        assert_eq!(says(&["status", "-W", "-1"]), "csalock: --watch cannot be used with --names-only; leave out one of them");
+        assert!(done.code == Some(64) && done.stdout.contains("the argument '--watch' cannot be used with '--json'"), "{done:?}");
+        assert_eq!(says(&["status", "-W", "-1"]), "csalock: the argument '--watch' cannot be used with '--names-only'; leave one of them out");
         assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 is too short; use at least 1ms");
-        assert_eq!(says(&["status", "--interval", "1s"]), "csalock: status: --watch is missing; add --watch");
+        assert_eq!(says(&["status", "--interval", "1s"]), "csalock: the following required arguments were not provided: --watch; add --watch");
         if has("script") {
             let on_terminal = |command: &str, kind: &str| {
                 let words = ["-q", "-e", "-c", command, "/dev/null"];

@@ -78,7 +78,7 @@ fn the_diagram_shows_every_top_level_module() {
 #[test]
 fn architecture_is_short() {
     let text = read("ARCHITECTURE.md");
-    assert!(text.lines().count() <= 155, "ARCHITECTURE.md has at most 155 lines");
+    assert!(text.lines().count() <= 160, "ARCHITECTURE.md has at most 160 lines");
     let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > 120).collect();
     assert!(long.is_empty(), "lines of ARCHITECTURE.md have at most 120 characters: {long:#?}");
 }

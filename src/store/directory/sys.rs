@@ -18,7 +18,7 @@ use nix::{NixPath, Result};
 use rustix::fs::{Advice, RawDir, RenameFlags};
 
 use crate::host::file_time;
-use crate::store::answers::answered;
+use crate::store::deadline::answered;
 use crate::store::directory::layout::{CLOCK, NEW};
 use crate::store::with_suffix;
 

@@ -12,7 +12,7 @@ use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 
 /// Maximum length of a token, in bytes.
 pub(super) const LONGEST_TOKEN: usize = 8192;

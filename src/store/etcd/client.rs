@@ -20,7 +20,7 @@ use super::http::{Answer, HttpRequest};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::net::dial::Connector;
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 use crate::store::net::retry::{Calls, Failed, Retry, Trouble};
 use crate::store::net::socket::CallDeadline;
 use crate::store::{Cluster, guarded};

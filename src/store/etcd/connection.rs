@@ -10,7 +10,7 @@ use rustls::ClientConfig;
 use super::Access;
 use super::http::{Answer, HttpRequest, Incoming};
 use crate::error::{self, Error, ErrorKind};
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 use crate::store::net::socket::{Wire, is_readable};
 use crate::store::net::tls::{roots, with_own};
 

@@ -3,7 +3,7 @@
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 use crate::store::net::retry::{Retry, Trouble};
 
 /// Troubles of one round of requests, each with the name of its server.

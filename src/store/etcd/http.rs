@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
 
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: usize = 16 << 20;

@@ -5,7 +5,7 @@ use super::errors::Troubles;
 use super::health::Members;
 use super::watch::begun;
 use crate::store::Cluster;
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 use crate::store::net::retry::Trouble;
 
 #[derive(Debug, Clone, Copy)]

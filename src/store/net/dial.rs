@@ -19,7 +19,7 @@ use nix::sys::socket::{
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 
-use super::error::CallError;
+use super::retry::CallError;
 use super::retry::is_interrupted;
 use super::socket::{CallDeadline, Socket, Wire};
 use crate::host::{Host, addresses_of};

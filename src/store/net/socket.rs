@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use rustls::{ClientConnection, StreamOwned};
 
-use super::error::CallError;
+use super::retry::CallError;
 use super::retry::{is_interrupted, until_signal_check};
 use crate::host::Host;
 

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::error::{Error, ErrorKind};
 use crate::name::escape;
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 use crate::store::net::retry::{Retry, Trouble};
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use super::{auth, tls};
 use crate::host::user_name;
 use crate::name::escape;
 use crate::store::net::dial::Connector;
-use crate::store::net::error::CallError;
+use crate::store::net::retry::CallError;
 use crate::store::net::socket::{Socket, Wire, is_readable};
 
 /// Maximum length of a message in bytes.

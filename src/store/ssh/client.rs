@@ -14,7 +14,7 @@ use super::wire::{Reply, WireRequest};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::lock::HandleHash;
-use crate::store::answers::answered;
+use crate::store::deadline::answered;
 use crate::store::guarded;
 use crate::store::net::retry::{Calls, Failed, PATIENCE};
 
