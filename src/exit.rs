@@ -30,8 +30,8 @@ impl Exit {
     pub const ALL: [(Exit, &'static str); 21] = [
         (Done, "done"),
         (Failed(InvalidInput), "usage error"),
-        (Failed(Corrupt), "a record is unreadable or corrupt, or what is to be the store is something else"),
-        (Failed(Unavailable), "the store is out of reach"),
+        (Failed(Corrupt), "a record is unreadable or corrupt, or the path is not a csalock store"),
+        (Failed(Unavailable), "the store is unavailable"),
         (Failed(Bug), "a bug in csalock"),
         (Failed(System), "operating system error"),
         (

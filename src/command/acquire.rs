@@ -136,7 +136,7 @@ impl<'a> Acquisition<'a> {
                 report.expected = self.turn.get().cloned();
                 if let Some((_, Some(_))) = report.expected {
                     let typed = &opened.target(*at).shell_arg;
-                    report.hint = format!("wait all the same without --give-up-if, or see `csalock status {typed}`");
+                    report.hint = format!("to wait anyway, omit --give-up-if; or see `csalock status {typed}`");
                 }
                 self.refuse(&report, &reporter)
             }

@@ -23,7 +23,7 @@ use crate::lock::{
 use crate::signals::Interrupt;
 use crate::store::{Scope, SignalsEndCalls, StoreDeadline, Subscription, Version};
 
-/// Maximum duration of a store call after the first answer or outage: a waiter hears no interrupt meanwhile.
+/// Maximum duration of a store call after the first answer or outage. Signals are not handled during the call.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.

@@ -52,7 +52,7 @@ impl Engine {
             match self.store.read(key)? {
                 // The store has our write, and only the reply was lost.
                 Some(stored) if stored.body == body => return Ok(Some(stored.version)),
-                // The conflict has no rival: a directory was not in its place.
+                // No other caller wrote: the commit failed because its directory was missing, so try again.
                 found if found.as_ref().map(|stored| stored.version) == expect => {
                     race.backoff()?;
                 }

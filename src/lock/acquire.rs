@@ -220,7 +220,7 @@ fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
 
 type Awaited = (Vec<(PidDomain, ProcessId)>, Vec<Lease>);
 
-/// Returns the nearest live waiter ahead, of those in `before`, or, if there is none, the holders and their leases.
+/// Returns what to wait for: the closest live waiter ahead of us, or the holders and their leases if there is none.
 fn awaited_ends(
     record: &Record,
     before: impl Iterator<Item = (PidDomain, ProcessId)>,

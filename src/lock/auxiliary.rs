@@ -18,7 +18,8 @@
 //!
 //! **Fence marks** belong to files that `csalock fence` replaces.
 //!
-//! **Wait edges** are edges of the wait-for graph that waiters publish, so that other waiters can find a cycle. A record lists the holders and waiters of a lock, but not the other waits of its holders. So a waiter that may hold
+//! **Wait edges** are edges of the wait-for graph that waiters publish, so that other waiters can find a cycle. A
+//! record lists the holders and waiters of a lock, but not the other waits of its holders. So a waiter that may hold
 //! other locks publishes edges under each process that continues only after the wait, and under each enclosing grant. A
 //! waiter for a lock of that process reads the edges there. An edge is only a hint; the record that it leads to counts,
 //! so an edge that a dead waiter left misleads no process.

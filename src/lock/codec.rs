@@ -115,7 +115,7 @@ pub(crate) fn open<T: Serialize + DeserializeOwned>(
     }
     let object = serde_json::from_str(line).ok().and_then(|object| Some((name_in(line)?, object)));
     let is_ours = |(name, object): &(Vec<u8>, T)| is_sealed(sealed, name, object);
-    object.filter(is_ours).ok_or_else(|| "it is not as csalock writes them".to_string())
+    object.filter(is_ours).ok_or_else(|| "it is not in canonical form".to_string())
 }
 
 /// Returns the problem of a line that does not begin like an object of this kind and format.
@@ -169,7 +169,7 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     let mut record = Record { name, ..record };
     // A record without a name would be free.
     if record.name.is_empty() || !is_in_range(&record) || matches!(record.as_stored(), Cow::Owned(_)) {
-        return Err("it is not as csalock writes them".to_string());
+        return Err("it is not in canonical form".to_string());
     }
     if let Some(wrong) = broken_invariant(&record) {
         return Err(wrong.to_string());

@@ -102,19 +102,22 @@ impl CommandLine {
                 (ErrorKind::CommandNotFound, "the word before it was taken as the name of the lock")
             }
             Errno::ENOENT if find_in_path(&self.words[0]).is_some() => {
-                (ErrorKind::CommandNotFound, "its interpreter does not exist: see its first line")
+                (ErrorKind::CommandNotFound, "its interpreter does not exist: check its `#!` line")
             }
-            Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
+            Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "check the spelling and `$PATH`"),
             // A word without a slash is searched in PATH, whatever the current directory contains.
             Errno::EACCES if word.contains(&b'/') && Path::new(OsStr::from_bytes(word)).is_dir() => {
                 (ErrorKind::CannotExecute, "it is a directory; name a program")
             }
             Errno::EMFILE => (ErrorKind::System, "raise the limit of open files (ulimit -n)"),
             Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
-            Errno::ELOOP | Errno::ENAMETOOLONG => (ErrorKind::CannotExecute, "see its name"),
+            Errno::ELOOP | Errno::ENAMETOOLONG => (ErrorKind::CannotExecute, "check its path"),
             Errno::ETXTBSY => (ErrorKind::CannotExecute, "another process writes to it; try again later"),
             Errno::ENOMEM | Errno::EIO | Errno::EAGAIN => (ErrorKind::CannotExecute, "try again"),
-            _ => (ErrorKind::CannotExecute, "see its mode and its first line"),
+            _ => (
+                ErrorKind::CannotExecute,
+                "check that it is executable (`chmod +x`) and that its `#!` line names an existing program",
+            ),
         };
         Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }

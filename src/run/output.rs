@@ -28,9 +28,12 @@ impl PipedCommand {
         let name = words.first().map(|word| escape(word.as_bytes())).unwrap_or_default();
         spawn(words, signals, inherited).map_err(|errno| {
             let (kind, hint) = match errno {
-                Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
+                Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "check the spelling and `$PATH`"),
                 Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
-                _ => (ErrorKind::CannotExecute, "see its mode and its first line"),
+                _ => (
+                    ErrorKind::CannotExecute,
+                    "check that it is executable (`chmod +x`) and that its `#!` line names an existing program",
+                ),
             };
             Error::new(kind, format!("cannot run {name}: {}", errno.desc()), hint)
         })

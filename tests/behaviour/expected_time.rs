@@ -50,7 +50,7 @@ fn busy(expected: &str) -> String {
 
 /// The refusal by `--give-up-if`.
 fn given_up(expected: &str, limit: &str) -> String {
-    let hint = "wait all the same without --give-up-if, or see `csalock status x`";
+    let hint = "to wait anyway, omit --give-up-if; or see `csalock status x`";
     busy("; ").replace(
         "; wait longer with -w, or see `csalock status x`",
         &format!(

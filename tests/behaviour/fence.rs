@@ -158,8 +158,12 @@ fn a_command_that_fails_leaves_the_file() {
     for (command, code, said) in [
         (&["sh", "-c", "echo new; exit 3"][..], 3, ""),
         (&["sh", "-c", "echo new; kill -9 $$"], 137, ""),
-        (&["./none"], 127, "csalock: cannot run ./none: No such file or directory; see its name and PATH\n"),
-        (&["./f"], 126, "csalock: cannot run ./f: Permission denied; see its mode and its first line\n"),
+        (&["./none"], 127, "csalock: cannot run ./none: No such file or directory; check the spelling and `$PATH`\n"),
+        (
+            &["./f"],
+            126,
+            "csalock: cannot run ./f: Permission denied; check that it is executable (`chmod +x`) and that its `#!` line names an existing program\n",
+        ),
     ] {
         let words = [&["fence", "--token", "6", "f", "--"], command].concat();
         sandbox.csalock(words).status(code).stderr(said).run();

@@ -44,7 +44,7 @@ on_every_store! {
             ("./none", "No such file or directory"),
             ("/etc/passwd/x", "Not a directory"),
         ] {
-            let said = format!("csalock: cannot run {command}: {why}; see its name and PATH\n");
+            let said = format!("csalock: cannot run {command}: {why}; check the spelling and `$PATH`\n");
             sandbox.csalock(["run", "x", command]).status(127).stderr(&said).run();
             sandbox.csalock(["run", "-F", "x", command]).status(127).stderr(&said).run();
         }
@@ -55,8 +55,8 @@ on_every_store! {
         sandbox.program("files/orphan", "#!/no/such/interpreter\n");
         std::os::unix::fs::symlink("loop", sandbox.path("files/loop")).unwrap();
         for (command, code, said) in [
-            ("./orphan", 127, "No such file or directory; its interpreter does not exist: see its first line"),
-            ("./loop", 126, "Too many symbolic links encountered; see its name"),
+            ("./orphan", 127, "No such file or directory; its interpreter does not exist: check its `#!` line"),
+            ("./loop", 126, "Too many symbolic links encountered; check its path"),
             ("FOO=1", 127, "No such file or directory; to set a variable, use: env NAME=VALUE COMMAND"),
         ] {
             let said = format!("csalock: cannot run {command}: {said}\n");
@@ -70,8 +70,8 @@ on_every_store! {
         sandbox.file("bin/tools", "exit 0\n");
         std::fs::create_dir(sandbox.path("files/tools")).unwrap();
         for (command, hint) in [
-            ("./plain", "see its mode and its first line"),
-            ("tools", "see its mode and its first line"),
+            ("./plain", "check that it is executable (`chmod +x`) and that its `#!` line names an existing program"),
+            ("tools", "check that it is executable (`chmod +x`) and that its `#!` line names an existing program"),
             ("/etc", "it is a directory; name a program"),
         ] {
             let said = format!("csalock: cannot run {command}: Permission denied; {hint}\n");

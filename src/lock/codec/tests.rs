@@ -190,7 +190,7 @@ fn a_record_has_only_one_spelling() {
         ("\"name\":\"a%0Ab\"", "\"name\":\"\""),
         ("\"reason\":\"broken\"", "\"reason\":\"Broken\""),
     ] {
-        assert_eq!(respelled(from, to), "a lock record is unreadable: it is not as csalock writes them", "{from} {to}");
+        assert_eq!(respelled(from, to), "a lock record is unreadable: it is not in canonical form", "{from} {to}");
     }
 }
 
@@ -206,7 +206,7 @@ fn numbers_that_the_rules_cannot_compute_with_are_refused() {
         ("\"process\":\"11:", "\"process\":\"-11:"),
         ("\"process\":\"11:", "\"process\":\"4294967307:"),
     ] {
-        assert_eq!(respelled(from, to), "a lock record is unreadable: it is not as csalock writes them", "{from} {to}");
+        assert_eq!(respelled(from, to), "a lock record is unreadable: it is not in canonical form", "{from} {to}");
     }
 }
 
