@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
-use rusqlite::{ErrorCode, ffi};
+use rusqlite::ErrorCode;
 
 use super::checks;
 use crate::error::{Error, ErrorKind};
@@ -34,46 +34,38 @@ impl From<rusqlite::Error> for Cause {
     }
 }
 
-/// Returns true if the open failed because the path contains a symlink.
-pub(super) fn is_link<T>(opened: &rusqlite::Result<T>) -> bool {
-    let code = opened.as_ref().err().and_then(rusqlite::Error::sqlite_error);
-    code.is_some_and(|code| code.extended_code == ffi::SQLITE_CANTOPEN_SYMLINK)
-}
-
-/// Returns true if the open file was removed or replaced.
-pub(super) fn was_moved(cause: &Cause) -> bool {
-    match cause {
-        Cause::Moved => true,
-        Cause::Sqlite(error) => {
-            error.sqlite_error().is_some_and(|code| code.extended_code == ffi::SQLITE_READONLY_DBMOVED)
+impl Cause {
+    fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Cause::Sqlite(error) => error.sqlite_error_code(),
+            Cause::Moved | Cause::Ours(..) => None,
         }
-        Cause::Ours(..) => false,
     }
-}
 
-/// Returns true if SQLite may not open a file or write it.
-pub(super) fn is_refused(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
-}
+    /// Returns true if SQLite may not open a file or write it.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
+    }
 
-/// Returns true if the database is invalid or could not be read.
-pub(super) fn looks_damaged(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    matches!(error.sqlite_error_code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
-}
+    /// Returns true if the database is invalid or could not be read.
+    pub(super) fn looks_damaged(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
+    }
 
-/// Returns true if other processes kept the database locked until the call's limit.
-pub(super) fn is_busy(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    let codes = [ErrorCode::DatabaseBusy, ErrorCode::DatabaseLocked];
-    error.sqlite_error_code().is_some_and(|code| codes.contains(&code)) || ran_out_of_tries(cause)
-}
+    /// Returns true if other processes kept the database locked until the call's limit.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)) || self.ran_out_of_tries()
+    }
 
-/// Returns true if SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
-pub(super) fn ran_out_of_tries(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    error.sqlite_error_code() == Some(ErrorCode::FileLockingProtocolFailed)
+    /// Returns true if SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
+    pub(super) fn ran_out_of_tries(&self) -> bool {
+        self.code() == Some(ErrorCode::FileLockingProtocolFailed)
+    }
+
+    /// Returns true if a statement does not fit the tables.
+    pub(super) fn is_of_schema(&self) -> bool {
+        self.code() == Some(ErrorCode::Unknown)
+    }
 }
 
 /// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
@@ -147,12 +139,14 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::ffi;
+
     use super::*;
 
     #[test]
     fn a_log_that_is_kept_locked_is_busy() {
         let failed = |code| Cause::Sqlite(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
-        assert!(is_busy(&failed(ffi::SQLITE_PROTOCOL)) && is_busy(&failed(ffi::SQLITE_BUSY_RECOVERY)));
-        assert!(!is_busy(&failed(ffi::SQLITE_FULL)));
+        assert!(failed(ffi::SQLITE_PROTOCOL).is_busy() && failed(ffi::SQLITE_BUSY_RECOVERY).is_busy());
+        assert!(!failed(ffi::SQLITE_FULL).is_busy());
     }
 }

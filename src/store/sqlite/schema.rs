@@ -19,7 +19,7 @@
 //! The table's name ends in the number of the format. A csalock of another format thus finds no table, instead of a
 //! wrong one, and the usual case needs no query for the format.
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::Connection;
 
 use super::errors::Cause;
 use crate::error::ErrorKind;
@@ -58,9 +58,8 @@ SELECT name, pid, host, uid, command, label, since, share FROM entries WHERE lis
 /// Returns true if `cause` came from a database that is still empty. Returns an error if the database has other content
 /// or the cause is different.
 pub(super) fn is_missing(connection: &Connection, cause: Cause) -> Result<bool, Cause> {
-    match &cause {
-        Cause::Sqlite(error) if error.sqlite_error_code() == Some(ErrorCode::Unknown) => {}
-        _ => return Err(cause),
+    if !cause.is_of_schema() {
+        return Err(cause);
     }
     let number = |sql| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     if number("SELECT count(*) FROM sqlite_master")? == 0 {
