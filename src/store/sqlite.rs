@@ -13,11 +13,10 @@
 //!
 //! **Settings.** The store uses a write-ahead log, because its commits need no sync ([`database`]). A power cut may undo
 //! the last locks, since locks end with the boot. A transaction that needs more durability syncs the log, and with it
-//! all earlier transactions ([`database`]). The store uses POSIX locks, because the kernel drops them with their process.
+//! all earlier transactions. The store uses POSIX locks, because the kernel drops them with their process.
 //! A process has the database open until it ends, but locks it for writing only during a commit.
 //!
-//! **Processes.** A child that shares memory and descriptors shares the connection too: the kernel gives the locks to
-//! the table of descriptors. Before any other fork all connections are closed ([`close_before_fork`]).
+//! **Processes.** Before a fork all connections are closed ([`close_before_fork`]): a child has no POSIX locks.
 //!
 //! **The file** is created by the first commit, with a mode from the umask; its directory must exist. The file has all
 //! records, so the store refuses a commit whose record fewer users may read than the file. All users need write
@@ -156,7 +155,7 @@ impl Sqlite {
             Some(Version { number, mark: 0 }) if number <= i64::MAX as u64 => Some(number as i64),
             Some(_) => return Ok(CommitResult::Conflict(None)),
         };
-        let swapped = self.writing(options, |transaction| {
+        self.writing(options, |transaction| {
             let state = transaction.query_row(STATE, [name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
             let (found, last): (Option<i64>, i64) = state.ok_or_else(errors::without_counter)?;
             if found != expect {
@@ -172,8 +171,7 @@ impl Sqlite {
                 None => transaction.execute(REMOVE, [name])?,
             };
             Ok(CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }))
-        });
-        Ok(swapped?.unwrap_or(CommitResult::Conflict(None)))
+        })
     }
 }
 

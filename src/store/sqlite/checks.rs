@@ -106,22 +106,22 @@ fn check_journals(path: &Path) -> Result<()> {
 
 /// Refuses a database that more users may access than this mode allows. A missing file fails at the write instead.
 pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
-    check_mode_of(path, mode)?;
-    // Its mode may have been changed after it had got a log.
-    check_mode_of(&with_suffix(path, "-wal"), mode)
-}
-
-fn check_mode_of(path: &Path, mode: u32) -> Result<()> {
-    let Ok(found) = lstat(path) else { return Ok(()) };
-    if found.st_mode & 0o077 & !mode == 0 {
-        return Ok(());
+    // The mode of the database may have been changed after it had got a log.
+    for file in [path.to_path_buf(), with_suffix(path, "-wal")] {
+        let found = lstat(&file).map_or(0, |found| found.st_mode & 0o7777);
+        if found & 0o077 & !mode != 0 {
+            let path = escape_path(&file);
+            return Err(Error::new(
+                ErrorKind::Denied,
+                format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
+                format!(
+                    "chmod {:04o} that file, or use a dir: store, where records have modes",
+                    found & (mode | 0o7700)
+                ),
+            ));
+        }
     }
-    let (path, found) = (escape_path(path), found.st_mode & 0o7777);
-    Err(Error::new(
-        ErrorKind::Denied,
-        format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
-        format!("chmod {:04o} that file, or use a dir: store, where records have modes", found & (mode | 0o7700)),
-    ))
+    Ok(())
 }
 
 /// Creates an empty file, with this mode at most. The call succeeds if another process created it first.
@@ -165,8 +165,8 @@ pub(super) fn obstacle(path: &Path) -> Option<Error> {
 fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     let place = stat(directory).ok()?;
     let journal = lstat(&with_suffix(path, "-journal")).ok()?;
-    let (we, sticky) = (geteuid(), Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX));
-    if !sticky || we.is_root() || [place.st_uid, journal.st_uid].contains(&we.as_raw()) {
+    let is_sticky = Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX);
+    if !is_sticky || [0, place.st_uid, journal.st_uid].contains(&geteuid().as_raw()) {
         return None;
     }
     Some(Error::new(
@@ -224,7 +224,6 @@ pub(super) fn without_links(path: &Path) -> PathBuf {
 
 fn directory_of(path: &Path) -> Result<&Path> {
     match (path.parent(), path.file_name()) {
-        (Some(directory), Some(_)) if directory.as_os_str().is_empty() => Ok(Path::new(".")),
         (Some(directory), Some(_)) => Ok(directory),
         _ => Err(Error::new(
             ErrorKind::Unavailable,
@@ -233,6 +232,7 @@ fn directory_of(path: &Path) -> Result<&Path> {
         )),
     }
 }
+
 impl Sqlite {
     /// Returns findings about the database, its location and its journal. The checks only read.
     pub(super) fn findings(&self) -> Vec<Finding> {

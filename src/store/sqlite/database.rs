@@ -19,7 +19,7 @@ use super::errors::{self, Cause};
 use super::{Sqlite, busy, checks, schema};
 use crate::error::{Error, Result};
 use crate::store::deadline::of_call;
-use crate::store::{Durability, WriteOptions, guarded, with_suffix};
+use crate::store::{CommitResult, Durability, WriteOptions, guarded, with_suffix};
 
 type Done<T> = std::result::Result<T, Cause>;
 
@@ -89,13 +89,14 @@ impl Sqlite {
         })
     }
 
-    /// Runs `work` in a write transaction on the database, which is created if there is none. Returns `None` if the
-    /// file of the open database was removed or replaced.
-    pub(super) fn writing<T>(
+    /// Runs `work` in a write transaction on the database, which is created if there is none. The result is a conflict if
+    /// the file of the open database was removed or replaced: no other process would ever read a commit in it. The caller
+    /// then reads, which opens the new file.
+    pub(super) fn writing(
         &self,
         options: WriteOptions,
-        work: impl Fn(&Transaction<'_>) -> Done<T>,
-    ) -> Result<Option<T>> {
+        work: impl Fn(&Transaction<'_>) -> Done<CommitResult>,
+    ) -> Result<CommitResult> {
         let mut database = guarded(&self.database);
         if database.is_none() && !checks::check_file(&self.path)? {
             checks::create_file(&self.path, options.mode)?;
@@ -107,11 +108,10 @@ impl Sqlite {
         let done = self.with_retries(&mut database, |Database { connection, file, .. }| {
             connection.execute_batch(synchronous(options.durability))?;
             let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
-            // No other process would ever read a commit in a removed file.
             if *file != checks::file_id(&self.path) {
-                return Err(Cause::Moved);
+                return Ok(CommitResult::Conflict(None));
             }
-            let value = work(&transaction).or_else(|cause| {
+            let result = work(&transaction).or_else(|cause| {
                 if schema::is_missing(&transaction, cause)? {
                     self.remove_foreign_log();
                     transaction.execute_batch(schema::CREATE)?;
@@ -119,16 +119,15 @@ impl Sqlite {
                 work(&transaction)
             })?;
             transaction.commit()?;
-            Ok(value)
+            Ok(result)
         });
-        done.map(Some).or_else(|cause| {
+        done.or_else(|cause| {
             // SQLite opens the log by the name of the database, which fails if the file is gone.
             let file = database.take().and_then(|open| open.file);
-            match cause {
-                Cause::Moved => Ok(None),
-                _ if file.is_some_and(|file| checks::is_elsewhere(&self.path, file)) => Ok(None),
-                cause => Err(self.explain(cause)),
+            if file.is_some_and(|file| checks::is_elsewhere(&self.path, file)) {
+                return Ok(CommitResult::Conflict(None));
             }
+            Err(self.explain(cause))
         })
     }
 

@@ -20,12 +20,11 @@ const MOST_OF_COMMAND: usize = 256;
 
 const MOVE_IT_AWAY: &str = "nothing was changed; move it away when no process holds a lock in it";
 
-/// Cause of a failure: an SQLite error or a csalock error.
+/// Cause of a failure.
 pub(super) enum Cause {
     Sqlite(rusqlite::Error),
-    /// The open file was removed or replaced.
-    Moved,
-    Ours(ErrorKind, String, &'static str),
+    /// The database has other contents than csalock's: what is wrong, and a hint.
+    Contents(String, &'static str),
 }
 
 impl From<rusqlite::Error> for Cause {
@@ -38,7 +37,7 @@ impl Cause {
     fn code(&self) -> Option<ErrorCode> {
         match self {
             Cause::Sqlite(error) => error.sqlite_error_code(),
-            Cause::Moved | Cause::Ours(..) => None,
+            Cause::Contents(..) => None,
         }
     }
 
@@ -97,19 +96,17 @@ fn shown(pid: i32) -> String {
     format!("pid {pid} ({})", escape(&command[..command.len().min(MOST_OF_COMMAND)]))
 }
 
-/// Returns the error for a database without the row that numbers the versions.
+/// Returns the cause for a database without the row that numbers the versions.
 pub(super) fn without_counter() -> Cause {
-    let what = "has lost its row with the empty name, the last version number";
-    Cause::Ours(ErrorKind::Corrupt, what.to_string(), MOVE_IT_AWAY)
+    Cause::Contents("has lost its row with the empty name, the last version number".to_string(), MOVE_IT_AWAY)
 }
 
 /// Returns the error for a failure of the database at `path`.
 pub(super) fn explain(cause: Cause, path: &Path) -> Error {
     let error = match cause {
-        Cause::Ours(kind, what, cure) => {
-            return Error::new(kind, format!("the database {} {what}", escape_path(path)), cure);
+        Cause::Contents(what, cure) => {
+            return Error::new(ErrorKind::Corrupt, format!("the database {} {what}", escape_path(path)), cure);
         }
-        Cause::Moved => return Error::os(Errno::ESTALE, "use the database", path),
         Cause::Sqlite(error) => error,
     };
     let failed = |kind, what: &str, cure: &str| {

@@ -22,7 +22,6 @@
 use rusqlite::Connection;
 
 use super::errors::Cause;
-use crate::error::ErrorKind;
 
 /// Application id "CSLK", by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
@@ -65,12 +64,15 @@ pub(super) fn is_missing(connection: &Connection, cause: Cause) -> Result<bool, 
     if number("SELECT count(*) FROM sqlite_master")? == 0 {
         return Ok(true);
     }
-    let wrong = |what, cure| Err(Cause::Ours(ErrorKind::Corrupt, what, cure));
     match (number("PRAGMA application_id")?, number("PRAGMA user_version")?) {
         (APPLICATION, FORMAT) => Ok(false),
         (APPLICATION, format) => {
-            wrong(format!("has format {format}, this csalock knows {FORMAT}"), "use the csalock that wrote it")
+            let what = format!("has format {format}, this csalock knows {FORMAT}");
+            Err(Cause::Contents(what, "use the csalock that wrote it"))
         }
-        _ => wrong("is some other program's database".to_string(), "name another file with --store sqlite:PATH"),
+        _ => {
+            let what = "is some other program's database".to_string();
+            Err(Cause::Contents(what, "name another file with --store sqlite:PATH"))
+        }
     }
 }
