@@ -21,8 +21,11 @@ use crate::store::deadline::of_call;
 /// Maximum wait of a call without a deadline.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Minimum wait of a call, also after its deadline or a signal: the caller may still leave a queue or release a grant.
-pub(super) const LEAST: Duration = Duration::from_millis(500);
+/// Minimum wait of a call, also after its deadline. In a crowd on a slow disk, a caller that tries once gets its turn.
+pub(super) const LEAST: Duration = Duration::from_secs(2);
+
+/// Wait of a call after a signal that ends waits: the caller may still leave a queue or release a grant.
+const AFTER_SIGNAL: Duration = Duration::from_millis(500);
 
 /// Maximum length of a pause, after which a signal is heard. SQLite's own pauses are up to 323 ms long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(25);
@@ -48,16 +51,15 @@ pub(super) fn waiting<T>(host: &Arc<dyn Host>, work: impl FnOnce() -> T) -> T {
 /// Busy handler: pauses after this number of failed tries. Returns true if the call may try again.
 pub(super) fn pause_after(tries: i32) -> bool {
     // Most transactions end soon. The tries of a crowd become fewer, since they would keep the processors busy.
-    pause(Duration::from_micros(50 << (tries / 4).clamp(0, 9)))
+    pause(Duration::from_micros(50 << (tries / 4).clamp(0, 8)))
 }
 
 fn pause(span: Duration) -> bool {
     WAIT.with_borrow(|wait| {
         let Some(Wait { host, began }) = wait else { return false };
-        let least = *began + LEAST;
         let end = match of_call() {
-            _ if host.is_interrupted() => least,
-            Some(until) => until.max(least),
+            _ if host.is_interrupted() => *began + AFTER_SIGNAL,
+            Some(until) => until.max(*began + LEAST),
             None => *began + PATIENCE,
         };
         let left = end.saturating_sub(host.boottime());
@@ -125,7 +127,7 @@ mod tests {
             fake.interrupt();
             assert!(!pause_after(0));
         });
-        assert_eq!(waits(&fake), LEAST);
+        assert_eq!(waits(&fake), AFTER_SIGNAL);
     }
 
     #[test]
@@ -151,6 +153,6 @@ mod tests {
             fake.boottime() - began
         };
         assert!((0..5).map(pause_of).sum::<Duration>() < Duration::from_millis(2));
-        assert_eq!(pause_of(1000), LONGEST_PAUSE);
+        assert_eq!(pause_of(1000), Duration::from_micros(12_800));
     }
 }

@@ -113,7 +113,7 @@ impl Sqlite {
             }
             let result = work(&transaction).or_else(|cause| {
                 if schema::is_missing(&transaction, cause)? {
-                    self.remove_foreign_log();
+                    self.remove_foreign_index();
                     transaction.execute_batch(schema::CREATE)?;
                 }
                 work(&transaction)
@@ -210,13 +210,11 @@ impl Sqlite {
             || log.is_some_and(|log| checks::is_elsewhere(&with_suffix(&self.path, "-wal"), log))
     }
 
-    /// Removes the log and the index of an earlier database with this name, which processes may still use. The caller has
-    /// locked the database for writing. While it is empty, no process has a log of it.
-    fn remove_foreign_log(&self) {
+    /// Removes the log's index of an earlier database with this name, which processes may still use; SQLite removes the
+    /// log. The caller has locked the database for writing. While it is empty, no process has an index of it.
+    fn remove_foreign_index(&self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| found.len() == 0) {
-            for suffix in ["-wal", "-shm"] {
-                let _ = fs::remove_file(with_suffix(&self.path, suffix));
-            }
+            let _ = fs::remove_file(with_suffix(&self.path, "-shm"));
         }
     }
 
