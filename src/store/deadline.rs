@@ -8,7 +8,7 @@ thread_local! {
 }
 
 /// While it exists, the store calls of this thread have a deadline on CLOCK_BOOTTIME; its end brings back the one before.
-/// A call may exceed the deadline by two seconds. `None` means the default of the store. Only a store whose calls
+/// A call may exceed the deadline by less than a second. `None` means the default of the store. Only a store whose calls
 /// never wait for other processes ignores it.
 #[must_use]
 #[derive(Debug)]

@@ -135,7 +135,7 @@ impl Sqlite {
     /// the call's limit if SQLite only ran out of tries. SQLite reports a failed read as damage too, and after a failed
     /// unlock it waits for its own lock.
     fn with_retries<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
-        busy::waiting(&self.host, || {
+        busy::waiting(&self.host, &self.path, || {
             let mut is_first = true;
             loop {
                 let done = self.opened(database).and_then(&work);
