@@ -50,19 +50,28 @@ pub(super) fn of(path: &Path) -> Option<Mount> {
 /// file use the `.csalock` of another directory, so they would not see its locks. A directory is locked in the directory
 /// above it, whether or not it is a mount.
 pub fn refuse_file_mounted_alone(path: &Path) -> Result<()> {
-    let Ok(found) = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE) else { return Ok(()) };
-    let knows = found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
-    let is_mount =
-        if knows { found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) } else { is_mount_point(path) };
-    if !is_mount || FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory {
+    if !is_file_mounted_alone(path) {
         return Ok(());
     }
     let what = format!("{} is mounted without its directory, where its locks are", escape_path(path));
     Err(Error::new(ErrorKind::Denied, what, "mount the directory, or name a store of all callers with --store"))
 }
 
-/// Returns true if this file is a mount of its own.
-pub(super) fn is_mount_point(path: &Path) -> bool {
+/// Returns true if this is a mount, and not of a directory.
+pub(super) fn is_file_mounted_alone(path: &Path) -> bool {
+    let Ok(found) = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE) else { return false };
+    if FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory {
+        return false;
+    }
+    // Kernels before 5.8 do not have the attribute.
+    if found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
+        found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+    } else {
+        is_mount_point(path)
+    }
+}
+
+fn is_mount_point(path: &Path) -> bool {
     std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| has_point(&table, path))
 }
 

@@ -11,13 +11,12 @@
 //! **Commit.** `BEGIN IMMEDIATE`; take the next number if the record has the expected version; write or remove the row;
 //! `COMMIT`. If a process dies in between, the next process sees no part of the transaction.
 //!
-//! **Settings.** The store uses a write-ahead log, because its commits need no sync ([`journal`]). A power cut may undo
+//! **Settings.** The store uses a write-ahead log, because its commits need no sync ([`database`]). A power cut may undo
 //! the last locks, since locks end with the boot. A transaction that needs more durability syncs the log, and with it
-//! all earlier transactions ([`database`]). The store uses POSIX locks, because the kernel drops them with their process.
+//! all earlier transactions. The store uses POSIX locks, because the kernel drops them with their process.
 //! A process has the database open until it ends, but locks it for writing only during a commit.
 //!
-//! **Processes.** A child that shares memory and descriptors shares the connection too: the kernel gives the locks to
-//! the table of descriptors. Before any other fork all connections are closed ([`close_before_fork`]).
+//! **Processes.** Before a fork all connections are closed ([`close_before_fork`]): a child has no POSIX locks.
 //!
 //! **The file** is created by the first commit, with a mode from the umask; its directory must exist. The file has all
 //! records, so the store refuses a commit whose record fewer users may read than the file. All users need write
@@ -42,11 +41,9 @@ mod busy;
 mod checks;
 mod database;
 mod errors;
-mod journal;
 mod schema;
 #[cfg(test)]
 mod tests;
-mod vfs;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -54,13 +51,12 @@ use std::sync::{Arc, Mutex};
 use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension, Row};
 
-use self::busy::Busy;
 use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
 use super::history_file::{HistoryFile, watch};
 use super::{
     BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept,
-    Topic, Version, Versioned, Visit, Write, WriteOptions, WriteSet, path_checks, with_suffix,
+    Topic, Version, Versioned, Visit, Write, WriteSet, path_checks, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -84,7 +80,6 @@ pub struct Sqlite {
     path: PathBuf,
     host: Arc<dyn Host>,
     leases: BootLeases,
-    busy: Arc<Busy>,
     database: Shared,
     /// The file that this process committed to last.
     committed_in: Mutex<Option<checks::FileId>>,
@@ -95,12 +90,10 @@ impl Sqlite {
     /// Fails if its directory is missing, is on a network file system, or is writable by others without the sticky bit.
     pub fn open(path: &Path, host: Arc<dyn Host>) -> Result<Sqlite> {
         checks::check_directory(path)?;
-        let busy = Arc::new(Busy::new(path.to_path_buf(), host.clone()));
         Ok(Sqlite {
             path: path.to_path_buf(),
             leases: BootLeases(host.clone()),
             host,
-            busy,
             database: database::share(),
             committed_in: Mutex::default(),
         })
@@ -152,15 +145,17 @@ impl Sqlite {
 
     /// Makes one change. If it conflicts with a record, passes that record on, which saves the caller a read.
     fn replace(&self, change: &Write<'_>) -> Result<CommitResult> {
-        let Write { name, body, options, .. } = *change;
-        // A removal makes no bytes readable, so it needs no mode.
-        let keep = WriteOptions { mode: options.mode.filter(|_| body.is_some()), ..options };
+        let Write { name, body, mut options, .. } = *change;
+        if body.is_none() {
+            // A removal makes no bytes readable.
+            options.mode = None;
+        }
         let expect = match change.expect {
             None => None,
             Some(Version { number, mark: 0 }) if number <= i64::MAX as u64 => Some(number as i64),
             Some(_) => return Ok(CommitResult::Conflict(None)),
         };
-        let swapped = self.writing(keep, |transaction| {
+        self.writing(options, |transaction| {
             let state = transaction.query_row(STATE, [name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
             let (found, last): (Option<i64>, i64) = state.ok_or_else(errors::without_counter)?;
             if found != expect {
@@ -176,8 +171,7 @@ impl Sqlite {
                 None => transaction.execute(REMOVE, [name])?,
             };
             Ok(CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }))
-        });
-        Ok(swapped?.unwrap_or(CommitResult::Conflict(None)))
+        })
     }
 }
 
@@ -215,8 +209,7 @@ impl Store for Sqlite {
         for line in set.history.iter() {
             let _ = self.history_file().append(line.as_bytes(), &set.limits, self.host.wall());
         }
-        self.tend_journal();
-        self.note_files();
+        self.after_commit();
     }
 
     fn leases(&self) -> &dyn Leases {
@@ -253,7 +246,7 @@ impl Store for Sqlite {
 
     fn diagnose(&self) -> Vec<Finding> {
         let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
-        let mut findings = path_checks::findings("SQLite database", &self.path, checked.map(|file| file.is_some()));
+        let mut findings = path_checks::findings("SQLite database", &self.path, checked);
         findings.extend(path_checks::readers(&self.path));
         findings
     }

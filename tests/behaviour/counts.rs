@@ -20,9 +20,9 @@ const LIMITS: [(Kind, &[&str], usize); 7] = [
     (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 123),
     (Kind::Directory, &["lock", "L"], 84),
     (Kind::Directory, &["unlock", "L"], 76),
-    (Kind::Sqlite, RUN, 191),
-    (Kind::Sqlite, &["lock", "L"], 149),
-    (Kind::Sqlite, &["unlock", "L"], 138),
+    (Kind::Sqlite, RUN, 196),
+    (Kind::Sqlite, &["lock", "L"], 154),
+    (Kind::Sqlite, &["unlock", "L"], 143),
 ];
 
 /// Number of runs. The one with the fewest calls counts: on a busy machine, a process that must wait looks again more often.

@@ -1,132 +1,113 @@
-//! Wait limits of a call on a database that other processes have locked.
+//! Waits for a database that other processes have locked: each ends with its call's limit, and soon after a signal.
 //!
-//! A transaction of csalock takes a fraction of a millisecond, but any program may keep one open. Each call therefore
-//! has a limit: the caller's deadline or else [`PATIENCE`]. A signal that ends the caller's wait ends this wait too. A
-//! call that begins without time left waits for [`LEAST`]; in a crowd, where the database keeps changing, it waits for
-//! its turn. All this holds for SQLite's own pauses too ([`super::vfs`]).
+//! A transaction of csalock takes a fraction of a millisecond, but any program may keep one open, or be stopped in one.
+//! SQLite waits in two ways, and both end in [`pause`]. It asks the busy handler about most locks. It does not ask about
+//! locks on the log's index that a process has only for microseconds while it opens the log: it pauses in its VFS, the
+//! interface to the operating system, up to a hundred times and for ten seconds in all (`walTryBeginRead`). Without a VFS
+//! of its own, csalock would hear neither deadlines nor signals during those pauses. This VFS is SQLite's except for the
+//! pause, so both know the same locks of this process.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::cell::RefCell;
+use std::ffi::{CStr, c_int};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use nix::sys::stat::lstat;
+use rusqlite::ffi;
 
 use crate::host::Host;
 use crate::store::deadline::of_call;
-use crate::store::{guarded, with_suffix};
+use crate::store::with_suffix;
 
 /// Maximum wait of a call without a deadline, and of a call in a crowd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Wait of a call without time left for a database that does not change.
+/// Minimum wait of a call, also after its deadline or a signal: the caller may still leave a queue or release a grant.
 pub(super) const LEAST: Duration = Duration::from_millis(500);
 
-/// Wait after a signal that ends waits: the caller may still leave a queue or release a grant.
-pub(super) const AFTER_SIGNAL: Duration = Duration::from_millis(200);
-
-/// Maximum wait of a call after such a signal, in a crowd.
-const LONGEST_AFTER_SIGNAL: Duration = Duration::from_secs(1);
-
-/// Number of tries with the shortest pauses, which take 250 ms.
-const EAGER_TRIES: i32 = 40;
-
-/// Maximum length of a pause. SQLite asks for up to 323 ms.
+/// Maximum length of a pause, after which a signal is heard. SQLite's own pauses are up to 323 ms long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(25);
 
-/// Waits of all calls on one database.
-pub(super) struct Busy {
+thread_local! {
+    static WAIT: RefCell<Option<Wait>> = const { RefCell::new(None) };
+}
+
+/// Call that this thread makes, which may wait.
+struct Wait {
     host: Arc<dyn Host>,
     path: PathBuf,
-    log: PathBuf,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// Wait of this call, if it has begun.
-    wait: Option<BusyWait>,
-    /// Time at which a call last gave up.
-    gave_up: Option<Duration>,
-    /// True while a call must not wait at all.
-    never: bool,
-}
-
-#[derive(Clone, Copy)]
-struct BusyWait {
     began: Duration,
-    /// Time at which a change of the database was last seen, and its modification time then.
-    changed: (Duration, [Option<(i64, i64)>; 2]),
+    /// Modification times of the database and its log when they were seen to change, and the time of that.
+    modified: Modified,
+    changed: Duration,
 }
 
-impl Busy {
-    pub(super) fn new(path: PathBuf, host: Arc<dyn Host>) -> Busy {
-        Busy { host, log: with_suffix(&path, "-wal"), path, state: Mutex::default() }
-    }
+type Modified = [Option<(i64, i64)>; 2];
 
-    pub(super) fn begin(&self) {
-        guarded(&self.state).wait = None;
-    }
-
-    /// Runs `work`, whose calls fail instead of waiting.
-    pub(super) fn without_waiting<T>(&self, work: impl FnOnce() -> T) -> T {
-        guarded(&self.state).never = true;
-        let done = work();
-        guarded(&self.state).never = false;
-        done
-    }
-
-    /// Pauses after this number of failed tries. Returns true if the call may try again.
-    pub(super) fn pause_after(&self, tries: i32) -> bool {
-        self.pause(length(tries))
-    }
-
-    /// Pauses for this span, or less. Returns true if the call may try again.
-    pub(super) fn pause(&self, span: Duration) -> bool {
-        let mut state = guarded(&self.state);
-        if state.never {
-            return false;
-        }
-        let now = self.host.boottime();
-        // A commit changes either the database or its log.
-        let modified =
-            [&self.path, &self.log].map(|path| lstat(path).ok().map(|found| (found.st_mtime, found.st_mtime_nsec)));
-        let mut wait = state.wait.unwrap_or(BusyWait { began: now, changed: (now, modified) });
-        if wait.changed.1 != modified {
-            wait.changed = (now, modified);
-        }
-        state.wait = Some(wait);
-        let end = self.end(&state, &wait);
-        if now >= end {
-            state.gave_up = Some(now);
-            return false;
-        }
-        drop(state);
-        self.host.sleep(span.min(LONGEST_PAUSE).min(end - now));
-        true
-    }
-
-    /// Returns the end of a wait on CLOCK_BOOTTIME.
-    fn end(&self, state: &State, wait: &BusyWait) -> Duration {
-        let (began, (changed, _)) = (wait.began, wait.changed);
-        let gave_up = state.gave_up.is_some_and(|at| began < at + PATIENCE);
-        match of_call() {
-            _ if self.host.is_interrupted() => (changed + AFTER_SIGNAL).min(began + LONGEST_AFTER_SIGNAL),
-            Some(until) if until > began + LEAST => until,
-            None if !gave_up => began + PATIENCE,
-            _ => (changed + LEAST).min(began + PATIENCE),
-        }
-    }
+/// Runs `work`, in which SQLite waits for other processes. Outside, it fails instead.
+pub(super) fn waiting<T>(host: &Arc<dyn Host>, path: &Path, work: impl FnOnce() -> T) -> T {
+    let began = host.boottime();
+    let wait = Wait { host: host.clone(), path: path.to_path_buf(), began, modified: [None; 2], changed: began };
+    let outer = WAIT.replace(Some(wait));
+    let done = work();
+    WAIT.set(outer);
+    done
 }
 
-/// Returns the length of a pause, short at first because most transactions take 0.1 ms. Later pauses are longer and
-/// random: the tries of a crowd would otherwise keep the processors busy.
-fn length(tries: i32) -> Duration {
-    let mut random = [0; 2];
-    if tries < EAGER_TRIES || getrandom::fill(&mut random).is_err() {
-        return Duration::from_micros(50 << tries.clamp(0, 7));
-    }
-    // The pause is 12.5 to 25 ms long.
-    Duration::from_micros(12_500 + 12_500 * u64::from(u16::from_ne_bytes(random)) / u64::from(u16::MAX))
+/// Busy handler: pauses after this number of failed tries. Returns true if the call may try again.
+pub(super) fn pause_after(tries: i32) -> bool {
+    // Most transactions end soon. The tries of a crowd become fewer, since they would keep the processors busy.
+    pause(Duration::from_micros(50 << (tries / 4).clamp(0, 9)))
+}
+
+fn pause(span: Duration) -> bool {
+    WAIT.with_borrow_mut(|wait| {
+        let Some(wait) = wait else { return false };
+        let now = wait.host.boottime();
+        let modified = [wait.path.clone(), with_suffix(&wait.path, "-wal")]
+            .map(|file| lstat(&file).ok().map(|found| (found.st_mtime, found.st_mtime_nsec)));
+        if wait.modified != modified {
+            wait.modified = modified;
+            wait.changed = now;
+        }
+        let end = match of_call() {
+            _ if wait.host.is_interrupted() => wait.began + LEAST,
+            // In a crowd the turn of a caller comes as long as the others commit: 42 of 300 callers that put values of
+            // their own at once, and tried once, got no turn within two seconds.
+            Some(until) => until.max((wait.changed + LEAST).min(wait.began + PATIENCE)),
+            None => wait.began + PATIENCE,
+        };
+        let left = end.saturating_sub(now);
+        wait.host.sleep(span.min(LONGEST_PAUSE).min(left));
+        !left.is_zero()
+    })
+}
+
+/// Returns the name of the VFS, for opening a database.
+#[expect(unsafe_code, reason = "SQLite's interface to the operating system is a table of C functions")]
+pub(super) fn vfs() -> &'static CStr {
+    const NAME: &CStr = c"csalock";
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        // SAFETY: SQLite returns its default VFS, which exists until the process ends, as the leaked copy does. A copy
+        // works: SQLite registers such copies itself, under other names.
+        unsafe {
+            if let Some(own) = ffi::sqlite3_vfs_find(ptr::null()).as_ref() {
+                let next = ptr::null_mut();
+                let ours = ffi::sqlite3_vfs { zName: NAME.as_ptr(), pNext: next, xSleep: Some(sleep), ..*own };
+                ffi::sqlite3_vfs_register(Box::leak(Box::new(ours)), 0);
+            }
+        }
+    });
+    NAME
+}
+
+/// Pause of SQLite. If the call has no time left, it returns at once, and SQLite soon runs out of tries.
+extern "C" fn sleep(_: *mut ffi::sqlite3_vfs, micros: c_int) -> c_int {
+    pause(Duration::from_micros(micros.unsigned_abs().into()));
+    micros
 }
 
 #[cfg(test)]
@@ -135,69 +116,81 @@ mod tests {
     use crate::host::Fake;
     use crate::store::StoreDeadline;
 
-    fn busy(fake: &Fake) -> Busy {
-        Busy::new("/nonexistent".into(), Arc::new(fake.clone()))
-    }
+    const NOWHERE: &str = "/nonexistent";
 
     /// Returns the wait of a call that begins now, on a host whose sleeps take exactly their time.
-    fn waits(busy: &Busy, fake: &Fake) -> Duration {
-        busy.begin();
+    fn waits(fake: &Fake) -> Duration {
+        let host: Arc<dyn Host> = Arc::new(fake.clone());
         let began = fake.boottime();
-        let mut tries = 0..;
-        while busy.pause_after(tries.next().unwrap()) {}
+        waiting(&host, NOWHERE.as_ref(), || while pause_after(10) {});
         fake.boottime() - began
     }
 
     #[test]
     fn a_call_waits_until_its_deadline_and_never_for_less_than_a_turn() {
         let fake = Fake::new(1);
-        let busy = busy(&fake);
-        assert_eq!(waits(&busy, &fake), PATIENCE);
-        assert_eq!(waits(&busy, &fake), LEAST);
-        let deadline = StoreDeadline::begin(Some(fake.boottime() + Duration::from_secs(40)));
-        assert_eq!(waits(&busy, &fake), Duration::from_secs(40));
-        assert_eq!(waits(&busy, &fake), LEAST);
-        drop(deadline);
-        fake.pass(PATIENCE);
-        assert_eq!(waits(&busy, &fake), PATIENCE);
+        assert_eq!(waits(&fake), PATIENCE);
+        let _deadline = StoreDeadline::begin(Some(fake.boottime() + Duration::from_secs(40)));
+        assert_eq!(waits(&fake), Duration::from_secs(40));
+        assert_eq!(waits(&fake), LEAST);
+        assert!(!pause_after(0));
     }
 
     #[test]
     fn a_signal_ends_a_wait_without_end() {
         let fake = Fake::new(1);
-        let busy = busy(&fake);
+        let host: Arc<dyn Host> = Arc::new(fake.clone());
         let _deadline = StoreDeadline::begin(Some(Duration::MAX));
-        assert!((0..10_000).all(|tries| busy.pause_after(tries)));
-        fake.interrupt();
-        assert!(!busy.pause_after(0));
-        assert_eq!(waits(&busy, &fake), AFTER_SIGNAL);
+        waiting(&host, NOWHERE.as_ref(), || {
+            assert!((0..10_000).all(pause_after));
+            fake.interrupt();
+            assert!(!pause_after(0));
+        });
+        assert_eq!(waits(&fake), LEAST);
     }
 
     #[test]
     fn a_call_in_a_crowd_waits_for_its_turn() {
         let (fake, file) = (Fake::new(1), tempfile::NamedTempFile::new().unwrap());
-        let busy = Busy::new(file.path().to_path_buf(), Arc::new(fake.clone()));
-        let _deadline = StoreDeadline::begin(Some(fake.boottime()));
+        let host: Arc<dyn Host> = Arc::new(fake.clone());
         let began = fake.boottime();
-        let mut tries = 0..;
+        let _deadline = StoreDeadline::begin(Some(began));
         // The other processes commit until this time.
         let until = began + Duration::from_secs(5);
-        while busy.pause_after(tries.next().unwrap()) {
-            if fake.boottime() < until {
-                file.as_file().set_modified(std::time::UNIX_EPOCH + fake.boottime()).unwrap();
+        waiting(&host, file.path(), || {
+            while pause_after(100) {
+                if fake.boottime() < until {
+                    file.as_file().set_modified(std::time::UNIX_EPOCH + fake.boottime()).unwrap();
+                }
             }
-        }
+        });
         let waited = fake.boottime() - began;
         assert!(waited > Duration::from_secs(5) && waited < Duration::from_secs(6), "{waited:?}");
     }
 
     #[test]
-    fn tries_become_fewer_and_fall_apart_in_time() {
-        let pauses: Vec<_> = (0..1000).map(length).collect();
-        let millis = Duration::from_millis;
-        assert!(pauses[..5].iter().sum::<Duration>() < millis(2));
-        assert!(pauses.iter().all(|pause| *pause <= LONGEST_PAUSE));
-        let late: std::collections::BTreeSet<_> = pauses[100..200].iter().collect();
-        assert!(late.len() > 50 && late.iter().all(|pause| **pause >= millis(12)));
+    fn the_pauses_of_sqlite_last_as_long_as_the_call() {
+        let fake = Fake::new(1);
+        let host: Arc<dyn Host> = Arc::new(fake.clone());
+        let pauses = || (0..100).for_each(|_| assert_eq!(sleep(ptr::null_mut(), 300_000), 300_000));
+        let began = fake.boottime();
+        let _deadline = StoreDeadline::begin(Some(began));
+        waiting(&host, NOWHERE.as_ref(), pauses);
+        assert_eq!(fake.boottime() - began, LEAST);
+        pauses();
+        assert_eq!(fake.boottime() - began, LEAST);
+    }
+
+    #[test]
+    fn tries_become_fewer() {
+        let fake = Fake::new(1);
+        let host: Arc<dyn Host> = Arc::new(fake.clone());
+        let pause_of = |tries| {
+            let began = fake.boottime();
+            waiting(&host, NOWHERE.as_ref(), || pause_after(tries));
+            fake.boottime() - began
+        };
+        assert!((0..5).map(pause_of).sum::<Duration>() < Duration::from_millis(2));
+        assert_eq!(pause_of(1000), LONGEST_PAUSE);
     }
 }

@@ -1,12 +1,13 @@
-//! Checks of the database file and its directory before SQLite opens them, and creation with clear errors.
+//! Files of the database and their directory: checks before SQLite opens them, creation with clear errors, which users
+//! may use them, and findings for `csalock doctor`. No function opens a file: its close would drop SQLite's locks.
 
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::sys::stat::{Mode, SFlag, lstat, makedev, mknod, stat};
-use nix::sys::statfs::statfs;
-use nix::unistd::{AccessFlags, eaccess, geteuid};
-use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use nix::sys::stat::{Mode, SFlag, lstat, mknod, stat};
+use nix::sys::statfs::{Statfs, statfs};
+use nix::unistd::{AccessFlags, eaccess, getegid, geteuid};
+use rustix::fs::lgetxattr;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
@@ -39,29 +40,36 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
     }
 }
 
-/// Returns the identity of the file if it exists. Anything but a regular file is an error.
-pub(super) fn check_file(path: &Path) -> Result<Option<FileId>> {
-    let found = match look(path) {
+/// Returns true if the file exists. Anything but a regular file with one name is an error.
+pub(super) fn check_file(path: &Path) -> Result<bool> {
+    let found = match lstat(path) {
         Ok(found) => found,
-        Err(Errno::ENOENT) if directory_of(path)?.is_dir() => return Ok(None),
+        Err(Errno::ENOENT) if directory_of(path)?.is_dir() => return Ok(false),
         Err(errno) => return Err(Error::os(errno, "open the database", path)),
     };
-    match SFlag::from_bits_truncate(found.mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => {
-            check_names(path, &found)?;
-            check_journals(path).map(|()| Some(found.id))
+    let denied = |what: &str, cure: &str| {
+        Err(Error::new(ErrorKind::Denied, format!("the database {} {what}", escape_path(path)), cure))
+    };
+    match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => {}
+        SFlag::S_IFLNK => return denied("is a symbolic link", "links are not followed there; name the real file"),
+        _ => {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("{} is not a file, so it is not a database", escape_path(path)),
+                "name a file, or use a dir: store",
+            ));
         }
-        SFlag::S_IFLNK => Err(Error::new(
-            ErrorKind::Denied,
-            format!("the database {} is a symbolic link", escape_path(path)),
-            "links are not followed there; name the real file",
-        )),
-        _ => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("{} is not a file, so it is not a database", escape_path(path)),
-            "name a file, or use a dir: store",
-        )),
     }
+    // Each name has a log of its own, so its users would not see the grants of others.
+    if found.st_nlink > 1 {
+        return denied("has several names (hard links), each with a log of its own", "remove the other names");
+    }
+    if mount::is_file_mounted_alone(path) {
+        let what = "is mounted without its log, which is a file next to it";
+        return denied(what, "mount the directory of the database");
+    }
+    check_journals(path).map(|()| true)
 }
 
 /// Device and inode number, which distinguish a file from its successor at the same path.
@@ -69,66 +77,15 @@ pub(super) type FileId = (u64, u64);
 
 /// Returns the identity of the file at this path, if there is one, and if it has no other name.
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
-    look(path).ok().filter(Found::is_sole).map(|found| found.id)
+    let found = lstat(path).ok()?;
+    (found.st_nlink == 1).then_some((found.st_dev, found.st_ino))
 }
 
 /// Returns true if this path names another file than the one with this identity, or none. It returns false if that
 /// cannot be found out.
 pub(super) fn is_elsewhere(path: &Path, id: FileId) -> bool {
-    match look(path) {
-        Ok(found) => found.id != id || !found.is_sole(),
-        Err(errno) => matches!(errno, Errno::ENOENT | Errno::ENOTDIR),
-    }
-}
-
-/// Object at a path.
-struct Found {
-    mode: u32,
-    links: u64,
-    id: FileId,
-    /// Whether it is a mount of its own, which kernels before 5.8 do not say.
-    is_mount: Option<bool>,
-}
-
-impl Found {
-    /// Returns true if the file has no other name.
-    fn is_sole(&self) -> bool {
-        self.links == 1 && self.is_mount != Some(true)
-    }
-}
-
-fn look(path: &Path) -> nix::Result<Found> {
-    let (flags, wanted) = (AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
-    let found = match statx(CWD, path, flags, wanted) {
-        Ok(found) => found,
-        // Kernels before 4.11 do not have this call.
-        Err(rustix::io::Errno::NOSYS) => {
-            let found = lstat(path)?;
-            let id = (found.st_dev, found.st_ino);
-            return Ok(Found { mode: found.st_mode, links: found.st_nlink, id, is_mount: None });
-        }
-        Err(errno) => return Err(Errno::from_raw(errno.raw_os_error())),
-    };
-    let device = makedev(found.stx_dev_major.into(), found.stx_dev_minor.into());
-    let is_mount = Some(found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
-    Ok(Found {
-        mode: found.stx_mode.into(),
-        links: found.stx_nlink.into(),
-        id: (device, found.stx_ino),
-        is_mount: is_mount.filter(|_| found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT)),
-    })
-}
-
-/// Refuses a file with several names. Each name has a log of its own, so its users would not see the grants of others.
-fn check_names(path: &Path, found: &Found) -> Result<()> {
-    let (what, cure) = if found.links > 1 {
-        ("has several names (hard links), each with a log of its own", "remove the other names")
-    } else if found.is_mount.unwrap_or_else(|| mount::is_mount_point(path)) {
-        ("is mounted without its log, which is a file next to it", "mount the directory of the database")
-    } else {
-        return Ok(());
-    };
-    Err(Error::new(ErrorKind::Denied, format!("the database {} {what}", escape_path(path)), cure))
+    let is_unknown = lstat(path).is_err_and(|errno| !matches!(errno, Errno::ENOENT | Errno::ENOTDIR));
+    !is_unknown && file_id(path) != Some(id)
 }
 
 /// Refuses files that SQLite would treat as a journal and either wait for or fail on with unclear errors.
@@ -146,22 +103,22 @@ fn check_journals(path: &Path) -> Result<()> {
 
 /// Refuses a database that more users may access than this mode allows. A missing file fails at the write instead.
 pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
-    check_mode_of(path, mode)?;
-    // Its mode may have been changed after it had got a log.
-    check_mode_of(&with_suffix(path, "-wal"), mode)
-}
-
-fn check_mode_of(path: &Path, mode: u32) -> Result<()> {
-    let Ok(found) = lstat(path) else { return Ok(()) };
-    if found.st_mode & 0o077 & !mode == 0 {
-        return Ok(());
+    // The mode of the database may have been changed after it had got a log.
+    for file in [path.to_path_buf(), with_suffix(path, "-wal")] {
+        let found = lstat(&file).map_or(0, |found| found.st_mode & 0o7777);
+        if found & 0o077 & !mode != 0 {
+            let path = escape_path(&file);
+            return Err(Error::new(
+                ErrorKind::Denied,
+                format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
+                format!(
+                    "chmod {:04o} that file, or use a dir: store, where records have modes",
+                    found & (mode | 0o7700)
+                ),
+            ));
+        }
     }
-    let (path, found) = (escape_path(path), found.st_mode & 0o7777);
-    Err(Error::new(
-        ErrorKind::Denied,
-        format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
-        format!("chmod {:04o} that file, or use a dir: store, where records have modes", found & (mode | 0o7700)),
-    ))
+    Ok(())
 }
 
 /// Creates an empty file, with this mode at most. The call succeeds if another process created it first.
@@ -190,18 +147,14 @@ pub(super) fn obstacle(path: &Path) -> Option<Error> {
         }
     }
     let directory = directory_of(path).ok()?;
-    match eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK) {
-        Err(errno) => Some(Error::os(errno, "create the database's journal in", directory)),
-        Ok(()) => foreign_journal(path, directory).or_else(|| no_inodes(path, directory)),
+    if let Err(errno) = eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return Some(Error::os(errno, "create the database's journal in", directory));
     }
-}
-
-/// Returns an error without free inodes, because a journal is a new file.
-fn no_inodes(path: &Path, directory: &Path) -> Option<Error> {
-    let found = statfs(directory).ok()?;
-    // Some file systems do not count inodes.
-    let are_used_up = found.files() > 0 && found.files_free() == 0;
-    are_used_up.then(|| Error::os(Errno::ENOSPC, "write the database", path))
+    // A journal is a new file, which needs an inode. Some file systems do not count inodes.
+    let has_no_inode = |found: Statfs| found.files() > 0 && found.files_free() == 0;
+    foreign_journal(path, directory).or_else(|| {
+        statfs(directory).is_ok_and(has_no_inode).then(|| Error::os(Errno::ENOSPC, "write the database", path))
+    })
 }
 
 /// Returns an error for a journal that this process cannot remove because of the sticky bit. A process that is killed
@@ -209,8 +162,8 @@ fn no_inodes(path: &Path, directory: &Path) -> Option<Error> {
 fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     let place = stat(directory).ok()?;
     let journal = lstat(&with_suffix(path, "-journal")).ok()?;
-    let (we, sticky) = (geteuid(), Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX));
-    if !sticky || we.is_root() || [place.st_uid, journal.st_uid].contains(&we.as_raw()) {
+    let is_sticky = Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX);
+    if !is_sticky || [0, place.st_uid, journal.st_uid].contains(&geteuid().as_raw()) {
         return None;
     }
     Some(Error::new(
@@ -218,6 +171,43 @@ fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
         format!("user {} was killed while writing the database {}", journal.st_uid, escape_path(path)),
         "let that user, the directory's owner or root use it once; share databases without the sticky bit (chmod -t)",
     ))
+}
+
+/// Returns true if the file is the whole database, without log and journal, and this user cannot create a log.
+pub(super) fn cannot_make_log(path: &Path) -> bool {
+    let may_not = |path: &Path| eaccess(path, AccessFlags::W_OK).is_err();
+    // A killed writer leaves a journal, and with it a file that is only partly changed.
+    let is_whole = ["-wal", "-journal"].iter().all(|suffix| lstat(&with_suffix(path, suffix)).is_err());
+    is_whole && (may_not(path) || directory_of(path).is_ok_and(may_not))
+}
+
+/// Returns true if each user who may create a log next to the database may write the database, and each user of the
+/// database could use that log. SQLite gives a log the mode of the database, but the group of the process.
+pub(super) fn may_have_log(path: &Path) -> bool {
+    let (Ok(file), Some(directory)) = (lstat(path), path.parent().and_then(|directory| stat(directory).ok())) else {
+        return false;
+    };
+    // In a shared sticky directory the kernel refuses O_CREAT for another user's file (fs.protected_regular).
+    let is_shared_sticky = directory.st_mode & 0o1000 != 0 && directory.st_mode & 0o022 != 0;
+    // The log would not have the access control list of the database.
+    let list = lgetxattr(path, "system.posix_acl_access", &mut [0; 1024]);
+    if is_shared_sticky || !matches!(list, Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP)) {
+        return false;
+    }
+    let group_creates = directory.st_mode & 0o020 != 0;
+    let owner_writes = [0, file.st_uid].contains(&directory.st_uid);
+    if !owner_writes || (group_creates && file.st_mode & 0o020 == 0) {
+        return false;
+    }
+    let needs_group = (file.st_mode >> 3) & !file.st_mode & 0o6 != 0;
+    let keeps_group = if directory.st_mode & 0o2000 != 0 {
+        directory.st_gid == file.st_gid
+    } else {
+        // Then only the owner of the directory and root make a log. SQLite gives root's log the database's group.
+        let is_ours = geteuid().as_raw() == directory.st_uid;
+        !group_creates && is_ours && (geteuid().is_root() || getegid().as_raw() == file.st_gid)
+    };
+    !needs_group || keeps_group
 }
 
 /// Returns the path with the symlinks in its directory resolved.
@@ -231,7 +221,6 @@ pub(super) fn without_links(path: &Path) -> PathBuf {
 
 fn directory_of(path: &Path) -> Result<&Path> {
     match (path.parent(), path.file_name()) {
-        (Some(directory), Some(_)) if directory.as_os_str().is_empty() => Ok(Path::new(".")),
         (Some(directory), Some(_)) => Ok(directory),
         _ => Err(Error::new(
             ErrorKind::Unavailable,

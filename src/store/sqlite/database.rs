@@ -1,18 +1,25 @@
-//! Transactions of the database: its connection, their durability, and what csalock repeats.
+//! Transactions of the database: its connection, its journal, and what csalock repeats.
+//!
+//! A write-ahead log makes a commit cheap: an append, without a sync unless the commit must survive a power cut. SQLite
+//! reads the whole log when a process opens a database that no other process has open. The log therefore stays short.
+//!
+//! Log and index (`-wal`, `-shm`) are files of their own, which stay when the process ends. If another program removed
+//! them, even a read creates them again. If a user of the database could not write them, the database keeps SQLite's
+//! rollback journal.
 
 use std::fmt::Write;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 use super::errors::{self, Cause};
-use super::{COUNT, Sqlite, checks, journal, schema, vfs};
+use super::{Sqlite, busy, checks, schema};
 use crate::error::{Error, Result};
 use crate::store::deadline::of_call;
-use crate::store::{Durability, WriteOptions, guarded, with_suffix};
+use crate::store::{CommitResult, Durability, WriteOptions, guarded, with_suffix};
 
 type Done<T> = std::result::Result<T, Cause>;
 
@@ -21,6 +28,12 @@ pub(super) type Shared = Arc<Mutex<Option<Database>>>;
 
 /// Connections of all stores in this process.
 static CONNECTIONS: Mutex<Vec<Weak<Mutex<Option<Database>>>>> = Mutex::new(Vec::new());
+
+/// Size of the log, in bytes, at which it is written into the database and emptied: twelve frames of 4 KiB.
+///
+/// A frame costs each lone process 2 us, and the writing costs three syncs, 0.5 ms or more. A commit is one or two
+/// frames.
+const MOST_OF_LOG: u64 = 12 * (4096 + 24);
 
 /// Returns a place for the connection of a store.
 pub(super) fn share() -> Shared {
@@ -40,38 +53,11 @@ pub(crate) fn close_before_fork() {
 
 /// An open connection to the database.
 pub(super) struct Database {
-    pub(super) connection: Connection,
-    /// Last `PRAGMA synchronous` statement of this connection.
-    tuned: Option<&'static str>,
+    connection: Connection,
     /// Identity of the open file.
     file: Option<checks::FileId>,
     /// Identity of the log, once this connection has made a commit that is in it.
     log: Option<checks::FileId>,
-    /// Number of frames in the log after the last commit. It is zero if the database has no log.
-    pub(super) frames: Arc<AtomicI32>,
-}
-
-impl Database {
-    /// Sets how far the next transactions sync to the disk.
-    ///
-    /// With a log, NORMAL syncs nothing: a power cut may undo the last commits, but later ones before earlier ones, and
-    /// each as a whole. EXTRA syncs the log, and with it all earlier commits.
-    ///
-    /// With a rollback journal, NORMAL syncs journal and database, so either the old or the new content survives. The
-    /// removal of the journal commits the transaction and is not synced: if a power cut undoes the removal, the journal
-    /// undoes the commit. EXTRA then syncs the directory, and with it the name of a new database. FULL is not enough: it
-    /// writes the journal more carefully, but never syncs its removal.
-    fn tune(&mut self, durability: Durability) -> rusqlite::Result<()> {
-        let wanted = match durability {
-            Durability::Volatile | Durability::Atomic => "PRAGMA synchronous = NORMAL",
-            Durability::Durable => "PRAGMA synchronous = EXTRA",
-        };
-        if self.tuned != Some(wanted) {
-            self.connection.execute_batch(wanted)?;
-            self.tuned = Some(wanted);
-        }
-        Ok(())
-    }
 }
 
 impl Sqlite {
@@ -80,21 +66,20 @@ impl Sqlite {
         let mut database = guarded(&self.database);
         // A read of a removed file would return grants that no other process knows.
         database.take_if(|database| database.file != checks::file_id(&self.path));
-        let file = if database.is_none() { checks::check_file(&self.path)? } else { None };
-        if database.is_none() && file.is_none() {
+        if database.is_none() && !checks::check_file(&self.path)? {
             return Ok(T::default());
         }
         let read = |connection: &Connection| {
-            work(connection).or_else(|cause| match schema::is_missing(connection, cause)? {
-                true => Ok(T::default()),
-                false => work(connection),
+            work(connection).or_else(|cause| {
+                if schema::is_missing(connection, cause)? { Ok(T::default()) } else { work(connection) }
             })
         };
-        let mut done = self.with_retries(&mut database, file, |database| read(&database.connection));
-        if done.as_ref().is_err_and(errors::is_refused) && journal::cannot_make_log(&self.path) {
+        let mut done = self.with_retries(&mut database, |database| read(&database.connection));
+        // A user who may only read looks at the database also when it has no log, which this user may not create.
+        if done.as_ref().is_err_and(Cause::is_refused) && checks::cannot_make_log(&self.path) {
             let read = self.connect_without_log().map_err(Cause::from).and_then(|connection| read(&connection));
             // Without a log, no other process has changed the file meanwhile.
-            if journal::cannot_make_log(&self.path) {
+            if checks::cannot_make_log(&self.path) {
                 done = read;
             }
         }
@@ -104,85 +89,117 @@ impl Sqlite {
         })
     }
 
-    /// Runs `work` in a write transaction on the database, which is created if there is none. Returns `None` if the
-    /// file of the open database was removed or replaced.
-    pub(super) fn writing<T>(
+    /// Runs `work` in a write transaction on the database, which is created if there is none. The result is a conflict if
+    /// the file of the open database was removed or replaced: no other process would ever read a commit in it. The caller
+    /// then reads, which opens the new file.
+    pub(super) fn writing(
         &self,
-        keep: WriteOptions,
-        work: impl Fn(&Transaction<'_>) -> Done<T>,
-    ) -> Result<Option<T>> {
+        options: WriteOptions,
+        work: impl Fn(&Transaction<'_>) -> Done<CommitResult>,
+    ) -> Result<CommitResult> {
         let mut database = guarded(&self.database);
-        let file = if database.is_none() { checks::check_file(&self.path)? } else { None };
-        if database.is_none() && file.is_none() {
-            checks::create_file(&self.path, keep.mode)?;
+        if database.is_none() && !checks::check_file(&self.path)? {
+            checks::create_file(&self.path, options.mode)?;
         }
         // The check comes after the creation, since another process may have created the file first.
-        keep.mode.map_or(Ok(()), |mode| checks::check_mode(&self.path, mode))?;
-        let done = self.with_retries(&mut database, file, |database| {
-            database.tune(keep.durability)?;
-            let Database { connection, file, frames, .. } = database;
+        if let Some(mode) = options.mode {
+            checks::check_mode(&self.path, mode)?;
+        }
+        let done = self.with_retries(&mut database, |Database { connection, file, .. }| {
+            connection.execute_batch(synchronous(options.durability))?;
             let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
-            // No other process would ever read a commit in a removed file.
             if *file != checks::file_id(&self.path) {
-                return Err(Cause::Moved);
+                return Ok(CommitResult::Conflict(None));
             }
-            frames.store(0, Ordering::Relaxed);
-            let value = work(&transaction).or_else(|cause| {
+            let result = work(&transaction).or_else(|cause| {
                 if schema::is_missing(&transaction, cause)? {
-                    journal::remove_foreign_log(&self.path);
+                    self.remove_foreign_index();
                     transaction.execute_batch(schema::CREATE)?;
-                    // If the file is deleted later, the numbers of its successor are higher nevertheless.
-                    transaction.execute(COUNT, [self.host.wall().as_micros() as i64])?;
                 }
                 work(&transaction)
             })?;
             transaction.commit()?;
-            Ok(value)
+            Ok(result)
         });
-        done.map(Some).or_else(|cause| {
+        done.or_else(|cause| {
             // SQLite opens the log by the name of the database, which fails if the file is gone.
             let file = database.take().and_then(|open| open.file);
-            match file.is_some_and(|file| checks::is_elsewhere(&self.path, file)) || errors::was_moved(&cause) {
-                true => Ok(None),
-                false => Err(self.explain(cause)),
+            if file.is_some_and(|file| checks::is_elsewhere(&self.path, file)) {
+                return Ok(CommitResult::Conflict(None));
             }
+            Err(self.explain(cause))
         })
     }
 
     /// Runs `work`, and repeats it with another connection: once if the database looks damaged or is busy, and until
     /// the call's limit if SQLite only ran out of tries. SQLite reports a failed read as damage too, and after a failed
-    /// unlock it waits for its own lock. The file of a database that is not open yet has the identity `file`, if it is
-    /// known.
-    fn with_retries<T>(
-        &self,
-        database: &mut Option<Database>,
-        mut file: Option<checks::FileId>,
-        work: impl Fn(&mut Database) -> Done<T>,
-    ) -> Done<T> {
-        self.busy.begin();
-        let mut is_first = true;
-        loop {
-            let done = vfs::within(&self.busy, || self.opened(database, file.take()).and_then(&work));
-            let again = done.as_ref().is_err_and(|cause| {
-                let may_pass = errors::looks_damaged(cause) || errors::is_busy(cause);
-                (is_first && may_pass) || (errors::ran_out_of_tries(cause) && self.busy.pause_after(0))
-            });
-            if !again {
-                return done;
+    /// unlock it waits for its own lock.
+    fn with_retries<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
+        busy::waiting(&self.host, &self.path, || {
+            let mut is_first = true;
+            loop {
+                let done = self.opened(database).and_then(&work);
+                let again = done.as_ref().is_err_and(|cause| {
+                    (is_first && (cause.looks_damaged() || cause.is_busy()))
+                        || (cause.ran_out_of_tries() && busy::pause_after(0))
+                });
+                if !again {
+                    return done;
+                }
+                is_first = false;
+                *database = None;
             }
-            is_first = false;
-            *database = None;
+        })
+    }
+
+    /// Returns the connection, and opens it if necessary.
+    fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
+        match database {
+            Some(database) => Ok(database),
+            None => {
+                let file = checks::file_id(&self.path);
+                Ok(database.insert(Database { connection: self.connect()?, file, log: None }))
+            }
         }
     }
 
-    /// Remembers the files of a commit, for [`Sqlite::has_other_files`].
-    pub(super) fn note_files(&self) {
+    /// Opens an existing database. The final component of the path must not be a symlink.
+    fn connect(&self) -> rusqlite::Result<Connection> {
+        let flags =
+            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let path = checks::without_links(&self.path);
+        let mut connection = harmless(Connection::open_with_flags_and_vfs(path, flags, busy::vfs())?)?;
+        // `after_commit` writes the log into the database, from time to time.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        connection.busy_handler(Some(busy::pause_after))?;
+        Ok(connection)
+    }
+
+    /// Opens a database whose log is missing now, for a user who may not create one. SQLite then takes the file as it is.
+    fn connect_without_log(&self) -> rusqlite::Result<Connection> {
+        let mut uri = "file:".to_string();
+        for byte in checks::without_links(&self.path).as_os_str().as_bytes() {
+            let _ = write!(uri, "%{byte:02X}");
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+        harmless(Connection::open_with_flags(uri + "?immutable=1", flags | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
+    }
+
+    /// Keeps the log short after a commit, gives the database a log if it may have one, and remembers the files for
+    /// [`Sqlite::has_other_files`]. Does not wait for other processes. If it fails, the next commit tries again.
+    pub(super) fn after_commit(&self) {
         let mut database = guarded(&self.database);
         let Some(open) = database.as_mut() else { return };
         *guarded(&self.committed_in) = open.file;
-        if open.log.is_none() && open.frames.load(Ordering::Relaxed) > 0 {
-            open.log = checks::file_id(&with_suffix(&self.path, "-wal"));
-        }
+        let log = with_suffix(&self.path, "-wal");
+        open.log = open.log.or_else(|| checks::file_id(&log));
+        let statement = match fs::symlink_metadata(&log) {
+            Ok(found) if found.len() < MOST_OF_LOG => return,
+            Ok(_) => "PRAGMA wal_checkpoint(TRUNCATE)",
+            Err(_) if checks::may_have_log(&self.path) => "PRAGMA journal_mode = WAL",
+            Err(_) => return,
+        };
+        let _ = open.connection.query_row(statement, [], |_| Ok(()));
     }
 
     /// Returns true if the database was replaced since the last commit of this process, or its log since the first commit
@@ -193,58 +210,36 @@ impl Sqlite {
             || log.is_some_and(|log| checks::is_elsewhere(&with_suffix(&self.path, "-wal"), log))
     }
 
-    /// Returns the connection, and opens it if necessary.
-    fn opened<'a>(&self, database: &'a mut Option<Database>, file: Option<checks::FileId>) -> Done<&'a mut Database> {
-        match database {
-            Some(database) => Ok(database),
-            None => {
-                let file = file.or_else(|| checks::file_id(&self.path));
-                let frames = Arc::default();
-                let connection = self.connect(&frames)?;
-                Ok(database.insert(Database { connection, tuned: None, file, log: None, frames }))
-            }
+    /// Removes the log's index of an earlier database with this name, which processes may still use; SQLite removes the
+    /// log. The caller has locked the database for writing. While it is empty, no process has an index of it.
+    fn remove_foreign_index(&self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.len() == 0) {
+            let _ = fs::remove_file(with_suffix(&self.path, "-shm"));
         }
-    }
-
-    /// Opens an existing database. The final component of the path must not be a symlink.
-    fn connect(&self, frames: &Arc<AtomicI32>) -> rusqlite::Result<Connection> {
-        let flags =
-            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let mut opened = Connection::open_with_flags_and_vfs(&self.path, flags, vfs::name());
-        if errors::is_link(&opened) {
-            // Symlinks in the path of its directory are the user's choice, so they are allowed.
-            opened = Connection::open_with_flags_and_vfs(checks::without_links(&self.path), flags, vfs::name());
-        }
-        let mut connection = harmless(opened?)?;
-        // `tend_journal` writes the log into the database, from time to time.
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        let frames = frames.clone();
-        connection.wal_hook(Some(move |_: &mut _, count| {
-            frames.store(count, Ordering::Relaxed);
-            Ok(())
-        }))?;
-        let busy = self.busy.clone();
-        connection.busy_handler(Some(move |tries| busy.pause_after(tries)))?;
-        Ok(connection)
-    }
-
-    /// Opens a database that has a log from time to time, but not now, for a user who may not create one. SQLite then
-    /// takes the file as it is.
-    fn connect_without_log(&self) -> rusqlite::Result<Connection> {
-        let mut uri = "file:".to_string();
-        for byte in checks::without_links(&self.path).as_os_str().as_bytes() {
-            let _ = write!(uri, "%{byte:02X}");
-        }
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-        harmless(Connection::open_with_flags(uri + "?immutable=1", flags | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
     }
 
     /// Returns the error for a failure of the database, whose connection is closed.
     fn explain(&self, cause: Cause) -> Error {
-        if errors::is_busy(&cause) {
+        if cause.is_busy() {
             return errors::locked(&self.path, of_call().is_some());
         }
         errors::explain(cause, &self.path)
+    }
+}
+
+/// Returns the statement that sets how far the next transactions sync to the disk.
+///
+/// With a log, NORMAL syncs nothing: a power cut may undo the last commits, but later ones before earlier ones, and
+/// each as a whole. EXTRA syncs the log, and with it all earlier commits.
+///
+/// With a rollback journal, NORMAL syncs journal and database, so either the old or the new content survives. The
+/// removal of the journal commits the transaction and is not synced: if a power cut undoes the removal, the journal
+/// undoes the commit. EXTRA then syncs the directory, and with it the name of a new database. FULL is not enough: it
+/// writes the journal more carefully, but never syncs its removal.
+fn synchronous(durability: Durability) -> &'static str {
+    match durability {
+        Durability::Volatile | Durability::Atomic => "PRAGMA synchronous = NORMAL",
+        Durability::Durable => "PRAGMA synchronous = EXTRA",
     }
 }
 

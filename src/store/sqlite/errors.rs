@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
-use rusqlite::{ErrorCode, ffi};
+use rusqlite::ErrorCode;
 
 use super::checks;
 use crate::error::{Error, ErrorKind};
@@ -20,12 +20,11 @@ const MOST_OF_COMMAND: usize = 256;
 
 const MOVE_IT_AWAY: &str = "nothing was changed; move it away when no process holds a lock in it";
 
-/// Cause of a failure: an SQLite error or a csalock error.
+/// Cause of a failure.
 pub(super) enum Cause {
     Sqlite(rusqlite::Error),
-    /// The open file was removed or replaced.
-    Moved,
-    Ours(ErrorKind, String, &'static str),
+    /// The database has other contents than csalock's: what is wrong, and a hint.
+    Contents(String, &'static str),
 }
 
 impl From<rusqlite::Error> for Cause {
@@ -34,46 +33,38 @@ impl From<rusqlite::Error> for Cause {
     }
 }
 
-/// Returns true if the open failed because the path contains a symlink.
-pub(super) fn is_link<T>(opened: &rusqlite::Result<T>) -> bool {
-    let code = opened.as_ref().err().and_then(rusqlite::Error::sqlite_error);
-    code.is_some_and(|code| code.extended_code == ffi::SQLITE_CANTOPEN_SYMLINK)
-}
-
-/// Returns true if the open file was removed or replaced.
-pub(super) fn was_moved(cause: &Cause) -> bool {
-    match cause {
-        Cause::Moved => true,
-        Cause::Sqlite(error) => {
-            error.sqlite_error().is_some_and(|code| code.extended_code == ffi::SQLITE_READONLY_DBMOVED)
+impl Cause {
+    fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Cause::Sqlite(error) => error.sqlite_error_code(),
+            Cause::Contents(..) => None,
         }
-        Cause::Ours(..) => false,
     }
-}
 
-/// Returns true if SQLite may not open a file or write it.
-pub(super) fn is_refused(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
-}
+    /// Returns true if SQLite may not open a file or write it.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
+    }
 
-/// Returns true if the database is invalid or could not be read.
-pub(super) fn looks_damaged(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    matches!(error.sqlite_error_code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
-}
+    /// Returns true if the database is invalid or could not be read.
+    pub(super) fn looks_damaged(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
+    }
 
-/// Returns true if other processes kept the database locked until the call's limit.
-pub(super) fn is_busy(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    let codes = [ErrorCode::DatabaseBusy, ErrorCode::DatabaseLocked];
-    error.sqlite_error_code().is_some_and(|code| codes.contains(&code)) || ran_out_of_tries(cause)
-}
+    /// Returns true if other processes kept the database locked until the call's limit.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)) || self.ran_out_of_tries()
+    }
 
-/// Returns true if SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
-pub(super) fn ran_out_of_tries(cause: &Cause) -> bool {
-    let Cause::Sqlite(error) = cause else { return false };
-    error.sqlite_error_code() == Some(ErrorCode::FileLockingProtocolFailed)
+    /// Returns true if SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
+    pub(super) fn ran_out_of_tries(&self) -> bool {
+        self.code() == Some(ErrorCode::FileLockingProtocolFailed)
+    }
+
+    /// Returns true if a statement does not fit the tables.
+    pub(super) fn is_of_schema(&self) -> bool {
+        self.code() == Some(ErrorCode::Unknown)
+    }
 }
 
 /// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
@@ -105,19 +96,17 @@ fn shown(pid: i32) -> String {
     format!("pid {pid} ({})", escape(&command[..command.len().min(MOST_OF_COMMAND)]))
 }
 
-/// Returns the error for a database without the row that numbers the versions.
+/// Returns the cause for a database without the row that numbers the versions.
 pub(super) fn without_counter() -> Cause {
-    let what = "has lost its row with the empty name, the last version number";
-    Cause::Ours(ErrorKind::Corrupt, what.to_string(), MOVE_IT_AWAY)
+    Cause::Contents("has lost its row with the empty name, the last version number".to_string(), MOVE_IT_AWAY)
 }
 
 /// Returns the error for a failure of the database at `path`.
 pub(super) fn explain(cause: Cause, path: &Path) -> Error {
     let error = match cause {
-        Cause::Ours(kind, what, cure) => {
-            return Error::new(kind, format!("the database {} {what}", escape_path(path)), cure);
+        Cause::Contents(what, cure) => {
+            return Error::new(ErrorKind::Corrupt, format!("the database {} {what}", escape_path(path)), cure);
         }
-        Cause::Moved => return Error::os(Errno::ESTALE, "use the database", path),
         Cause::Sqlite(error) => error,
     };
     let failed = |kind, what: &str, cure: &str| {
@@ -147,12 +136,14 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::ffi;
+
     use super::*;
 
     #[test]
     fn a_log_that_is_kept_locked_is_busy() {
         let failed = |code| Cause::Sqlite(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
-        assert!(is_busy(&failed(ffi::SQLITE_PROTOCOL)) && is_busy(&failed(ffi::SQLITE_BUSY_RECOVERY)));
-        assert!(!is_busy(&failed(ffi::SQLITE_FULL)));
+        assert!(failed(ffi::SQLITE_PROTOCOL).is_busy() && failed(ffi::SQLITE_BUSY_RECOVERY).is_busy());
+        assert!(!failed(ffi::SQLITE_FULL).is_busy());
     }
 }

@@ -19,10 +19,9 @@
 //! The table's name ends in the number of the format. A csalock of another format thus finds no table, instead of a
 //! wrong one, and the usual case needs no query for the format.
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::Connection;
 
 use super::errors::Cause;
-use crate::error::ErrorKind;
 
 /// Application id "CSLK", by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
@@ -58,20 +57,22 @@ SELECT name, pid, host, uid, command, label, since, share FROM entries WHERE lis
 /// Returns true if `cause` came from a database that is still empty. Returns an error if the database has other content
 /// or the cause is different.
 pub(super) fn is_missing(connection: &Connection, cause: Cause) -> Result<bool, Cause> {
-    match &cause {
-        Cause::Sqlite(error) if error.sqlite_error_code() == Some(ErrorCode::Unknown) => {}
-        _ => return Err(cause),
+    if !cause.is_of_schema() {
+        return Err(cause);
     }
     let number = |sql| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     if number("SELECT count(*) FROM sqlite_master")? == 0 {
         return Ok(true);
     }
-    let wrong = |what, cure| Err(Cause::Ours(ErrorKind::Corrupt, what, cure));
     match (number("PRAGMA application_id")?, number("PRAGMA user_version")?) {
         (APPLICATION, FORMAT) => Ok(false),
         (APPLICATION, format) => {
-            wrong(format!("has format {format}, this csalock knows {FORMAT}"), "use the csalock that wrote it")
+            let what = format!("has format {format}, this csalock knows {FORMAT}");
+            Err(Cause::Contents(what, "use the csalock that wrote it"))
         }
-        _ => wrong("is some other program's database".to_string(), "name another file with --store sqlite:PATH"),
+        _ => {
+            let what = "is some other program's database".to_string();
+            Err(Cause::Contents(what, "name another file with --store sqlite:PATH"))
+        }
     }
 }
