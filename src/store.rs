@@ -69,12 +69,21 @@ pub struct Versioned {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
+    /// Hosts that may use the store.
+    pub scope: Scope,
     /// Maximum number of changes of one commit.
     pub changes: usize,
     /// True if a commit wakes waiters on other hosts, unless a pooler is in the way.
     pub wakes_hosts: bool,
     /// True if a commit certainly wakes waiters on other hosts, and subscribers of records learn of all changes.
     pub notifies: bool,
+}
+
+impl Abilities {
+    /// Returns the abilities of a store without channels to other hosts, whose commits change one record each.
+    pub fn of(scope: Scope) -> Abilities {
+        Abilities { scope, changes: 1, wakes_hosts: false, notifies: false }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -124,7 +133,7 @@ impl Swept {
 pub type Visit<'a> = dyn FnMut(&str, Result<Versioned>) -> Result<()> + 'a;
 
 /// Named, versioned bytes, and leases on a clock that all users of the store share.
-pub trait Store: Send + Sync {
+pub trait Store: Upkeep + Send + Sync {
     /// Returns the record under `name`, or `None` if there is none. If its bytes cannot be read, the error contains its
     /// version ([`Error::version`]), provided that the store knows it.
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>>;
@@ -150,11 +159,7 @@ pub trait Store: Send + Sync {
         None
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { changes: 1, wakes_hosts: false, notifies: false }
-    }
-
-    fn scope(&self) -> Scope;
+    fn abilities(&self) -> Abilities;
 
     /// Returns true if the path of the store now names another store, or none, than the one with this process's commits.
     /// Other processes do not see those commits then.
@@ -164,7 +169,10 @@ pub trait Store: Send + Sync {
 
     /// Returns the location of `name`'s record, for messages.
     fn describe(&self, name: &[u8]) -> String;
+}
 
+/// The part of a store that serves people and `csalock gc`. No rule of locking depends on it.
+pub trait Upkeep {
     /// Visits the lines of history that were added since the last call with this cursor, oldest first. Lines may come
     /// again if another program restored an earlier history. Returns false if the store keeps no history.
     fn read_new_history(&self, _cursor: &mut HistoryCursor, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -181,6 +189,10 @@ pub trait Store: Send + Sync {
 }
 
 impl dyn Store + '_ {
+    pub fn scope(&self) -> Scope {
+        self.abilities().scope
+    }
+
     /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
     pub fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.read_new_history(&mut HistoryCursor::default(), visit)

@@ -39,8 +39,8 @@ use super::history_file::{HistoryFile, watch};
 use super::mount::network;
 use super::observed::Seen;
 use super::{
-    CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit,
-    WriteSet, guarded, path_checks,
+    Abilities, CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
+    Versioned, Visit, WriteSet, guarded, path_checks,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -162,6 +162,19 @@ impl Directory {
         self.existing().ok().flatten().map_or_else(|| self.path.clone(), |root| root.path.clone())
     }
 
+    /// Returns the hosts that may use the store.
+    fn scope(&self) -> Scope {
+        match &*guarded(&self.root) {
+            Some(root) => root.scope,
+            None if self.shared || self.layout == Layout::Served => Scope::Shared,
+            // The file system will be that of the first directory above it.
+            None => match self.path.ancestors().find_map(|above| statfs(above).ok()) {
+                Some(found) if network(found.filesystem_type()).is_some() => Scope::Shared,
+                _ => Scope::Local,
+            },
+        }
+    }
+
     pub(super) fn carry_out(&self, set: &WriteSet<'_>) {
         if set.wake.is_empty() && set.closed.is_empty() && set.history.is_empty() {
             return;
@@ -250,16 +263,8 @@ impl Store for Directory {
         })
     }
 
-    fn scope(&self) -> Scope {
-        match &*guarded(&self.root) {
-            Some(root) => root.scope,
-            None if self.shared || self.layout == Layout::Served => Scope::Shared,
-            // The file system will be that of the first directory above it.
-            None => match self.path.ancestors().find_map(|above| statfs(above).ok()) {
-                Some(found) if network(found.filesystem_type()).is_some() => Scope::Shared,
-                _ => Scope::Local,
-            },
-        }
+    fn abilities(&self) -> Abilities {
+        Abilities::of(self.scope())
     }
 
     fn describe(&self, name: &[u8]) -> String {
@@ -277,19 +282,9 @@ impl Store for Directory {
             Topic::History => watch(&self.existing().ok()??.path.join(WORK).join(HISTORY)),
         }
     }
+}
 
-    fn diagnose(&self) -> Vec<Finding> {
-        let what = match self.layout {
-            Layout::Beside => "the locks of the files beside it, in",
-            _ => "directory of records,",
-        };
-        path_checks::findings(what, &self.path, self.existing().map(|root| root.is_some()))
-    }
-
-    fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        self.sweep_leftovers(dry_run)
-    }
-
+impl Upkeep for Directory {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         if self.layout == Layout::Beside {
             return Ok(false);
@@ -299,6 +294,18 @@ impl Store for Directory {
             history_file(&work).read(cursor.of(), &root.path.join(WORK).join(HISTORY), visit)?;
         }
         Ok(true)
+    }
+
+    fn sweep(&self, dry_run: bool) -> Result<Swept> {
+        self.sweep_leftovers(dry_run)
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        let what = match self.layout {
+            Layout::Beside => "the locks of the files beside it, in",
+            _ => "directory of records,",
+        };
+        path_checks::findings(what, &self.path, self.existing().map(|root| root.is_some()))
     }
 }
 

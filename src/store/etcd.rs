@@ -70,8 +70,8 @@ pub use self::url::Cluster;
 use super::absences::Absences;
 use super::net::retry::{CallError, Failed};
 use super::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Variables,
-    Version, Versioned, Visit, WriteSet,
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep,
+    Variables, Version, Versioned, Visit, WriteSet,
 };
 use crate::error::Result;
 use crate::host::Host;
@@ -243,17 +243,15 @@ impl Store for Etcd {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: true }
-    }
-
-    fn scope(&self) -> Scope {
-        Scope::Shared
+        Abilities { scope: Scope::Shared, changes: MOST_AT_ONCE, wakes_hosts: true, notifies: true }
     }
 
     fn describe(&self, name: &[u8]) -> String {
         format!("{} (key \"{}\")", self.url(), escape(name))
     }
+}
 
+impl Upkeep for Etcd {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         history::added(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
     }

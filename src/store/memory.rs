@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::{
-    BootLeases, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Version, Versioned, Visit, WriteSet,
-    guarded,
+    Abilities, BootLeases, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Upkeep, Version, Versioned,
+    Visit, WriteSet, guarded,
 };
 use crate::error::Result;
 use crate::host::Host;
@@ -71,14 +71,16 @@ impl Store for Memory {
         &self.leases
     }
 
-    fn scope(&self) -> Scope {
-        Scope::Local
+    fn abilities(&self) -> Abilities {
+        Abilities::of(Scope::Local)
     }
 
     fn describe(&self, _name: &[u8]) -> String {
         "memory".to_string()
     }
+}
 
+impl Upkeep for Memory {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let (history, forgotten) = {
             let inside = guarded(&self.inside);

@@ -64,8 +64,8 @@ use super::absences::Absences;
 use super::net::dial::Connector;
 use super::net::socket::CallDeadline;
 use super::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Variables, Version,
-    Versioned, Visit, WriteSet,
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables,
+    Version, Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -197,21 +197,19 @@ impl Store for Postgres {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false }
+        Abilities { scope: Scope::Shared, changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false }
     }
 
     fn before_wait(&self) {
         self.leave_if_crowded();
     }
 
-    fn scope(&self) -> Scope {
-        Scope::Shared
-    }
-
     fn describe(&self, name: &[u8]) -> String {
         format!("{} (row \"{}\")", self.place, escape(name))
     }
+}
 
+impl Upkeep for Postgres {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.new_history(cursor.of(), visit).map(|()| true)
     }

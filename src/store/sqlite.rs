@@ -55,8 +55,8 @@ use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
 use super::history_file::{HistoryFile, watch};
 use super::{
-    BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept,
-    Topic, Version, Versioned, Visit, Write, WriteSet, path_checks, with_suffix,
+    Abilities, BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription,
+    Swept, Topic, Upkeep, Version, Versioned, Visit, Write, WriteSet, path_checks, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -223,8 +223,8 @@ impl Store for Sqlite {
         }
     }
 
-    fn scope(&self) -> Scope {
-        Scope::Local
+    fn abilities(&self) -> Abilities {
+        Abilities::of(Scope::Local)
     }
 
     fn is_replaced(&self) -> bool {
@@ -234,7 +234,9 @@ impl Store for Sqlite {
     fn describe(&self, name: &[u8]) -> String {
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }
+}
 
+impl Upkeep for Sqlite {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history_file = self.history_file();
         history_file.read(cursor.of(), &history_file.name, visit).map(|()| true)

@@ -36,8 +36,8 @@ use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::retry::PATIENCE;
 use super::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Swept, Topic, Versioned,
-    Visit, WriteSet, guarded,
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
+    Versioned, Visit, WriteSet, guarded,
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
@@ -181,17 +181,15 @@ impl Store for Ssh {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: 1, wakes_hosts: true, notifies: false }
-    }
-
-    fn scope(&self) -> Scope {
-        Scope::Shared
+        Abilities { scope: Scope::Shared, changes: 1, wakes_hosts: true, notifies: false }
     }
 
     fn describe(&self, name: &[u8]) -> String {
         self.place(&escape(&file_name(name)))
     }
+}
 
+impl Upkeep for Ssh {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let Some(lines) = self.new_lines(cursor.of())? else { return Ok(false) };
         lines.iter().for_each(|line| visit(line));

@@ -8,7 +8,9 @@ use csalock::error::ErrorKind;
 use csalock::error::Result;
 use csalock::host::{Host, Unix};
 use csalock::lock::{HandleHash, NotHolder, Owner, Page};
-use csalock::store::{CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Versioned, Visit, WriteSet};
+use csalock::store::{
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Store, Upkeep, Versioned, Visit, WriteSet,
+};
 
 use crate::rig::{Effects, Kind, Rig};
 
@@ -43,20 +45,22 @@ impl Store for Changing {
         self.store.leases()
     }
 
-    fn scope(&self) -> Scope {
-        self.store.scope()
+    fn abilities(&self) -> Abilities {
+        Abilities::of(self.store.scope())
     }
 
     fn describe(&self, name: &[u8]) -> String {
         self.store.describe(name)
     }
+}
+
+impl Upkeep for Changing {
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.store.read_new_history(cursor, visit)
+    }
 
     fn diagnose(&self) -> Vec<Finding> {
         self.store.diagnose()
-    }
-
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.store.read_new_history(cursor, visit)
     }
 }
 

@@ -15,8 +15,8 @@ use csalock::history::HistoryLimits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
-    Access, CommitResult, Etcd, Finding, Location, Store, StoreDeadline, Topic, Verdict, Version, Write, WriteOptions,
-    WriteSet,
+    Access, CommitResult, Etcd, Finding, Location, Store, StoreDeadline, Topic, Upkeep, Verdict, Version, Write,
+    WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 

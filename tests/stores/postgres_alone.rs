@@ -9,7 +9,7 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{
-    CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, StoreDeadline, Topic, Verdict, Version,
+    CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, StoreDeadline, Topic, Upkeep, Verdict, Version,
     Write as Change, WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{HistoryCursor, LinesOfHistory, Store, StoreDeadline, Version, WriteSet};
+use csalock::store::{HistoryCursor, LinesOfHistory, Store, StoreDeadline, Upkeep, Version, WriteSet};
 
 use crate::postgres::{self, Server};
 use crate::postgres_alone::{SECOND, open, wait_until};

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{Store, StoreDeadline, Verdict};
+use csalock::store::{Store, StoreDeadline, Upkeep, Verdict};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 
 use crate::etcd::fair::is_within;

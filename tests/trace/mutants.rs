@@ -11,7 +11,9 @@ use csalock::engine::{AcquireRequest, Engine, WaitPolicy};
 use csalock::error::Result;
 use csalock::host::{Fake, Host};
 use csalock::lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, Renew};
-use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, Write, WriteSet, leases};
+use csalock::store::{
+    Abilities, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, Write, WriteSet, leases,
+};
 use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
 use crate::checker::any_request::AnyRequest;
@@ -135,14 +137,16 @@ impl Store for Shared {
         self
     }
 
-    fn scope(&self) -> Scope {
-        Scope::Local
+    fn abilities(&self) -> Abilities {
+        Abilities::of(Scope::Local)
     }
 
     fn describe(&self, name: &[u8]) -> String {
         format!("memory:{}", String::from_utf8_lossy(name))
     }
+}
 
+impl Upkeep for Shared {
     fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
     }

@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
     use crate::host::Fake;
-    use crate::store::{HistoryCursor, Leases, Memory, Scope, Versioned, Visit, Write};
+    use crate::store::{Abilities, HistoryCursor, Leases, Memory, Scope, Upkeep, Versioned, Visit, Write};
 
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Fault {
@@ -142,14 +142,16 @@ mod tests {
             self.memory.leases()
         }
 
-        fn scope(&self) -> Scope {
-            self.memory.scope()
+        fn abilities(&self) -> Abilities {
+            Abilities::of(Scope::Local)
         }
 
         fn describe(&self, name: &[u8]) -> String {
             self.memory.describe(name)
         }
+    }
 
+    impl Upkeep for Broken {
         fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
             self.memory.read_new_history(cursor, visit)
         }

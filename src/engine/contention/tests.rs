@@ -8,7 +8,9 @@ use crate::engine::tests::{request, take, within};
 use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
 use crate::lock::{Lease, Lifetime, Liveness, Owner, Page, Record, Refusal, Release, Value};
-use crate::store::{CommitResult, Finding, HistoryCursor, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
+use crate::store::{
+    Abilities, CommitResult, Finding, HistoryCursor, Leases, Memory, Store, Upkeep, Version, Versioned, Visit, WriteSet,
+};
 
 const TRY: Duration = Duration::from_millis(10);
 const FOR_EVER: u32 = u32::MAX;
@@ -60,20 +62,22 @@ impl Store for Contended {
         self
     }
 
-    fn scope(&self) -> Scope {
-        Scope::Shared
+    fn abilities(&self) -> Abilities {
+        Abilities::of(Scope::Shared)
     }
 
     fn describe(&self, name: &[u8]) -> String {
         self.memory.describe(name)
     }
+}
+
+impl Upkeep for Contended {
+    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.memory.read_new_history(cursor, visit)
+    }
 
     fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
-    }
-
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.memory.read_new_history(cursor, visit)
     }
 }
 

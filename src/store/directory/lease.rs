@@ -9,7 +9,7 @@ use super::root::Root;
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::store::observed::{lend, remaining};
-use crate::store::{Leases, Scope, Store, leases};
+use crate::store::{Leases, Scope, leases};
 
 impl Directory {
     fn file_system_time(&self) -> Result<Duration> {

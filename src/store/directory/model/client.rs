@@ -18,7 +18,7 @@ use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::directory::Directory;
 use crate::store::directory::root::Root;
 use crate::store::directory::sys::Ownership;
-use crate::store::{CommitResult, Layout, Scope, Store, Version, WriteSet};
+use crate::store::{CommitResult, Layout, Scope, Store, Upkeep, Version, WriteSet};
 
 const NAME: &[u8] = b"x";
 
