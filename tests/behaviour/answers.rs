@@ -98,9 +98,7 @@ on_every_kind_of_store! {
     }
 
     fn a_signal_during_lock_leaves_no_doubt(sandbox: &Sandbox) {
-        if !has("strace") {
-            return;
-        }
+        require!(has("strace"));
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => ["renameat", "close"],
             Kind::Sqlite => ["pwrite64", "close"],
@@ -141,9 +139,7 @@ const HOLDER_JSON: &str = "{\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"co
                            \"label\":null,\"since\":\"TIME\",\"expires\":null,\"token\":TOKEN,\"alive\":\"yes\"}";
 
 fn holding(sandbox: &Sandbox) -> Job {
-    let mut job = sandbox.script("dash", HOLDER).spawn();
-    job.lines(1);
-    job
+    sandbox.script("dash", HOLDER).ready()
 }
 
 /// The document of a refusal.
@@ -291,8 +287,7 @@ mod reports {
             sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, force)).run();
             sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
             drop(job);
-            let mut job = sandbox.script("dash", "csalock lock --forever x; echo; cat; :").spawn();
-            job.lines(1);
+            let _job = sandbox.script("dash", "csalock lock --forever x; echo; cat; :").ready();
             let held = HELD.replace("while it lives", "until it is released").replace("lock x;", "lock --forever x;");
             sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&held, force)).run();
             let busy = format!("csalock: lock x in store STORE is busy: {held}; wait longer with -w, or {force} if it is not needed any more\n");
@@ -400,8 +395,7 @@ mod stores {
             let other = sandbox.store_at("other");
             let store = sandbox.plain(&other.replace("/other", "/OTHER")).replace("OTHER", "other");
             let held = |words: &str| HELD.replace("csalock lock x;", &format!("csalock lock {words};"));
-            let mut job = sandbox.script("dash", "csalock lock --store $OTHER x; echo; cat; :").env("OTHER", &other).spawn();
-            job.lines(1);
+            let _job = sandbox.script("dash", "csalock lock --store $OTHER x; echo; cat; :").env("OTHER", &other).ready();
             let said = format!("csalock: lock x in store {store} is busy: {}; wait longer with -w, or see `csalock status --store {} x`\n",
                                held("--store $OTHER x"), sandbox.plain(&csalock::name::shell_quote(other.as_bytes())));
             sandbox.csalock(["lock", "--store", &other, "-n", "x"]).status(75).stderr(&said).run();
@@ -462,9 +456,7 @@ mod stores {
 
     #[test]
     fn a_default_store_is_not_named() {
-        if !has_namespaces("the default store of root") || !has("setpriv") {
-            return;
-        }
+        require!(has_namespaces("the default store of root") && has("setpriv"));
         let sandbox = Sandbox::new(Kind::Directory);
         let done = with_default_stores(
             &sandbox,
@@ -482,9 +474,7 @@ mod stores {
 
     #[test]
     fn not_held_names_the_default_store_of_root_or_of_the_user() {
-        if !has_namespaces("the default store of root") || !has("setpriv") {
-            return;
-        }
+        require!(has_namespaces("the default store of root") && has("setpriv"));
         let sandbox = Sandbox::new(Kind::Directory);
         let done = with_default_stores(
             &sandbox,

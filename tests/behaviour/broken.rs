@@ -95,15 +95,12 @@ on_every_store_of_files! {
 
     fn an_invalid_url_is_a_usage_error(sandbox: &Sandbox) {
         for url in ["dir:", "sqlite:", "mysql:x", "x", "", ":x"] {
-            let done = sandbox.csalock(["lock", "--store", url, "x"]).capture();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{url:?} {done:?}");
+            sandbox.csalock(["lock", "--store", url, "x"]).capture().prints(64, "");
         }
     }
 
     fn missing_permission_is_77(sandbox: &Sandbox) {
-        if !is_root("another user") {
-            return;
-        }
+        require!(is_root("another user"));
         let place = sandbox.path("files/closed");
         std::fs::create_dir(&place).unwrap();
         std::fs::set_permissions(sandbox.path("files"), PermissionsExt::from_mode(0o755)).unwrap();
@@ -129,9 +126,7 @@ on_every_store_of_files! {
     }
 
     fn a_store_that_others_may_tamper_with_is_refused(sandbox: &Sandbox) {
-        if !sandbox.is_directory() {
-            return;
-        }
+        require!(sandbox.is_directory());
         let place = sandbox.path("files/open");
         std::fs::create_dir(&place).unwrap();
         std::fs::set_permissions(&place, PermissionsExt::from_mode(0o777)).unwrap();
@@ -141,9 +136,7 @@ on_every_store_of_files! {
     }
 
     fn a_read_only_store_is_refused_and_can_be_looked_at(sandbox: &Sandbox) {
-        if !has_namespaces("a mount") {
-            return;
-        }
+        require!(has_namespaces("a mount"));
         let mount = Mount::new(sandbox, "size=4m");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
@@ -185,9 +178,7 @@ on_every_store_of_files! {
     }
 
     fn a_full_store_loses_nothing_and_grants_nothing(sandbox: &Sandbox) {
-        if !has_namespaces("a mount") {
-            return;
-        }
+        require!(has_namespaces("a mount"));
         let _mount = Mount::new(sandbox, "size=256k");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
@@ -215,9 +206,7 @@ on_every_store_of_files! {
     }
 
     fn a_store_without_inodes_is_explained(sandbox: &Sandbox) {
-        if !has_namespaces("a mount") {
-            return;
-        }
+        require!(has_namespaces("a mount"));
         let _mount = Mount::new(sandbox, "size=1m,nr_inodes=30");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", sandbox.store_at("files/mount/store")).capture();
         assert_eq!(call(&["run", "x", "true"]).code, Some(0));
@@ -229,14 +218,11 @@ on_every_store_of_files! {
     }
 
     fn a_store_that_fills_up_while_a_command_runs_gives_its_status_all_the_same(sandbox: &Sandbox) {
-        if !has_namespaces("a mount") {
-            return;
-        }
+        require!(has_namespaces("a mount"));
         let _mount = Mount::new(sandbox, "size=256k");
         let store = sandbox.store_at("files/mount/store");
         let script = "cat /dev/zero > mount/filler 2>/dev/null; exit 7";
-        let done = sandbox.csalock(["run", "x", "-c", script]).env("CSALOCK_STORE", &store).capture();
-        assert_eq!(done.code, Some(7), "{done:?}");
+        sandbox.csalock(["run", "x", "-c", script]).env("CSALOCK_STORE", &store).capture().exits(7);
         std::fs::remove_file(sandbox.path("files/mount/filler")).unwrap();
         assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", &store).capture().code, Some(0));
     }

@@ -17,9 +17,7 @@ fn at<'a>(call: Call<'a>, offset: &str) -> Call<'a> {
 /// The lock of a script that lives on.
 fn leased(sandbox: &Sandbox, span: &str, offset: &str) -> Job {
     let script = format!("csalock lock --ttl {span} x; echo; cat; :");
-    let mut job = at(sandbox.script("dash", &script), offset).spawn();
-    job.lines(1);
-    job
+    at(sandbox.script("dash", &script), offset).ready()
 }
 
 /// How often it was noted that a lease was seen.
@@ -94,9 +92,7 @@ fn a_second_collection_frees_the_lock() {
 
 #[test]
 fn no_caller_acquires_early_on_file_systems_with_whole_seconds() {
-    if !has_namespaces("another file system") {
-        return;
-    }
+    require!(has_namespaces("another file system"));
     let sandbox = Sandbox::new(Kind::Shared);
     let Some(_mount) = Mount::with_coarse_times(&sandbox) else { return };
     let (store, log) = (format!("dir:{}?shared=1", sandbox.path("files/mount/l").display()), sandbox.path("log"));

@@ -42,9 +42,7 @@ on_every_store_of_files! {
     }
 
     fn the_notification_channel_of_a_killed_waiter_is_removed(sandbox: &Sandbox) {
-        if !has_namespaces("a network namespace") {
-            return;
-        }
+        require!(has_namespaces("a network namespace"));
         for name in ["x", "./file"] {
             let call = |by: &[String], words: &[&str]| {
                 let call = sandbox.csalock_by(by, words);
@@ -144,9 +142,7 @@ on_every_store! {
 
 #[test]
 fn a_database_that_is_mounted_without_its_directory_is_refused() {
-    if !has_namespaces("a mount") {
-        return;
-    }
+    require!(has_namespaces("a mount"));
     let sandbox = Sandbox::new(Kind::Sqlite);
     let holder = sandbox.holder("x");
     sandbox.script("dash", "mkdir other && : > other/store").run();
@@ -179,9 +175,7 @@ fn with_getent(sandbox: &Sandbox, getent: &str, command: &str) -> (Option<i32>, 
 
 #[test]
 fn a_name_service_that_fails_is_named_and_not_left_running() {
-    if !has_namespaces("a mount") {
-        return;
-    }
+    require!(has_namespaces("a mount"));
     let sandbox = Sandbox::new(Kind::Directory);
     let cure = "see the name service, or name the host by its address";
     for (getent, said, cure) in [

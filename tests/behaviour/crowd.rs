@@ -27,8 +27,7 @@ on_every_store! {
         assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
         holder.release();
         for waiter in waiters {
-            let done = waiter.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+            waiter.wait().succeeds();
         }
         assert_eq!(order(sandbox), (0..CROWD).collect::<Vec<_>>());
         assert_eq!(sandbox.state("x"), "free");
@@ -69,8 +68,7 @@ on_every_store! {
     fn a_timeout_far_behind_is_a_timeout(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiters = crowd(sandbox, 25);
-        let done = sandbox.csalock(["run", "-w", "100ms", "x", "true"]).capture();
-        assert_eq!(done.code, Some(75), "{done:?}");
+        sandbox.csalock(["run", "-w", "100ms", "x", "true"]).capture().exits(75);
         assert_eq!(sandbox.waiters("x").len(), 25);
         holder.release();
         for waiter in waiters {
@@ -176,8 +174,7 @@ on_every_store! {
     }
 
     fn scripts_in_a_crowd_see_their_cycle(sandbox: &Sandbox) {
-        let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo in; read line; csalock run -w 20s y true"]).spawn();
-        holder.lines(1);
+        let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo in; read line; csalock run -w 20s y true"]).ready();
         let mut waiters = crowd(sandbox, 20);
         let mut other = sandbox.script("dash", "csalock lock y > /dev/null; csalock lock -w 20s x > /dev/null").spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 21);
@@ -189,11 +186,9 @@ on_every_store! {
     fn a_crowd_under_one_lock_sees_its_cycle(sandbox: &Sandbox) {
         let script = "echo in; read line; for n in 1 2 3 4 5 6 7 8; do csalock run -qw 60s x true & jobs=\"$jobs $!\"; done; \
                       for job in $jobs; do wait $job; echo $?; done";
-        let mut crowd = sandbox.csalock(["run", "y", "dash", "-c", script]).spawn();
-        crowd.lines(1);
+        let mut crowd = sandbox.csalock(["run", "y", "dash", "-c", script]).ready();
         let other = "csalock lock x > /dev/null; echo in; csalock lock -w 60s y > /dev/null";
-        let mut other = sandbox.script("dash", other).spawn();
-        other.lines(1);
+        let other = sandbox.script("dash", other).ready();
         wait_until("it waits", || sandbox.waiters("y").len() == 1);
         let begun = std::time::Instant::now();
         crowd.tell("go");
@@ -210,8 +205,7 @@ on_every_store! {
                       csalock run -w inf x dash -c 'read n < counter; echo $((n + 1)) > counter' || exit 1; done";
         let jobs: Vec<Job> = (0..crowd).map(|_| sandbox.script("dash", script).spawn()).collect();
         for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+            job.wait().succeeds();
         }
         assert_eq!(sandbox.read("files/counter"), format!("{}\n", 6 * crowd));
         assert_eq!(sandbox.state("x"), "free");
@@ -224,9 +218,7 @@ mod witnesses {
 
     on_every_shared_store! {
         fn the_dead_leave_no_witness_wherever_they_stood(sandbox: &Sandbox) {
-            if !has_namespaces("a /dev/shm of its own") {
-                return;
-            }
+            require!(has_namespaces("a /dev/shm of its own"));
             // The last waiter dies first: a waiter removes the dead in front of it, and must not die during that. The
             // holder has ended before the last command begins, so no other process still cleans up after it.
             let script = "mount -t tmpfs none /dev/shm || exit 9; csalock run x dash -c 'touch held; exec sleep 600' & \

@@ -85,14 +85,12 @@ on_every_store! {
 
     fn an_unreadable_record_that_a_note_leads_to_hides_no_cycle(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "bad"]).run();
-        let mut first = sandbox.script("dash", "csalock lock a; echo; csalock lock -w 600 bad; read go; csalock lock b; :").spawn();
-        first.lines(1);
+        let mut first = sandbox.script("dash", "csalock lock a; echo; csalock lock -w 600 bad; read go; csalock lock b; :").ready();
         wait_until("the wait is noted", || sandbox.internal() > 0);
         let waits = sandbox.record("bad").unwrap().waiters[0].process.pid;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(waits), Signal::SIGKILL).unwrap();
         sandbox.overwrite("bad", b"garbage");
-        let mut second = sandbox.script("dash", "csalock lock b; echo; csalock lock a; :").spawn();
-        second.lines(1);
+        let second = sandbox.script("dash", "csalock lock b; echo; csalock lock a; :").ready();
         first.tell("go");
         let said = [first.wait().stderr, second.wait().stderr].concat();
         assert_eq!(said.matches("waiting would never end").count(), 1, "{said}");
@@ -134,8 +132,7 @@ on_every_store! {
         // This very process calls all of them, so more of its callers wait for both than notes exist.
         let script = "echo holds; read line; exec csalock run -w 30s $0 true";
         let hold = |share: &[&str], name: &str, next: &str| {
-            let mut job = sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).spawn();
-            job.lines(1);
+            let job = sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).ready();
             job
         };
         let mut jobs = [hold(&["-s"], "b", "a"), hold(&["-j", "3"], "a", "b")];
@@ -204,8 +201,7 @@ on_every_store! {
             ] {
                 let script = format!("csalock lock x > /dev/null; {job} sleep 0.5; csalock unlock x; wait $!; echo $?; csalock unlock -q y 2> /dev/null; :");
                 let words: Vec<&str> = shell.split(' ').chain(["-c", &script]).collect();
-                let done = sandbox.call(words[0], &words[1..]).capture();
-                assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{shell} {job} {done:?}");
+                sandbox.call(words[0], &words[1..]).capture().prints(0, "0\n");
             }
         }
     }
@@ -219,15 +215,13 @@ on_every_store! {
             wait_until("the job waits", || sandbox.waiters("x").len() == 1 && proc::stat(script.pid()).unwrap().0 == 'T');
             std::thread::sleep(Duration::from_millis(500));
             script.send(Signal::SIGCONT);
-            let done = script.wait();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{ignored}{done:?}");
+            script.wait().prints(0, "0\n");
         }
     }
 
     fn workers_of_one_script_are_told_apart(sandbox: &Sandbox) {
         // Six of them want the lock of another holder; one of these holds the lock that this one wants.
-        let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).spawn();
-        other.lines(1);
+        let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).ready();
         let holds = "csalock lock x > /dev/null; : > holds; while [ ! -e go ]; do sleep 0.01; done";
         let want = "csalock run -w 60s y true; echo $0 $? >> codes";
         let wants = format!("( {want} )");
@@ -251,8 +245,7 @@ on_every_store! {
         let script = "csalock lock $3 $0 > /dev/null || exit 1; echo holds; read line; exec csalock lock -w 20s $4 $1 > /dev/null";
         let with = |words: [&str; 5]| {
             let script = script.replace("$3", words[2]).replace("$4", words[3]);
-            let mut job = sandbox.call("dash", ["-c", &script, words[0], words[1]]).spawn();
-            job.lines(1);
+            let job = sandbox.call("dash", ["-c", &script, words[0], words[1]]).ready();
             job
         };
         let mut first = with(["a", "b", "", "-j 2", ""]);
@@ -290,9 +283,7 @@ on_every_store! {
     }
 
     fn another_thread_of_the_caller_may_release_the_lock(sandbox: &Sandbox) {
-        if !has("python3") {
-            return;
-        }
+        require!(has("python3"));
         // The pause is several times the time after which a script is found to wait for its own lock.
         let program = "import subprocess, threading, time\n\
                        call = lambda *words: subprocess.run(['csalock', *words], capture_output=True, text=True)\n\
@@ -326,8 +317,7 @@ on_every_store! {
         // A subshell in the background that waits for a waiter of the script is not a cycle either.
         let script = "csalock lock a > /dev/null; ( csalock lock -w 20s b > /dev/null; echo $? > subshell ) & \
                       while [ ! -e go ]; do sleep 0.01; done; csalock unlock a; wait; cat subshell";
-        let mut other = sandbox.script("dash", "csalock lock b > /dev/null; echo holds; read line; csalock lock -w 20s a").spawn();
-        other.lines(1);
+        let mut other = sandbox.script("dash", "csalock lock b > /dev/null; echo holds; read line; csalock lock -w 20s a").ready();
         let script = sandbox.script("dash", script).spawn();
         wait_until("the subshell waits", || sandbox.waiters("b").len() == 1);
         other.tell("go");
@@ -335,8 +325,7 @@ on_every_store! {
         std::thread::sleep(Duration::from_millis(300));
         sandbox.file("files/go", "");
         assert_eq!(other.wait().code, Some(0));
-        let done = script.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{done:?}");
+        script.wait().prints(0, "0\n");
         // Two readers of one script that do not stand in each other's way.
         sandbox.script("dash", "csalock lock -s x > /dev/null; csalock run -s x true; csalock lock -j 2 y > /dev/null; csalock run -j 2 y true").run();
     }
@@ -344,8 +333,7 @@ on_every_store! {
     fn a_waiter_behind_a_cycle_is_not_its_victim(sandbox: &Sandbox) {
         let script = "csalock lock $0 > /dev/null; echo holds; read line; csalock lock -w 20s $1 > /dev/null; code=$?; read line; exit $code";
         let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| {
-            let mut job = sandbox.call("dash", [&["-c", script], &names[..]].concat()).spawn();
-            job.lines(1);
+            let job = sandbox.call("dash", [&["-c", script], &names[..]].concat()).ready();
             job
         });
         // The innocent one waits first, so that it is not chosen for being the last; and then it is the last.

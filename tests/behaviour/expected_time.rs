@@ -108,8 +108,7 @@ on_every_store! {
         let waiter = sandbox.csalock(["run", "-w", "inf", "--give-up-if", "1s", "x", "echo", "ran"]).spawn();
         wait_until("it waits", || sandbox.waiting("x") == 1);
         holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        waiter.wait().is(0, "ran\n", "");
     }
 
     fn a_caller_whose_turn_is_too_late_gives_up_at_once(sandbox: &Sandbox) {
@@ -143,8 +142,7 @@ on_every_store! {
         let said = busy("; usually held 20h (9 of 10 times at most 1d6h); your turn in about 1d16h; ");
         assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(75), said));
         holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        waiter.wait().is(0, "ran\n", "");
     }
 
     fn a_job_that_gives_up_is_skipped_in_silence(sandbox: &Sandbox) {
@@ -224,9 +222,7 @@ on_every_store! {
     }
 
     fn the_page_of_a_lock_shows_the_turn_of_the_next_caller(sandbox: &Sandbox) {
-        if !has("script") {
-            return;
-        }
+        require!(has("script"));
         plant(sandbox, "x", Mode::Exclusive);
         let usually = "usually  held 20h (9 of 10 times at most 1d6h)";
         assert_eq!(facts(sandbox, "x", "usually", "+0s"), usually);
@@ -259,9 +255,7 @@ on_every_store! {
     }
 
     fn the_page_of_a_lock_shows_its_job(sandbox: &Sandbox) {
-        if !has("script") {
-            return;
-        }
+        require!(has("script"));
         let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
         let job = |clock: &str| facts(sandbox, "job", "job ", clock).replace(&format!(" on {host}"), " on HOST");
         sandbox.csalock(["run", "--overdue", "26h", "job", "false"]).status(1).run();

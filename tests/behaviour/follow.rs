@@ -10,9 +10,7 @@ use crate::sandbox::{CLOCK, Job, Kind, Sandbox, wait_until};
 
 /// A follower that has read the history of its start.
 fn follower(sandbox: &Sandbox, words: &[&str]) -> Job {
-    let mut job = sandbox.csalock(["history", "--follow"].iter().chain(words)).spawn();
-    job.lines(1);
-    job
+    sandbox.csalock(["history", "--follow"].iter().chain(words)).ready()
 }
 
 /// A follower that prints JSON, and has printed the ending of the lock `first`.
@@ -153,9 +151,7 @@ on_every_kind_of_store! {
     }
 
     fn it_ends_with_its_reader(sandbox: &Sandbox) {
-        if !crate::sandbox::has("bash") {
-            return;
-        }
+        require!(crate::sandbox::has("bash"));
         let script = "csalock history --follow | head -n 2; echo ${PIPESTATUS[0]}";
         let job = sandbox.script("bash", script).spawn();
         wait_until("a row comes", || {
@@ -188,8 +184,7 @@ on_every_kind_of_store! {
 
     fn an_end_in_the_past_cannot_be_followed(sandbox: &Sandbox) {
         for option in ["--until", "--at"] {
-            let done = sandbox.csalock(["history", "--follow", option, "12h"]).capture();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{done:?}");
+            sandbox.csalock(["history", "--follow", option, "12h"]).capture().prints(64, "");
         }
         let why = "what is kept beside files goes away with the last lock; keep locks in a store of their own to have one: \
                    --store dir:PATH or CSALOCK_STORE\n";
@@ -275,9 +270,7 @@ fn a_follower_survives_a_restart_and_a_compaction_of_etcd() {
 }
 
 fn endings_of_another_host_are_printed(sandbox: &Sandbox) {
-    if !crate::sandbox::has_namespaces("a host with another name") {
-        return;
-    }
+    require!(crate::sandbox::has_namespaces("a host with another name"));
     let mut job = follower(sandbox, &["x"]);
     let script = "hostname zz-other; echo $$; exec csalock run -F x true";
     let pid = sandbox.call("unshare", ["--uts", "dash", "-c", script]).capture().line();

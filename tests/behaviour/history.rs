@@ -74,8 +74,7 @@ on_every_store! {
     }
 
     fn a_killed_holder_died_at_the_time_of_its_detection(sandbox: &Sandbox) {
-        let mut script = sandbox.script("dash", "csalock lock x; echo; read line").spawn();
-        script.lines(1);
+        let mut script = sandbox.script("dash", "csalock lock x; echo; read line").ready();
         assert_eq!(past(sandbox, &["x"])[0]["pid"], script.pid());
         assert_eq!(ends(&past(sandbox, &[])), ["x held dash -c csalock lock x; echo; read line"]);
         script.kill();
@@ -137,10 +136,9 @@ on_every_store! {
     }
 
     fn the_timeline_shows_how_long_a_holder_waited(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "true");
         std::thread::sleep(Duration::from_millis(300));
-        holder.release();
         assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
         let grants = past(sandbox, &["x"]);
         assert_eq!(ends(&grants), ["x released cat", "x released dash -c true"]);
@@ -330,8 +328,7 @@ on_every_store! {
         let shell = |number: usize| sandbox.call("dash", ["-c", &script, &format!("lock-{}", number % 5)]).spawn();
         let shells: Vec<_> = (0..8).map(shell).collect();
         for shell in shells {
-            let done = shell.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+            shell.wait().succeeds();
         }
         let grants = past(sandbox, &[]);
         // A server that does not answer within a moment is not waited for.
@@ -356,9 +353,7 @@ on_every_store! {
     }
 
     fn other_users_of_a_store_write_to_it_as_well(sandbox: &Sandbox) {
-        if !crate::sandbox::is_root("what two users write") {
-            return;
-        }
+        require!(crate::sandbox::is_root("what two users write"));
         let place = sandbox.path("shared");
         fs::create_dir(&place).unwrap();
         fs::set_permissions(&place, PermissionsExt::from_mode(0o1777)).unwrap();
@@ -466,9 +461,7 @@ on_every_store_of_files! {
 
 #[test]
 fn a_history_created_by_root_is_writable_for_its_user() {
-    if !crate::sandbox::is_root("what root writes into another's store") {
-        return;
-    }
+    require!(crate::sandbox::is_root("what root writes into another's store"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         let place = sandbox.path("theirs");

@@ -71,9 +71,7 @@ on_every_kind_of_store! {
     }
 
     fn a_process_that_is_not_here_may_run_on_a_machine_from_the_same_snapshot(sandbox: &Sandbox) {
-        if !sandbox.is_shared() {
-            return;
-        }
+        require!(sandbox.is_shared());
         // Such a machine has the same boot and other secrets, and no memory of what was written after the snapshot.
         is_not_dead_for_sure(sandbox, |record| {
             let grant = &mut record.holders[0];
@@ -123,9 +121,7 @@ on_every_kind_of_store! {
     }
 
     fn a_real_other_pid_namespace(sandbox: &Sandbox) {
-        if !has_namespaces("a pid namespace") {
-            return;
-        }
+        require!(has_namespaces("a pid namespace"));
         let script = "csalock lock x; csalock status --json x; cat; :";
         let mut job = sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).spawn();
         let inside: serde_json::Value = serde_json::from_str(&job.lines(1)[0]).unwrap();
@@ -134,16 +130,13 @@ on_every_kind_of_store! {
         assert_eq!((&outside["state"], &outside["holders"][0]["alive"]), (&"held".into(), &"unknown".into()));
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         assert_eq!(sandbox.csalock(["unlock", "x"]).capture().code, Some(82));
-        job.release();
         job.wait();
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
     }
 
     fn a_proc_of_another_pid_namespace_proves_no_death(sandbox: &Sandbox) {
-        if !has_namespaces("a pid namespace") {
-            return;
-        }
+        require!(has_namespaces("a pid namespace"));
         let script = "csalock lock --print-handle --shared --forever x; csalock run --shared x cat; :";
         let mut job = sandbox.call("unshare", ["-p", "-f", "--kill-child", "--mount-proc", "dash", "-c", script]).spawn();
         let handle = job.lines(1).remove(0);
@@ -165,14 +158,11 @@ on_every_kind_of_store! {
         sandbox.csalock_by(&by, &["run", "-n", "x", "true"]).status(71).stderr(said).run();
         sandbox.csalock_by(&by, &["lock", "-n", "--pid", "1", "y"]).status(71).stderr(said).run();
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
-        job.release();
         job.wait();
     }
 
     fn a_lock_is_handed_over_between_namespaces(sandbox: &Sandbox) {
-        if !has_namespaces("namespaces") {
-            return;
-        }
+        require!(has_namespaces("namespaces"));
         let mut holder = sandbox.holder("x");
         // Another network namespace cannot reach a server on the loopback of this host.
         let network = if sandbox.is_of_files() { &["-n"][..] } else { &[] };
@@ -187,18 +177,14 @@ on_every_kind_of_store! {
     }
 
     fn the_first_process_of_a_container_may_hold(sandbox: &Sandbox) {
-        if !has_namespaces("a pid namespace") {
-            return;
-        }
+        require!(has_namespaces("a pid namespace"));
         let script = "csalock lock x >/dev/null; csalock unlock x; echo $?; csalock run x echo ran";
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout("0\nran\n").run();
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "csalock", "run", "x", "echo", "ran"]).stdout("ran\n").run();
     }
 
     fn the_first_process_of_a_container_reaps_adopted_processes(sandbox: &Sandbox) {
-        if !has_namespaces("a pid namespace") || !has("setsid") {
-            return;
-        }
+        require!(has_namespaces("a pid namespace") && has("setsid"));
         // The command is not the parent of the daemon, so only the first process of the container can wait for it.
         let daemon = "setsid dash -c 'csalock lock x >/dev/null; echo $$ > daemon; kill -9 $$'";
         let is_there = "[ ! -s daemon ] || [ -e /proc/$(cat daemon) ]";
@@ -209,9 +195,7 @@ on_every_kind_of_store! {
     }
 
     fn the_first_process_of_a_container_does_not_own_the_locks_of_orphans(sandbox: &Sandbox) {
-        if !has_namespaces("a pid namespace") || !has("python3") {
-            return;
-        }
+        require!(has_namespaces("a pid namespace") && has("python3"));
         sandbox.file("files/orphan.py", "import os, time\n\
             os.setpgid(0, 0)\n\
             if os.fork(): os._exit(0)\n\
@@ -225,9 +209,7 @@ on_every_kind_of_store! {
     }
 
     fn a_process_that_adopts_orphans_does_not_own_their_locks(sandbox: &Sandbox) {
-        if !has("python3") {
-            return;
-        }
+        require!(has("python3"));
         // A shell that dies before csalock has seen it, below a process that is not an init and adopts its children.
         sandbox.file("files/adopt.py", "import ctypes, os, time\n\
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n\

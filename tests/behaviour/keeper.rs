@@ -18,8 +18,7 @@ on_every_shared_store! {
     }
 
     fn a_lease_that_is_renewed_is_never_seen_to_be_over(sandbox: &Sandbox) {
-        let mut job = sandbox.script("dash", "csalock lock x; echo; cat; :").env("CSALOCK_LEASE", "3s").spawn();
-        job.lines(1);
+        let job = sandbox.script("dash", "csalock lock x; echo; cat; :").env("CSALOCK_LEASE", "3s").ready();
         let (mut ends, mut renewals) = (None, 0);
         wait_until("it was renewed three times", || {
             let sight = sandbox.sight("x");
@@ -34,8 +33,7 @@ on_every_shared_store! {
     }
 
     fn a_lease_that_is_not_due_is_not_renewed_during_a_release(sandbox: &Sandbox) {
-        let mut job = sandbox.script("dash", "csalock lock x y > /dev/null; csalock unlock x; echo; cat; :").spawn();
-        job.lines(1);
+        let job = sandbox.script("dash", "csalock lock x y > /dev/null; csalock unlock x; echo; cat; :").ready();
         let before = sandbox.stored();
         for _ in 0..10 {
             assert_eq!(sandbox.state("y"), "held");
@@ -45,8 +43,7 @@ on_every_shared_store! {
     }
 
     fn the_keeper_of_a_script_and_its_parent_replace_each_other(sandbox: &Sandbox) {
-        let mut job = sandbox.script("dash", "csalock lock x; echo; read line; csalock unlock x; echo $?; read line").env("CSALOCK_LEASE", "3s").spawn();
-        job.lines(1);
+        let mut job = sandbox.script("dash", "csalock lock x; echo; read line; csalock unlock x; echo $?; read line").env("CSALOCK_LEASE", "3s").ready();
         let of_sandbox = format!("CSALOCK_STORE={}", sandbox.store());
         let named = |name: &str| -> Vec<i32> {
             let all = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -91,9 +88,7 @@ on_every_shared_store! {
 
 #[test]
 fn a_keeper_for_which_there_is_no_process_is_named_and_nothing_is_run() {
-    if !is_root("a limit of processes") || !has("prlimit") {
-        return;
-    }
+    require!(is_root("a limit of processes") && has("prlimit"));
     let sandbox = Sandbox::new(Kind::Directory);
     // No other test has processes of this user.
     let user = 4199;

@@ -37,8 +37,7 @@ on_every_store! {
         assert_eq!(second.wait().code, Some(75));
         assert_eq!(sandbox.waiters("x").len(), 1);
         holder.release();
-        let done = third.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "3\n", ""));
+        third.wait().is(0, "3\n", "");
         assert_eq!((sandbox.state("x"), sandbox.is_tidy()), ("free".to_string(), true));
     }
 
@@ -83,7 +82,7 @@ on_every_store! {
     }
 
     fn a_replaced_waiter_has_the_exit_code_of_a_busy_lock(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let words = ["run", "-q", "-F", "-E", "9", "--busy=latest", "-w", "inf", "x", "true"];
         let old = sandbox.csalock(words).spawn();
         wait_until("it waits", || sandbox.waiters("x") == [old.pid()]);
@@ -100,7 +99,6 @@ on_every_store! {
         });
         let replaced = new.wait();
         assert_eq!((replaced.code, replaced.stdout.as_str()), (Some(75), ""));
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         // A lock that is free is acquired like any other.
         sandbox.csalock(["run", "--busy", "latest", "x", "echo", "runs"]).stdout("runs\n").run();
@@ -126,8 +124,7 @@ on_every_store! {
         let old = sandbox.csalock(words).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         let new = deploy(sandbox, "true", 0);
-        let done = old.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        old.wait().succeeds();
         holder.release();
         assert_eq!(new.wait().code, Some(0));
     }
@@ -194,8 +191,7 @@ fn busy_that_makes_no_sense_is_refused() {
         sandbox.csalock(["run", option, "--busy=skip", "x", "touch", "ran"]).status(64).stderr(&said).run();
     }
     for words in [["--busy", "latest", "-n"], ["--busy", "skip", "--nonblock"], ["--busy", "sometimes", "-q"]] {
-        let done = sandbox.csalock(["run"].iter().chain(&words).chain(&["x", "touch", "ran"])).capture();
-        assert_eq!(done.code, Some(64), "{done:?}");
+        sandbox.csalock(["run"].iter().chain(&words).chain(&["x", "touch", "ran"])).capture().exits(64);
     }
     assert!(!sandbox.path("files/ran").exists() && !sandbox.store_exists());
 }

@@ -72,12 +72,11 @@ on_every_store! {
         sandbox.csalock(["run", "y", "true"]).run();
         let before = weight(sandbox);
         for _ in 0..sandbox.many(10) {
-            let mut holder = sandbox.holder("x");
+            let holder = sandbox.holder("x");
             let killed = &mut sandbox.waiter("x", "true");
             killed.kill();
             assert_eq!(sandbox.csalock(["run", "-w", "10ms", "x", "true"]).capture().code, Some(75));
             let waiter = sandbox.csalock(["run", "-w", "inf", "x", "true"]).spawn();
-            holder.release();
             assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
         }
         if sandbox.is_directory() {

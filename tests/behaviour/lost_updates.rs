@@ -48,8 +48,7 @@ on_every_store! {
         for (others, end) in [(0, ":"), (3, "csalock unlock x"), (6, "csalock unlock x"), (3, ":"), (6, ":")] {
             sandbox.csalock(["put", "x", "10"]).run();
             let pipe = pipe(sandbox);
-            let mut script = sandbox.script("bash", "n=$(csalock get --lock x); echo $n; csalock put x - < line; :").spawn();
-            script.lines(1);
+            let mut script = sandbox.script("bash", "n=$(csalock get --lock x); echo $n; csalock put x - < line; :").ready();
             kill_script(&mut script);
             count(sandbox, others, end);
             let said = send(pipe, "11", script);
@@ -63,8 +62,7 @@ on_every_store! {
         sandbox.csalock(["put", "x", "10"]).run();
         let pipe = pipe(sandbox);
         let text = "csalock get --lock x; echo; ( csalock put x - < line; echo $? ) & wait; :";
-        let mut script = sandbox.script("dash", text).spawn();
-        script.lines(1);
+        let mut script = sandbox.script("dash", text).ready();
         kill_script(&mut script);
         count(sandbox, 2, ":");
         let said = send(pipe, "11", script);
@@ -76,8 +74,7 @@ on_every_store! {
         sandbox.csalock(["put", "x", "10"]).run();
         count(sandbox, 6, ":");
         let pipe = pipe(sandbox);
-        let mut script = sandbox.script("dash", "echo in; ( csalock put x - < line ); :").spawn();
-        script.lines(1);
+        let mut script = sandbox.script("dash", "echo in; ( csalock put x - < line ); :").ready();
         kill_script(&mut script);
         assert_eq!(send(pipe, "new", script), "");
         assert_eq!(value(sandbox), "new");
@@ -91,8 +88,7 @@ on_every_store! {
                 "n=$(csalock get --lock {option} x); echo in; read line; csalock put -q x $((n + 1)); echo $?
                  csalock put -q --unlock x late; echo $?; csalock del -q x; echo $?"
             );
-            let mut script = sandbox.script("dash", &text).spawn();
-            script.lines(1);
+            let mut script = sandbox.script("dash", &text).ready();
             if option.is_empty() {
                 sandbox.csalock(["unlock", "--force", "x"]).capture();
             }

@@ -54,7 +54,6 @@ on_every_store! {
         writer.lines(1);
         assert_eq!(sandbox.csalock(["run", "-s", "-n", "x", "true"]).capture().code, Some(75));
         assert_eq!(sandbox.sight("x")["mode"], "exclusive");
-        writer.release();
         assert_eq!(writer.wait().code, Some(0));
     }
 
@@ -72,8 +71,7 @@ on_every_store! {
             job.lines(1);
         }
         assert_eq!(sandbox.holders("x").len(), 3);
-        for mut job in late {
-            job.release();
+        for job in late {
             assert_eq!(job.wait().code, Some(0));
         }
     }
@@ -84,8 +82,7 @@ on_every_store! {
         let mut late = waiting(sandbox, &["-s"], 1);
         writer.kill();
         late.lines(1);
-        for mut job in [reader, late] {
-            job.release();
+        for job in [reader, late] {
             assert_eq!(job.wait().code, Some(0));
         }
         reader = holding(sandbox, &["-s"]);
@@ -110,7 +107,7 @@ on_every_store! {
     }
 
     fn another_number_of_slots_is_a_usage_error_while_the_lock_is_in_use(sandbox: &Sandbox) {
-        let mut job = holding(sandbox, &["-j", "3"]);
+        let job = holding(sandbox, &["-j", "3"]);
         let text = "csalock: lock x in store STORE has 3 slots, by the word of its holders and waiters; use -j 3\n";
         for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {
             sandbox.csalock(words).status(64).stderr(text).run();
@@ -119,7 +116,6 @@ on_every_store! {
         // Alone, or shared, one has to wait for them.
         assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
         assert_eq!(sandbox.csalock(["run", "-n", "-s", "x", "true"]).capture().code, Some(75));
-        job.release();
         assert_eq!(job.wait().code, Some(0));
         sandbox.csalock(["run", "-j", "2", "x", "true"]).run();
     }
@@ -158,8 +154,7 @@ on_every_store! {
         );
         let jobs: Vec<Job> = (0..8).map(|_| sandbox.script("dash", &script).spawn()).collect();
         for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+            job.wait().succeeds();
         }
         assert_eq!(sandbox.read("files/broken"), "");
         assert_eq!(sandbox.state("x"), "free");

@@ -130,8 +130,7 @@ fn the_only_server_goes(go: impl Fn(&Cluster), come_back: impl Fn(&Cluster)) {
     assert!(last_alive < gone + LEASE_SECONDS, "it lived {} s without the server", last_alive - gone);
     assert!(took < LEASE_SECONDS + 1.0 + fair(BUSY).as_secs_f64(), "{took} s");
     come_back(&cluster);
-    let done = await_end(waiter);
-    assert_eq!(done.code, Some(0), "{done:?}");
+    await_end(waiter).exits(0);
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
     println!("ended after {:.2} s, said so after {took:.2} s", last_alive - gone);
 }
@@ -160,8 +159,7 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     let keepers = keepers(holder.pid());
     keepers.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
     cluster.restart(0);
-    let done = await_end(waiter);
-    assert_eq!(done.code, Some(0), "{done:?}");
+    await_end(waiter).exits(0);
     keepers.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
     holder.send(Signal::SIGCONT);
     let next = noted(&sandbox, "next");
@@ -284,11 +282,9 @@ fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     assert_eq!(sandbox.sight("x")["holders"][0]["token"], before);
     assert!(!has_noted(&sandbox, "next"));
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(holder).succeeds();
     // If the supervisor asks a server that hangs, the keeper is faster, and records the death of the command.
-    let done = await_end(waiter);
-    assert_eq!(done.code, Some(0), "{done:?}");
+    await_end(waiter).exits(0);
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
 }
 
@@ -333,8 +329,7 @@ fn a_short_loss_of_the_majority_loses_nothing() {
     wait_until("the lease is renewed", || renewed_until(&sandbox) != before);
     assert!(!has_noted(&sandbox, "next"));
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(holder).succeeds();
     assert_eq!(await_end(waiter).code, Some(0));
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
 }
@@ -506,16 +501,14 @@ fn a_caller_that_misreads_a_live_lease_does_not_get_the_lock() {
         assert_eq!(sandbox.state("x"), "held", "{words:?}");
     }
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(holder).succeeds();
 }
 
 #[test]
 fn a_wait_without_a_deadline_outlasts_an_outage() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
-    let mut script = sandbox.script("dash", "csalock lock x; echo; cat; csalock unlock x; echo $?").spawn();
-    script.lines(1);
+    let script = sandbox.script("dash", "csalock lock x; echo; cat; csalock unlock x; echo $?").ready();
     let waiter = waiter(&sandbox);
     cluster.kill(0);
     let gone = uptime();
@@ -525,8 +518,7 @@ fn a_wait_without_a_deadline_outlasts_an_outage() {
     cluster.await_health();
     let done = script.wait();
     assert_eq!(done.stdout.lines().last(), Some("0"), "{done:?}");
-    let done = await_end(waiter);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(waiter).succeeds();
     assert!(has_noted(&sandbox, "next"));
 }
 

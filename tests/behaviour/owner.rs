@@ -90,9 +90,7 @@ on_every_store! {
     }
 
     fn a_wrapper_program_that_goes_on_is_the_owner_as_long_as_it_lives(sandbox: &Sandbox) {
-        if !has("python3") {
-            return;
-        }
+        require!(has("python3"));
         let wrapper = "import subprocess, sys; subprocess.call(sys.argv[1:]); sys.stdin.read()";
         let begin = format!("mkfifo end; python3 -c '{wrapper}' csalock lock --print-handle x < end > handle & exec 9> end");
         let end = "csalock unlock -q x; echo $?; exec 9>&-; wait; csalock unlock x; echo $?";
@@ -123,9 +121,7 @@ on_every_store! {
     }
 
     fn a_caller_under_wrapper_programs_alone_has_no_owner(sandbox: &Sandbox) {
-        if !has("tini") || !has_namespaces("a pid namespace") {
-            return;
-        }
+        require!(has("tini") && has_namespaces("a pid namespace"));
         for words in [&["tini", "--", "csalock", "lock", "x"][..], &["csalock", "lock", "x"]] {
             let words = [&["-pf", "--mount-proc"], words].concat();
             sandbox.call("unshare", words).status(64).stderr(NO_OWNER).run();
@@ -165,9 +161,7 @@ on_every_store! {
     }
 
     fn sudo_is_stepped_over(sandbox: &Sandbox) {
-        if !has("sudo") {
-            return;
-        }
+        require!(has("sudo"));
         if sandbox.call("sudo", ["-n", "true"]).capture().code != Some(0) {
             return skip("sudo", "it asks for a password here");
         }
@@ -186,9 +180,7 @@ on_every_store! {
     }
 
     fn cron_and_login_shell_agree_on_the_default_store(sandbox: &Sandbox) {
-        if !has_namespaces("the default store of root") {
-            return;
-        }
+        require!(has_namespaces("the default store of root"));
         let script = "mount -t tmpfs none /var/lib || exit; \
                       env -i $(command -v csalock) lock --forever x; \
                       env -u CSALOCK_STORE HOME=/nowhere csalock status -1; ls -ld /var/lib/csalock | cut -c1-10";
@@ -196,9 +188,7 @@ on_every_store! {
     }
 
     fn a_user_has_a_store_of_their_own(sandbox: &Sandbox) {
-        if !is_root("another user") {
-            return;
-        }
+        require!(is_root("another user"));
         let nobody = 65534;
         for below in ["home", "state"] {
             std::os::unix::fs::chown(sandbox.path(below), Some(nobody), Some(nobody)).unwrap();
@@ -213,9 +203,7 @@ on_every_store! {
     }
 
     fn a_cgi_script_under_busybox_httpd(sandbox: &Sandbox) {
-        if !has("busybox") {
-            return;
-        }
+        require!(has("busybox"));
         cgi(sandbox, |sandbox, port| {
             let root = sandbox.path("www").display().to_string();
             sandbox.call("busybox", ["httpd", "-f", "-p", &format!("127.0.0.1:{port}"), "-h", &root]).spawn()
@@ -223,9 +211,7 @@ on_every_store! {
     }
 
     fn a_cgi_script_under_lighttpd(sandbox: &Sandbox) {
-        if !has("lighttpd") {
-            return;
-        }
+        require!(has("lighttpd"));
         cgi(sandbox, |sandbox, port| {
             let root = sandbox.path("www").display().to_string();
             let config = format!(

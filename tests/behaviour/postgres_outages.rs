@@ -21,22 +21,19 @@ const ALONE: [&str; 8] = ["unshare", "-pf", "--kill-child", "--mount-proc", "das
 fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
     let Some(server) = Server::start(&[]) else { return };
     let sandbox = Sandbox::in_database(&server.url(""));
-    let mut holder = sandbox.holder("x");
+    let holder = sandbox.holder("x");
     let waiter = sandbox.waiter("x", "exit 7");
     server.kill();
     let late = sandbox.csalock(["run", "-w", "inf", "y", "true"]).spawn();
     server.restart();
     assert_eq!(late.wait().code, Some(0));
     assert_eq!(sandbox.holders("x"), [sandbox.sight("x")["holders"][0]["pid"].as_i64().unwrap() as i32]);
-    holder.release();
     assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(7)));
 }
 
 #[test]
 fn waiters_behind_a_pooler_and_beyond_hosts_take_turns() {
-    if !has_namespaces("another pid namespace") {
-        return;
-    }
+    require!(has_namespaces("another pid namespace"));
     let Some(server) = Server::start(&[]) else { return };
     let bouncer = Bouncer::start(&server);
     for (is_pooled, url) in [(false, server.url("direct_")), (true, bouncer.url("pooled_"))] {
@@ -84,9 +81,7 @@ fn a_storm_with_a_server_that_crashes_has_one_holder_at_a_time() {
 
 #[test]
 fn a_waiter_on_another_host_is_woken_by_the_server() {
-    if !has_namespaces("another network namespace") {
-        return;
-    }
+    require!(has_namespaces("another network namespace"));
     let Some(server) = Server::start(&[]) else { return };
     // The socket is a file, so it is there in every network namespace.
     let socket = server.path("").display().to_string().replace('/', "%2F");
@@ -107,9 +102,7 @@ fn a_waiter_on_another_host_is_woken_by_the_server() {
 
 #[test]
 fn a_step_of_the_servers_clock_neither_ends_a_lease_nor_keeps_the_lock_of_a_dead_host() {
-    if !is_root("another pid namespace") {
-        return;
-    }
+    require!(is_root("another pid namespace"));
     let Some(server) = Server::start(&[]) else { return };
     let sandbox = Sandbox::in_database(&server.url(""));
     let alone = ALONE.map(str::to_string);
@@ -123,8 +116,7 @@ fn a_step_of_the_servers_clock_neither_ends_a_lease_nor_keeps_the_lock_of_a_dead
     }
     holder.kill();
     let begun = Instant::now();
-    let done = call(&["run", "-q", "-w", "60s", "x", "echo", "ran"], "-1h");
-    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{done:?}");
+    call(&["run", "-q", "-w", "60s", "x", "echo", "ran"], "-1h").prints(0, "ran\n");
     assert!(is_within(begun, Duration::from_secs(20)), "{:?}", begun.elapsed());
 }
 

@@ -92,10 +92,9 @@ on_every_store_of_files! {
     }
 
     fn a_grant_of_a_stopped_waiter_ends_with_its_script(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let (_job, script, waits) = script_with_stopped_waiter(sandbox);
         let next = sandbox.waiter("x", "echo ran");
-        holder.release();
         assert_eq!((holder.wait().code, sandbox.state("x").as_str()), (Some(0), "held"));
         kill(script, Signal::SIGKILL).unwrap();
         assert_eq!((next.wait().stdout.as_str(), is_stopped(waits)), ("ran\n", true));
@@ -137,8 +136,7 @@ on_every_store! {
     fn no_caller_overtakes_a_queue(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo ran; cat");
-        let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
-        assert_eq!(done.code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         holder.release();
         wait_until("the waiter holds", || waiter.printed() == "ran\n");
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
@@ -164,14 +162,13 @@ on_every_store! {
     }
 
     fn a_waiter_that_gave_up_leaves_nothing(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let before = sandbox.sight("x");
         for words in [["run", "-w", "30ms", "x", "touch"], ["run", "-F", "-w30ms", "x", "touch"], ["lock", "-w", "30ms", "--", "x"]] {
             let words = words.iter().chain(["ran"].iter().filter(|_| words[0] == "run"));
             assert_eq!(sandbox.csalock(words).capture().code, Some(75));
         }
         assert_eq!(sandbox.sight("x"), before);
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert_eq!(sandbox.state("x"), "free");
         assert!(!sandbox.path("files/ran").exists());
@@ -210,13 +207,12 @@ on_every_store! {
     }
 
     fn a_waiter_that_is_stopped_holds_up_its_turn_and_no_more(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo first >> order");
         let stopped = Pid::from_raw(sandbox.waiters("x")[0]);
         kill(stopped, Signal::SIGSTOP).unwrap();
         wait_until("it is stopped", || is_stopped(stopped));
         let second = sandbox.waiter("x", "echo second >> order");
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert_eq!(sandbox.holders("x"), [stopped.as_raw()]);
         kill(stopped, Signal::SIGCONT).unwrap();
@@ -225,14 +221,12 @@ on_every_store! {
     }
 
     fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let (mut job, _script, waits) = script_with_stopped_waiter(sandbox);
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert_eq!(sandbox.state("x"), "held");
         kill(waits, Signal::SIGKILL).unwrap();
-        let done = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"));
+        sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture().prints(0, "ran\n");
         assert!(!job.has_ended() && job.printed().is_empty());
     }
 }

@@ -75,8 +75,7 @@ fn send(pid: i32, signal: Signal) {
 
 on_every_shared_store! {
     fn a_lock_outlasts_its_first_lease_as_long_as_its_owner_lives(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x y; echo; cat; :").spawn();
-        job.lines(1);
+        let _job = script(sandbox, "csalock lock x y; echo; cat; :").ready();
         await_renewals(sandbox, "x", 4);
         assert_eq!(sandbox.state("y"), "held");
         csalock(sandbox, &["lock", "-qn", "y"]).status(75).run();
@@ -84,8 +83,7 @@ on_every_shared_store! {
     }
 
     fn a_lease_is_renewed_once_each_third_of_its_duration(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        let _job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let version = || sandbox.open().read(b"x").unwrap().map(|stored| stored.version);
         await_renewals(sandbox, "x", 1);
         let (first, begun) = (version(), std::time::Instant::now());
@@ -101,8 +99,7 @@ on_every_shared_store! {
     }
 
     fn a_keeper_sees_its_owner_die(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        let mut job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let keeper = the_keeper(sandbox);
         job.kill();
         wait_until("the keeper has ended", || !lives(keeper));
@@ -112,11 +109,8 @@ on_every_shared_store! {
     }
 
     fn a_keeper_ends_some_time_after_its_store_is_gone(sandbox: &Sandbox) {
-        if !sandbox.is_of_files() {
-            return;
-        }
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        require!(sandbox.is_of_files());
+        let job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let keeper = the_keeper(sandbox);
         sandbox.script("dash", "rm -r ../store; echo > ../store").run();
         let mut ticks = 0;
@@ -130,8 +124,7 @@ on_every_shared_store! {
     }
 
     fn a_keeper_ends_when_its_lock_is_released(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; cat; :").spawn();
-        job.lines(1);
+        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; cat; :").ready();
         let keeper = the_keeper(sandbox);
         let words = std::fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap();
         assert_eq!(words.trim_end_matches('\0'), "csalock-keeper");
@@ -141,8 +134,7 @@ on_every_shared_store! {
     }
 
     fn a_keeper_ends_when_its_lock_is_broken(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        let _job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let keeper = the_keeper(sandbox);
         assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
         wait_until("the keeper has ended", || !lives(keeper));
@@ -151,8 +143,7 @@ on_every_shared_store! {
     fn a_keeper_is_small_and_inherits_nothing_of_the_script(sandbox: &Sandbox) {
         // The substitution that reads the handle, `wait` and a pipe do not wait for the keeper.
         let text = "h=$(csalock lock --print-handle x); csalock lock y | cat > /dev/null; wait; echo $h; cat; :";
-        let mut job = script(sandbox, text).spawn();
-        job.lines(1);
+        let job = script(sandbox, text).ready();
         wait_until("there are two", || keepers(sandbox).len() == 2);
         await_renewals(sandbox, "x", 1);
         for keeper in keepers(sandbox) {
@@ -169,8 +160,7 @@ on_every_shared_store! {
     }
 
     fn a_lock_without_its_keeper_ends_with_the_lease_for_other_hosts(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :").spawn();
-        job.lines(1);
+        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :").ready();
         // Each of the two replaces the other if that alone is killed.
         let keeper = the_keeper(sandbox);
         let parent = crate::sandbox::proc::stat(keeper).unwrap().1;
@@ -181,9 +171,7 @@ on_every_shared_store! {
         let now = || csalock::duration::rfc3339_millis(std::time::UNIX_EPOCH.elapsed().unwrap());
         wait_until("the lease is over", || now() > until);
         csalock(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
-        if !has_namespaces("another pid namespace") {
-            return;
-        }
+        require!(has_namespaces("another pid namespace"));
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :, which did not renew its lease\n";
         let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-w", "inf", "x", "true"];
         sandbox.call("unshare", words).env("CSALOCK_LEASE", LEASE).stderr(said).run();
@@ -333,7 +321,7 @@ on_every_shared_store! {
     fn a_garbled_lease_is_a_usage_error(sandbox: &Sandbox) {
         for (lease, why) in [("2s", "is less than three seconds"), ("soon", "is no duration")] {
             let done = sandbox.csalock(["run", "x", "true"]).env("CSALOCK_LEASE", lease).capture();
-            assert_eq!(done.code, Some(64), "{done:?}");
+            done.exits(64);
             assert!(done.stderr.contains("CSALOCK_LEASE") && (lease == "soon" || done.stderr.contains(why)), "{done:?}");
         }
     }

@@ -54,11 +54,10 @@ fn a_release_to_a_waiter_takes_three_round_trips() {
     // The second read is about the lease of the waiter.
     let expected = ["kv/range", "kv/range", "kv/txn"].map(str::to_string);
     let mut runs = (0..TRIES).map(|_| {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let waiter = other.csalock(["run", "x", "echo", "ran"]).spawn();
         wait_until("it waits", || other.waiting("x") == 1);
         taken(&asked);
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         let done = waiter.wait();
         assert!(done.code == Some(0) && done.stdout == "ran\n", "{done:?}");

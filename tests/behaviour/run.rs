@@ -11,8 +11,7 @@ const BUSY: &str = "csalock: lock x in store STORE is busy: held by pid PID on H
 
 on_every_store! {
     fn a_supervisor_that_was_stopped_while_others_held_the_lock_has_lost_nothing(sandbox: &Sandbox) {
-        let mut job = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line; exit 3"]).spawn();
-        job.lines(1);
+        let mut job = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line; exit 3"]).ready();
         job.send(Signal::SIGSTOP);
         job.release();
         for _ in 0..6 {
@@ -20,8 +19,7 @@ on_every_store! {
         }
         let _other = sandbox.holder("x");
         job.send(Signal::SIGCONT);
-        let done = job.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""));
+        job.wait().complains(3, "");
     }
 
     fn every_exit_status_of_the_command_is_ours(sandbox: &Sandbox) {

@@ -129,9 +129,7 @@ on_every_store! {
     }
 
     fn no_row_is_drawn_without_a_terminal_or_with_quiet(sandbox: &Sandbox) {
-        if !has("script") {
-            return;
-        }
+        require!(has("script"));
         let _holder = sandbox.holder("x");
         let refused = |command: &str, kind: &str| {
             let words = ["-q", "-e", "-c", command, "/dev/null"];
@@ -190,9 +188,7 @@ on_every_store! {
         screen.shows("  0 locks, 0 holders, 0 waiters  ");
         assert_eq!(holder.wait().code, Some(0));
         // A store that fails is shown, and so is one that is there again.
-        if !sandbox.is_of_files() {
-            return;
-        }
+        require!(sandbox.is_of_files());
         std::fs::rename(sandbox.store_path(), sandbox.path("away")).unwrap();
         let (wrong, word) = if sandbox.is_directory() { ("a file", "Not a directory") } else { ("no database", "not a database") };
         std::fs::write(sandbox.store_path(), wrong.repeat(1000)).unwrap();
@@ -272,9 +268,7 @@ on_every_store! {
     }
 
     fn a_watch_shows_an_ending_that_the_history_learns_of_later_than_the_record(sandbox: &Sandbox) {
-        if !sandbox.is_of_files() {
-            return;
-        }
+        require!(sandbox.is_of_files());
         let Some(screen) = Screen::new(sandbox, 120, 20) else { return };
         sandbox.csalock(["run", "x", "true"]).run();
         let history = sandbox.history_paths()[0].clone();

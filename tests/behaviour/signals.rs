@@ -23,15 +23,13 @@ on_every_store! {
         sandbox.file("files/pipe", "go\n");
         assert_eq!(sandbox.csalock(["run", "-w", "200ms", "x", "true"]).capture().code, Some(75));
         holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "mine\n"), "{done:?}");
+        waiter.wait().prints(0, "mine\n");
     }
 
     fn signals_reach_the_command_and_csalock_waits_for_it(sandbox: &Sandbox) {
         for (signal, name) in FORWARDED {
             let script = format!("trap 'kill $!; echo {name}; exit 3' {name}; sleep 60 & echo ready; wait");
-            let mut job = sandbox.csalock(["run", "x", "dash", "-c", &script]).spawn();
-            job.lines(1);
+            let job = sandbox.csalock(["run", "x", "dash", "-c", &script]).ready();
             job.send(signal);
             let done = job.wait();
             assert_eq!((done.code, done.stdout), (Some(3), format!("ready\n{name}\n")), "{name}");
@@ -40,8 +38,7 @@ on_every_store! {
 
     fn a_command_that_dies_of_a_forwarded_signal_is_128_and_the_signal(sandbox: &Sandbox) {
         for (signal, name) in FORWARDED {
-            let mut job = sandbox.csalock(["run", "x", "dash", "-c", "ulimit -c 0; echo ready; exec sleep 60"]).spawn();
-            job.lines(1);
+            let job = sandbox.csalock(["run", "x", "dash", "-c", "ulimit -c 0; echo ready; exec sleep 60"]).ready();
             job.send(signal);
             assert_eq!(job.wait().code, Some(128 + signal as i32), "{name}");
             assert_eq!(sandbox.state("x"), "free");
@@ -49,8 +46,7 @@ on_every_store! {
     }
 
     fn a_command_that_ignores_a_signal_is_waited_for(sandbox: &Sandbox) {
-        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "trap '' TERM; echo ready; cat; exit 6"]).spawn();
-        job.lines(1);
+        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "trap '' TERM; echo ready; cat; exit 6"]).ready();
         job.send(Signal::SIGTERM);
         job.tell("still here");
         assert_eq!(job.lines(2)[1], "still here");
@@ -59,8 +55,7 @@ on_every_store! {
 
     fn a_signal_that_was_ignored_from_the_start_is_not_forwarded(sandbox: &Sandbox) {
         let script = "trap '' HUP; exec csalock run x dash -c 'echo ready; cat; exit 6'";
-        let mut job = sandbox.script("dash", script).spawn();
-        job.lines(1);
+        let mut job = sandbox.script("dash", script).ready();
         job.send(Signal::SIGHUP);
         job.tell("still here");
         assert_eq!(job.lines(2)[1], "still here");
@@ -113,13 +108,12 @@ on_every_store! {
     }
 
     fn a_waiter_whose_supervisor_is_killed_never_runs_its_command(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let mut waiter = sandbox.waiter("x", "touch ran");
         let parked = sandbox.waiters("x")[0];
         assert_ne!(parked, waiter.pid());
         waiter.kill();
         wait_until("the parked child is gone", || !proc::lives(parked));
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         sandbox.csalock(["run", "x", "true"]).run();
         assert!(!sandbox.path("files/ran").exists());
@@ -127,14 +121,13 @@ on_every_store! {
     }
 
     fn a_waiter_that_ignores_signals_dies_with_its_supervisor_as_well(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let script = "trap '' TERM HUP INT; exec csalock run -w inf x touch ran";
         let mut waiter = sandbox.script("dash", script).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         let parked = sandbox.waiters("x")[0];
         waiter.kill();
         wait_until("the parked child is gone", || !proc::lives(parked));
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert!(!sandbox.path("files/ran").exists());
     }
@@ -144,14 +137,13 @@ on_every_store! {
         if !sandbox.is_of_files() || sandbox.is_shared() {
             return;
         }
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let mut waiter = sandbox.waiter("x", "touch ran");
         let parked = sandbox.waiters("x")[0];
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
         wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
         waiter.kill();
         wait_until("the parked child is gone", || !proc::lives(parked));
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert!(!sandbox.path("files/ran").exists());
     }
@@ -162,12 +154,11 @@ on_every_store! {
             return;
         }
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
-            let mut holder = sandbox.holder("x");
+            let holder = sandbox.holder("x");
             let waiter = sandbox.waiter("x", "touch ran");
             let parked = sandbox.waiters("x")[0];
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
             wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
-            holder.release();
             assert_eq!(holder.wait().code, Some(0));
             wait_until("it has the lock", || sandbox.holders("x") == [parked]);
             waiter.send(signal);
@@ -178,7 +169,7 @@ on_every_store! {
     }
 
     fn a_waiter_whose_parked_child_is_killed_gives_up(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "touch ran");
         let parked = nix::unistd::Pid::from_raw(sandbox.waiters("x")[0]);
         nix::sys::signal::kill(parked, Signal::SIGKILL).unwrap();
@@ -188,7 +179,6 @@ on_every_store! {
         sandbox.script("bash", &format!("kill -35 {}", sandbox.waiters("x")[0])).run();
         assert_eq!(waiter.wait().code, Some(163));
         assert!(sandbox.waiters("x").is_empty());
-        holder.release();
         assert_eq!(holder.wait().code, Some(0));
         assert!(!sandbox.path("files/ran").exists());
     }
@@ -205,7 +195,6 @@ on_every_store! {
         });
         assert_eq!(sandbox.waiters("x").len(), 1);
         holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{done:?}");
+        waiter.wait().prints(0, "ran\n");
     }
 }

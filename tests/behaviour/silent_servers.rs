@@ -67,8 +67,7 @@ fn an_ssh_that_does_not_connect_ends_with_csalock() {
     let program = sandbox.program("files/hung", "#!/bin/sh\nwhile :; do sleep 1; done\n").display().to_string();
     let store = format!("ssh://there{}", sandbox.path("store").display());
     let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).env("CSALOCK_SSH", &program);
-    let done = call(&["run", "-n", "x", "true"]).capture();
-    assert_eq!(done.code, Some(69), "{done:?}");
+    call(&["run", "-n", "x", "true"]).capture().exits(69);
     assert_eq!(running(&program), 0);
     assert_heard(call(&["run", "-w", "60", "x", "true"]), "ssh", || running(&program) > 0);
     wait_until("it has ended", || running(&program) == 0);
@@ -136,8 +135,7 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
         .map(|_| sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", count]).env("CSALOCK_LEASE", "9s").spawn())
         .collect();
     for caller in callers {
-        let done = caller.wait();
-        assert_eq!(done.code, Some(0), "{done:?}");
+        caller.wait().exits(0);
     }
     assert_eq!(sandbox.read("files/count"), "16\n");
     let connections = || server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'");
@@ -158,7 +156,7 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
         connections() == "8"
     });
     let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
-    assert_eq!(done.code, Some(69), "{done:?}");
+    done.exits(69);
     assert!(done.stderr.contains("too many clients") || done.stderr.contains("remaining connection slots"), "{done:?}");
     for mut one in idle {
         drop(one.stdin.take());

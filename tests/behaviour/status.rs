@@ -98,8 +98,7 @@ on_every_store! {
 
     fn a_pipe_gets_everything_in_full(sandbox: &Sandbox) {
         let (name, label) = ("n".repeat(300), "l".repeat(200));
-        let done = sandbox.csalock(["lock", "--ttl", "1h", "--label", &label, &name]).capture();
-        assert_eq!(done.code, Some(0));
+        sandbox.csalock(["lock", "--ttl", "1h", "--label", &label, &name]).capture().exits(0);
         shows(sandbox, &[], 0, &format!("{HEADER}{name}|held|0|PID|HOST|USER|TIME|TIME|[{label}] TEST\n"));
         let utc = sandbox.csalock(["status", "--utc"]).capture().line();
         assert_eq!(utc.matches("Z  ").count(), 2, "{utc}");
@@ -201,9 +200,7 @@ on_every_store! {
     }
 
     fn one_lock_on_a_terminal_is_shown_with_what_to_do(sandbox: &Sandbox) {
-        if !crate::sandbox::has("script") {
-            return;
-        }
+        require!(crate::sandbox::has("script"));
         // A terminal whose size is unknown has 80 columns.
         let facts = |name: &str, code: i32| {
             let words = ["-q", "-e", "-c", &format!("csalock status --color never {name}"), "/dev/null"];

@@ -90,9 +90,7 @@ on_every_store! {
     }
 
     fn supervisor_and_command_die_of_the_signal_itself(sandbox: &Sandbox) {
-        if !has("python3") || !has("script") {
-            return;
-        }
+        require!(has("python3") && has("script"));
         let look = "import subprocess,signal,sys\n\
                     signal.signal(signal.SIGINT, signal.SIG_IGN)\n\
                     signal.signal(signal.SIGQUIT, signal.SIG_IGN)\n\

@@ -111,7 +111,7 @@ const NONE: [i32; 11] = [77; 11];
 /// Returns the results of all four users in a store with the objects of this one.
 #[track_caller]
 fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 4]) {
-    let mut holder = first.holder(sandbox, store, "held");
+    let holder = first.holder(sandbox, store, "held");
     for (person, wanted) in Person::ALL.into_iter().zip(wanted) {
         for words in [
             &["put", "shown", "value"][..],
@@ -129,19 +129,15 @@ fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 
     }
     // No file is left that is closed to the first user.
     for words in [&["run", "-n", "free", "true"][..], &["put", "shown", "other"], &["del", "shown"], &["gc"]] {
-        let done = first.csalock(sandbox, store, words).capture();
-        assert_eq!(done.code, Some(0), "{words:?} {done:?}");
+        first.csalock(sandbox, store, words).capture().exits(0);
     }
-    holder.release();
     assert_eq!(holder.wait().code, Some(0));
 }
 
 /// A directory store with this owner, group and mode.
 #[track_caller]
 fn directory_of_mode(attributes: (u32, u32, u32), first: Person, wanted: [[i32; 11]; 4]) {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", attributes);
     deeds_are(&sandbox, &sandbox.store_at("shared"), first, wanted);
@@ -178,9 +174,7 @@ fn a_store_with_the_sticky_bit_works_like_other_stores() {
 
 #[test]
 fn a_store_in_which_every_user_may_remove_every_file_is_refused() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         place(&sandbox, "shared", (0, 0, 0o777));
@@ -197,9 +191,7 @@ fn a_store_in_which_every_user_may_remove_every_file_is_refused() {
 
 #[test]
 fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let modes = [(4101, 4101, 0o755), (0, GROUP, 0o2775), (0, GROUP, 0o775), (0, GROUP, 0o3775), (0, 0, 0o1777)];
     for (attributes, may) in modes.into_iter().zip([
         &[Anne, Root][..],
@@ -212,7 +204,7 @@ fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
         let file = place(&sandbox, "shared", attributes).join("file");
         let (file, other) = (file.to_str().unwrap(), format!("{}-other", file.display()));
         for first in may {
-            let mut holder = first.holder(&sandbox, "", file);
+            let holder = first.holder(&sandbox, "", file);
             for person in Person::ALL {
                 let (taken, held) = if may.contains(&person) { (0, 75) } else { (77, 75) };
                 assert_eq!(
@@ -227,7 +219,6 @@ fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
                 );
                 assert_eq!(person.code(&sandbox, "", &["status", "-q", file]), 0);
             }
-            holder.release();
             holder.wait();
         }
     }
@@ -235,9 +226,7 @@ fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
 
 #[test]
 fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let alone = [ALL, NONE, NONE, ALL];
     let group = [ALL, ALL, NONE, ALL];
     let modes = [
@@ -262,9 +251,7 @@ fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
 
 #[test]
 fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Sqlite);
     let file = place(&sandbox, "shared", (4101, 4101, 0o755)).join("store");
     let log = file.with_file_name("store-wal");
@@ -290,9 +277,7 @@ fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
 
 #[test]
 fn a_user_who_may_only_read_a_database_makes_no_log_for_it() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for words in [&["status", "x"][..], &["run", "-w", "10ms", "x", "true"], &["history"], &["gc"], &["doctor"]] {
         let sandbox = Sandbox::new(Kind::Sqlite);
         let file = place(&sandbox, "shared", (0, GROUP, 0o2770)).join("store");
@@ -301,13 +286,11 @@ fn a_user_who_may_only_read_a_database_makes_no_log_for_it() {
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
         let store = sandbox.store_at("shared/store");
         // The first grant gives the database a log, which only the next commit or read creates.
-        let mut holder = Anne.csalock(&sandbox, &store, &["run", "x", "sh", "-c", "echo held; cat"]).spawn();
-        holder.lines(1);
+        let holder = Anne.csalock(&sandbox, &store, &["run", "x", "sh", "-c", "echo held; cat"]).ready();
         let [log, index] = ["store-wal", "store-shm"].map(|name| file.with_file_name(name));
         let done = Bert.csalock(&sandbox, &store, words).capture();
         assert!(!log.exists() && !index.exists(), "{done:?}");
-        let done = holder.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{words:?}");
+        holder.wait().succeeds();
         // The index alone can be missing, too.
         std::fs::remove_file(&index).unwrap();
         let done = Bert.csalock(&sandbox, &store, words).capture();
@@ -318,9 +301,7 @@ fn a_user_who_may_only_read_a_database_makes_no_log_for_it() {
 
 #[test]
 fn a_value_is_read_by_the_users_that_its_mode_allows() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", (0, GROUP, 0o2775));
     let store = sandbox.store_at("shared");
@@ -340,9 +321,7 @@ fn a_value_is_read_by_the_users_that_its_mode_allows() {
 
 #[test]
 fn waiters_of_all_users_are_granted_in_order() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         place(&sandbox, "shared", (0, 0, 0o1777));
@@ -376,9 +355,7 @@ fn waiters_of_all_users_are_granted_in_order() {
 
 #[test]
 fn a_lock_of_a_dead_user_is_taken_over_by_the_next() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         let place = place(&sandbox, "shared", (0, GROUP, 0o2770));
@@ -394,17 +371,14 @@ fn a_lock_of_a_dead_user_is_taken_over_by_the_next() {
             assert_eq!(second.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
             let waiter = second.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
             holder.kill();
-            let done = waiter.wait();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "mine\n"), "{first:?} {second:?} {done:?}");
+            waiter.wait().prints(0, "mine\n");
         }
     }
 }
 
 #[test]
 fn all_users_share_one_history() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", (0, GROUP, 0o2775));
     let store = sandbox.store_at("shared");

@@ -215,9 +215,7 @@ fn a_directory_store_of_the_administrator_keeps_its_mode() {
 #[test]
 fn lintian_finds_no_error() {
     let Some(package) = debian_package() else { return };
-    if !has("lintian") {
-        return;
-    }
+    require!(has("lintian"));
     let mut lintian = Command::new("lintian");
     lintian.args(["--fail-on", "error"]).arg(package);
     if nix::unistd::geteuid().is_root() {
@@ -297,9 +295,7 @@ fn checkout(to: &Path) {
 
 #[test]
 fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
-    if !is_checkout() {
-        return;
-    }
+    require!(is_checkout());
     let folder = tempfile::tempdir().unwrap();
     // The beginning of the program is enough of a program here.
     let program = folder.path().join("program");
@@ -328,9 +324,7 @@ pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
 /// Two builds of one commit are equal to the byte: see `packaging/release`. It takes some minutes.
 #[test]
 fn two_builds_in_two_directories_are_identical() {
-    if !is_checkout() {
-        return;
-    }
+    require!(is_checkout());
     let folder = tempfile::tempdir().unwrap();
     let places = ["one", "a/deeper/place"].map(|place| folder.path().join(place));
     for place in &places {

@@ -203,8 +203,7 @@ impl Fixture {
 
     #[track_caller]
     pub(crate) fn done(&self, words: &[&str]) {
-        let done = self.call(words).capture();
-        assert_eq!(done.code, Some(0), "{words:?} {done:?}");
+        self.call(words).capture().exits(0);
     }
 
     /// `csalock` with these words, X and Y being names.

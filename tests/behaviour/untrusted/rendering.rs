@@ -247,9 +247,7 @@ fn is_drawn_clean(what: &str, drawn: &str) {
 
 #[test]
 fn a_waiting_line_and_a_watch_are_drawn_without_harm() {
-    if !has("script") {
-        return;
-    }
+    require!(has("script"));
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let _jobs = store(&sandbox);
     let name = sandbox.file("name", POISON);

@@ -71,9 +71,7 @@ fn a_flood_of_a_queue_or_a_store_ends_and_other_callers_go_on() {
 
 #[test]
 fn a_reader_blocks_neither_history_nor_gc() {
-    if !is_root("users") || !has("setpriv") || !has("bash") || !has("flock") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv") && has("bash") && has("flock"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         let shared = place(&sandbox, "shared", (0, GROUP, 0o2775));
@@ -91,8 +89,7 @@ fn a_reader_blocks_neither_history_nor_gc() {
         let lock = lock.replace("none", "/dev/null");
         let words = [Carl.words(), ["bash", "-c", &lock, "bash"].map(str::to_string).to_vec()].concat();
         let words: Vec<&str> = words.iter().map(String::as_str).chain([shared.to_str().unwrap()]).collect();
-        let mut reader = sandbox.call(words[0], &words[1..]).spawn();
-        reader.lines(1);
+        let _reader = sandbox.call(words[0], &words[1..]).ready();
         runs(40);
         let history = Anne.csalock(&sandbox, &store, &["history", "n39"]).capture();
         assert!(history.stdout.contains("n39"), "{kind:?} {history:?}");

@@ -50,6 +50,16 @@ macro_rules! register {
     };
 }
 
+/// Ends the test unless this holds. [`has`] and its like note what the test lacks.
+#[macro_export]
+macro_rules! require {
+    ($condition:expr) => {
+        if !$condition {
+            return;
+        }
+    };
+}
+
 /// Prints a line that is shown if the test fails, or with `--nocapture`.
 #[macro_export]
 macro_rules! println {
