@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use crate::sandbox::{Job, Kind, Sandbox, has, installed, steps};
 
-/// The warning about an owner that ends with the call.
 fn ends_with_call(name: &str, command: &str) -> String {
     format!(
         "csalock: lock {name} ends with this call, because its owner does nothing more: pid PID ({command}); use `csalock run \
@@ -142,7 +141,6 @@ fn holding(sandbox: &Sandbox) -> Job {
     sandbox.script("dash", HOLDER).ready()
 }
 
-/// The document of a refusal.
 fn refusal(lock: &str, reason: &str, message: &str, holders: &str, hint: &str, exit_code: i32) -> String {
     let hint = if hint.is_empty() { "null".to_string() } else { format!("\"{hint}\"") };
     format!(

@@ -59,7 +59,6 @@ pub(crate) fn plant_grants(sandbox: &Sandbox, grants: &[Past]) {
 
 const BEGINS: &str = "unknown  the history begins at 2026-11-20 02:01:40 UTC; earlier grants are not kept\n";
 
-/// Expects this audit of these grants.
 #[track_caller]
 fn finds(sandbox: &Sandbox, grants: &[Past], code: i32, wanted: &str) {
     plant_grants(sandbox, grants);

@@ -79,7 +79,6 @@ on_every_store_of_files! {
     }
 }
 
-/// The end of the lease of lock x.
 fn end_of_lease(sandbox: &Sandbox) -> String {
     sandbox.sight("x")["holders"][0]["renewed_until"].to_string()
 }

@@ -48,7 +48,6 @@ fn busy(expected: &str) -> String {
     )
 }
 
-/// The refusal by `--give-up-if`.
 fn given_up(expected: &str, limit: &str) -> String {
     let hint = "wait all the same without --give-up-if, or see `csalock status x`";
     busy("; ").replace(

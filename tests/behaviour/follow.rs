@@ -33,7 +33,6 @@ fn kept(sandbox: &Sandbox) -> Vec<String> {
     serde_json::from_str::<Vec<Value>>(&text).unwrap().iter().map(Value::to_string).collect()
 }
 
-/// Waits until the follower has printed all that the history has, and compares both.
 #[track_caller]
 fn prints_what_is_kept(sandbox: &Sandbox, job: &Job) {
     let (kept, mut printed) = (kept(sandbox), Vec::new());

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use crate::etcd::fair::is_within;
 use crate::sandbox::{CLOCK, Kind, Sandbox, still, wait_until};
 
-/// Returns the output of `history --json`.
 #[track_caller]
 fn past(sandbox: &Sandbox, words: &[&str]) -> Vec<Value> {
     let text = sandbox.csalock(["history", "--json"].iter().chain(words)).capture().line();
@@ -32,7 +31,6 @@ fn ends(grants: &[Value]) -> Vec<String> {
     grants.iter().map(|past| ["name", "ended", "command"].map(|key| word(&past[key])).join(" ")).collect()
 }
 
-/// Returns the size of the history in bytes.
 fn weight(sandbox: &Sandbox) -> u64 {
     sandbox.history_paths().iter().filter_map(|path| fs::metadata(path).ok()).map(|found| found.len()).sum()
 }

@@ -38,14 +38,12 @@ const ELECTION: Duration = Duration::from_secs(1);
 /// The time that a busy machine needs to let all workers do their last step one after the other.
 const BUSY: Duration = Duration::from_secs(8);
 
-/// The tests. A quick run has one of them.
 pub(crate) const STORMS: [&str; 3] = [
     "a_storm_over_three_hosts_with_etcd_never_admits_two_holders",
     "a_storm_over_three_hosts_with_postgres_never_admits_two_holders",
     "a_storm_over_three_hosts_with_ssh_never_admits_two_holders",
 ];
 
-/// The file of all commits, below the directory of the sandbox.
 const TRACE: &str = "commits.trace";
 
 /// The directory of the referee, the names of the section, and whether it may outlast the lease.
@@ -90,7 +88,6 @@ const WORKERS: [&Work; 12] =
 /// ran; a process was killed.
 const ENDS: [&str; 6] = ["0", "69", "81", "82", "85", "137"];
 
-/// The servers of a store, on the first hosts.
 enum Servers {
     Etcd(Cluster),
     Postgres(Database),
@@ -181,7 +178,6 @@ impl Servers {
     }
 }
 
-/// Something that happens to a server or to a host.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Killed(usize),
@@ -318,7 +314,6 @@ fn words_of_section() -> String {
     format!("{this} host_storm::section --exact --ignored --test-threads=1")
 }
 
-/// Begins one of the workers, in its own process group, on its host.
 fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
     let work = WORKERS[at];
     let script = format!("while [ ! -e over ]; do {{ {}; }} > /dev/null 2>> said; echo $? >> ends; done", work.round);

@@ -28,7 +28,6 @@ pub(crate) fn enter(own: &Path, host: u8) -> Vec<String> {
     words.map(str::to_string).to_vec()
 }
 
-/// Returns a call of csalock on the host with this number.
 fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
     let words = enter(&sandbox.path(format!("host{host}")), host);
     sandbox.csalock_by(&words, arguments).env("CSALOCK_LEASE", LEASE)

@@ -2,7 +2,6 @@
 
 use crate::sandbox::{Sandbox, wait_until};
 
-/// The names of a JSON object's members, sorted.
 fn members(value: &serde_json::Value) -> Vec<&str> {
     let mut members: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
     members.sort_unstable();

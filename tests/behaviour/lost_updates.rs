@@ -16,7 +16,6 @@ fn pipe(sandbox: &Sandbox) -> std::fs::File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// Kills a script that waits for its `put`.
 fn kill_script(script: &mut Job) {
     let is_put = |pid: i32| proc::command(pid).starts_with("csalock put");
     wait_until("put reads its stdin", || proc::in_group(script.pid()).into_iter().any(is_put));

@@ -74,7 +74,6 @@ const NOT_ON_SSH: [&str; 7] = [
     "the_trial_of_doctor_leaves_nothing",
 ];
 
-/// Returns why this run does not try a test; an empty reason if no run does.
 fn why_not(test: &harness::Test) -> Option<&'static str> {
     let modules: Vec<&str> = test.module.split("::").skip(1).collect();
     if let Some(storm) =

@@ -22,14 +22,12 @@ fn plain(sandbox: &Sandbox, text: &str) -> String {
     text.replace(&sandbox.store(), "STORE").lines().map(line).collect()
 }
 
-/// Returns the value of a series, without its store.
 fn value(sandbox: &Sandbox, words: &[&str], series: &str) -> Option<String> {
     let text = sandbox.csalock(["metrics"].iter().chain(words)).capture().line();
     let wanted = series.replace('{', &format!("{{store=\"{}\",", sandbox.store())).replace(",}", "}");
     text.lines().find_map(|line| Some(line.strip_prefix(&wanted)?.trim().to_string()))
 }
 
-/// Expects that promtool has nothing to say about this text.
 #[track_caller]
 fn promtool_accepts(sandbox: &Sandbox, text: &str) {
     if has("promtool") {

@@ -9,7 +9,6 @@ fn holder(sandbox: &Sandbox, mode: &[&str]) -> Job {
     sandbox.csalock(words).spawn()
 }
 
-/// Starts a holder in this mode and returns it once it holds.
 fn holding(sandbox: &Sandbox, mode: &[&str]) -> Job {
     let mut job = holder(sandbox, mode);
     job.lines(1);

@@ -15,7 +15,6 @@ fn by<'a>(sandbox: &'a Sandbox, words: &[&str], arguments: &[&str]) -> Call<'a> 
     sandbox.csalock_by(&words, arguments).env("CSALOCK_LEASE", "3s")
 }
 
-/// Returns csalock with these arguments in a container with a boot id of its own.
 fn with_own_boot_id<'a>(sandbox: &'a Sandbox, arguments: &[&str]) -> Call<'a> {
     by(sandbox, &["unshare", "-mpf", "--kill-child", "dash", "-c", OWN_BOOT_ID, "dash"], arguments)
 }

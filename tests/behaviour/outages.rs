@@ -50,7 +50,6 @@ fn noting(file: &str) -> String {
     format!("{STAMP}trap '' TERM; while [ ! -e over ]; do stamp {file}; sleep 0.02; done")
 }
 
-/// Returns the notes of a script.
 #[track_caller]
 fn noted(sandbox: &Sandbox, file: &str) -> f64 {
     let text = sandbox.read(&format!("files/{file}"));
@@ -103,7 +102,6 @@ fn renewed_until(sandbox: &Sandbox) -> String {
     sandbox.sight("x")["holders"][0]["renewed_until"].as_str().unwrap_or("not renewed").to_string()
 }
 
-/// Waits until the lease of lock x has been renewed so often.
 #[track_caller]
 fn await_renewals(sandbox: &Sandbox, times: usize) {
     for _ in 0..times {
@@ -200,7 +198,6 @@ fn three_hosts() -> Option<(Network, Cluster)> {
     Some((network, cluster))
 }
 
-/// Returns the JSON status of lock x on a host.
 fn sight_on(network: &Network, sandbox: &Sandbox, host: usize) -> serde_json::Value {
     let done = sandbox.csalock_by(&network.on(host), &["status", "--json", "x"]).capture();
     assert!(matches!(done.code, Some(0 | 81)), "{done:?}");
@@ -307,7 +304,6 @@ fn a_cluster_loses_nothing_when_the_leader_hangs() {
     nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true));
 }
 
-/// Takes the majority away, or gives it back.
 fn stop_majority(cluster: &Cluster, stands: bool) {
     (0..2).for_each(|number| cluster.stop(number, stands));
 }

@@ -89,7 +89,6 @@ impl Hosts {
         (holder, waiter)
     }
 
-    /// Returns the JSON status of lock x.
     fn sight(&self) -> serde_json::Value {
         let done = self.on(WAITER, &["status", "--json", "x"]).capture();
         assert!(matches!(done.code, Some(0 | 81)), "{done:?}");

@@ -300,7 +300,6 @@ impl Said {
     }
 }
 
-/// Looks at a state and goes on working in it.
 fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     let host = Arc::new(Rebooted { unix: Unix::new(), set_back });
     let store = rig.open(host.clone())?;

@@ -15,7 +15,6 @@ const TAKE_OVERS: (usize, u128) = (25, 100);
 /// The values for stores where each acquisition takes some replies of a server.
 const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 200);
 
-/// Kills the supervisor and the command that it guards.
 fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
     let command = Pid::from_raw(sandbox.holders("x")[0]);
     holder.kill();

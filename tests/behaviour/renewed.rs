@@ -22,7 +22,6 @@ fn renewed_until(sandbox: &Sandbox, name: &str) -> Option<String> {
     sandbox.sight(name)["holders"][0]["renewed_until"].as_str().map(str::to_string)
 }
 
-/// Waits until the lease has been renewed so often.
 #[track_caller]
 fn await_renewals(sandbox: &Sandbox, name: &str, times: usize) {
     for _ in 0..times {
@@ -327,7 +326,6 @@ on_every_shared_store! {
     }
 }
 
-/// Returns the open files of a process.
 fn open_files(pid: i32) -> Vec<std::path::PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().path());
     descriptors.filter_map(|path| std::fs::read_link(path).ok()).collect()

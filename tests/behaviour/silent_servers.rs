@@ -54,7 +54,6 @@ fn a_waiter_hears_signals_while_a_server_is_silent() {
     }
 }
 
-/// The processes that run this program.
 fn running(program: &str) -> usize {
     let lines =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());

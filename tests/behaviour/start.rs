@@ -51,7 +51,6 @@ fn the_program_starts_with_the_rights_of_another_user() {
     assert_eq!(version(Command::new(&program).arg("--version").uid(65_534).env_clear()), expected());
 }
 
-/// Runs a command under a lock in each way, csalock itself under these words.
 fn runs_under(words: &[&str]) {
     let sandbox = Sandbox::new(Kind::Directory);
     for (at, options) in WAYS.iter().enumerate() {
@@ -129,7 +128,6 @@ fn without(calls: &[libc::c_long]) -> Vec<libc::sock_filter> {
     filter
 }
 
-/// csalock under such a filter.
 fn filtered(sandbox: &Sandbox, words: &[&str], filter: Vec<libc::sock_filter>) -> Command {
     let mut command = sandbox.csalock(words).into_command();
     // SAFETY: the closure only makes system calls.

@@ -55,7 +55,6 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     found
 }
 
-/// Returns the names of all records, and of the auxiliary objects.
 fn records(sandbox: &Sandbox) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut add = |place: &str| assert!(found.insert(place.to_string()), "two of {place}");

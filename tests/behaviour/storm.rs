@@ -5,7 +5,6 @@ use crate::sandbox::{Job, Sandbox};
 
 const PROCESSES: u64 = 24;
 
-/// How often each counts.
 fn rounds(sandbox: &Sandbox) -> u64 {
     match (sandbox.is_of_files(), extent() > Extent::Quick) {
         (true, true) => 200,
@@ -43,7 +42,6 @@ impl Dice {
     }
 }
 
-/// Returns the pids of all processes in the process groups of these jobs.
 pub(crate) fn members(jobs: &[Job]) -> Vec<i32> {
     let groups: Vec<String> = jobs.iter().map(|job| job.pid().to_string()).collect();
     let all =

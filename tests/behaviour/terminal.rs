@@ -23,7 +23,6 @@ fn terminal(sandbox: &Sandbox, command: &str) -> Option<Job> {
     })
 }
 
-/// An interactive bash on a terminal of its own.
 fn bash(sandbox: &Sandbox) -> Option<Job> {
     let mut shell = terminal(sandbox, "ulimit -c 0; exec bash --norc --noprofile -i")?;
     shows(&mut shell, PROMPT);
@@ -39,7 +38,6 @@ fn shows(terminal: &mut Job, text: &str) {
     });
 }
 
-/// Waits until bash reads what is typed.
 fn wait_for_prompt(shell: &mut Job) {
     // The prompt is the last line unless a job in the background prints another one.
     let begun = Instant::now();

@@ -54,7 +54,6 @@ fn bounded(sandbox: &Sandbox, words: &[&str]) -> Done {
     ends(sandbox.call(all[0], &all[1..]), words)
 }
 
-/// Runs a command without a chosen store: the store of a file is beside it.
 #[track_caller]
 fn bounded_beside(sandbox: &Sandbox, words: &[&str]) -> Done {
     let all = [&["prlimit", MOST_MEMORY, "csalock"][..], words].concat();

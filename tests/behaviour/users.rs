@@ -55,19 +55,16 @@ impl Person {
         if store.is_empty() { call.without("CSALOCK_STORE") } else { call.env("CSALOCK_STORE", store) }
     }
 
-    /// Its exit code.
     fn code(self, sandbox: &Sandbox, store: &str, arguments: &[&str]) -> i32 {
         self.csalock(sandbox, store, arguments).capture().code.unwrap()
     }
 
-    /// The exit code of any program.
     fn code_of(self, sandbox: &Sandbox, program: &[&str]) -> i32 {
         let words = self.words();
         let words: Vec<&str> = words.iter().map(String::as_str).chain(program.iter().copied()).collect();
         sandbox.call(words[0], &words[1..]).capture().code.unwrap()
     }
 
-    /// Holds a lock until its stdin ends.
     fn holder(self, sandbox: &Sandbox, store: &str, name: &str) -> Job {
         let job = self.csalock(sandbox, store, &["run", "-w", "inf", name, "cat"]).spawn();
         wait_until("it is held", || self.code(sandbox, store, &["status", "-q", name]) == 0);
@@ -108,7 +105,6 @@ const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 0];
 /// May not even look.
 const NONE: [i32; 11] = [77; 11];
 
-/// Returns the results of all four users in a store with the objects of this one.
 #[track_caller]
 fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 4]) {
     let holder = first.holder(sandbox, store, "held");

@@ -235,7 +235,6 @@ fn csalock_1_is_short() {
     assert!(shown <= LONGEST, "{path} is shown in {shown} lines");
 }
 
-/// The text of one page.
 fn text_of(name: &str) -> String {
     pages().into_iter().find(|(path, _)| path == &format!("man/{name}")).unwrap().1
 }

@@ -61,7 +61,6 @@ impl Desk {
         String::from_utf8(done.stdout).unwrap()
     }
 
-    /// A shell on a terminal of its own, where TAB is pressed for real.
     fn terminal(&self, shell: &str) -> Terminal {
         let mut script = self.process("script");
         script.args(["-qefc", shell, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -121,7 +120,6 @@ impl Drop for Terminal {
     }
 }
 
-/// The long options of a command in the expected completions.
 fn options(command: &Command) -> BTreeSet<String> {
     let longs = command.get_arguments().filter(|argument| !argument.is_hide_set());
     longs.filter_map(|argument| argument.get_long()).map(|long| format!("--{long}")).collect()

@@ -76,7 +76,6 @@ pub(crate) fn shared_bouncer() -> Option<&'static Bouncer> {
     SHARED.get_or_init(|| Some(Bouncer::start(server))).as_ref()
 }
 
-/// A schema of its own.
 pub(crate) fn new_schema() -> String {
     static SCHEMAS: AtomicU32 = AtomicU32::new(0);
     format!("t{}", SCHEMAS.fetch_add(1, Ordering::Relaxed))
@@ -222,12 +221,10 @@ impl Server {
         self.place.path().join(below)
     }
 
-    /// The URL of a store in it.
     pub(crate) fn url(&self, schema: &str) -> String {
         url(&self.address, self.port, schema)
     }
 
-    /// Returns psql(1) for this server.
     pub(crate) fn psql(&self) -> Command {
         let mut psql = Command::new("psql");
         // The socket is a file, so it is there in every network namespace.
@@ -240,7 +237,6 @@ impl Server {
         self.psql().args(["-c", sql]).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Returns the output of psql.
     pub(crate) fn sql(&self, sql: &str) -> String {
         let output = self.try_sql(sql);
         assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));

@@ -71,7 +71,6 @@ const READY: &str = r#"
 for try in $(seq 600); do (exec 3<> /dev/tcp/127.0.0.1/80) 2> /dev/null && break; sleep 0.1; done
 "#;
 
-/// Each server and its name.
 fn servers() -> Vec<(&'static str, String)> {
     let apache = |mpm: &str, cgi: &str| APACHE.replace("MPM", mpm).replace("CGI", cgi);
     let mut servers = Vec::new();

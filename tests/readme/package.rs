@@ -56,7 +56,6 @@ fn debian_package() -> Option<&'static Path> {
         .then(|| packages().iter().find(|path| path.extension().is_some_and(|end| end == "deb")).unwrap().as_path())
 }
 
-/// A system with nothing in it but dpkg's own files.
 struct System(TempDir);
 
 impl System {
@@ -74,7 +73,6 @@ impl System {
         self.0.path().join(below)
     }
 
-    /// Returns what dpkg says on stderr.
     fn dpkg(&self, words: &[&str]) -> String {
         let mut dpkg = Command::new("dpkg");
         dpkg.arg(format!("--root={}", self.0.path().display())).args(["--force-script-chrootless", "--log=/dev/null"]);
@@ -316,7 +314,6 @@ fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
     }
 }
 
-/// Returns why this run does not try a test.
 pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
     (test.name == "two_builds_in_two_directories_are_identical" && extent() == Extent::Quick).then_some(FOR_ALL)
 }

@@ -689,7 +689,6 @@ fn a_server_that_requires_a_certificate_gets_one_or_is_reported() {
     assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
-/// The tokens that are kept in there.
 fn tokens(runtime: &Path) -> Vec<PathBuf> {
     let listing = std::fs::read_dir(runtime.join("csalock")).unwrap();
     listing.map(|entry| entry.unwrap().path()).collect()

@@ -154,7 +154,6 @@ mod durable_stores {
     }
 }
 
-/// Returns why this run does not try a test.
 fn why_not(test: &harness::Test) -> Option<&'static str> {
     (test.module.ends_with("::pooled") && extent::extent() == extent::Extent::Quick).then_some(extent::FOR_ALL)
 }

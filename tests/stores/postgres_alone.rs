@@ -49,7 +49,6 @@ pub(crate) fn assert_refused(error: &Error, kind: ErrorKind, words: &[&str]) {
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
 }
 
-/// Waits until something is so.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();

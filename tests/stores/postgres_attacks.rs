@@ -154,7 +154,6 @@ fn a_commit_that_the_standby_lacks_is_not_taken_for_done() {
     assert_eq!(pair.cut_short(b"restarted", restart), (false, false));
 }
 
-/// A client that has locked this table of the store until its stdin ends.
 fn locked(server: &Server, table: &str) -> std::process::Child {
     use std::io::Write;
     let mut blocker = server.psql().stdin(std::process::Stdio::piped()).spawn().unwrap();

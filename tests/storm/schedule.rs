@@ -16,7 +16,6 @@ pub(crate) const BREAKABLE: &str = "d";
 /// A lock that is a file's, for `--flock` and flock(1).
 pub(crate) const FILE: &str = "./f";
 
-/// The number of slots for all callers.
 pub(crate) const SLOTS: u32 = 3;
 
 /// A waiter without a timeout.

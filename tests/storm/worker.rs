@@ -24,7 +24,6 @@ const GRACE: Duration = Duration::from_secs(60);
 /// A storm is stuck after this time without progress of any worker.
 const STANDSTILL: u64 = 60_000;
 
-/// The events of a storm, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) rounds: AtomicUsize,

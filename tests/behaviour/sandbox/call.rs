@@ -8,7 +8,6 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use super::{CLOCK, FILE_TIMES, Job, Sandbox, plain};
 
-/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Done {
     /// The arguments, for messages.
@@ -62,7 +61,6 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The exit code that is expected.
     pub(crate) fn status(mut self, code: i32) -> Self {
         self.code = Some(code);
         self
@@ -74,13 +72,11 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The expected stderr, complete.
     pub(crate) fn stderr(mut self, text: impl Into<String>) -> Self {
         self.stderr = text.into();
         self
     }
 
-    /// Runs it, and compares everything.
     #[track_caller]
     pub(crate) fn run(mut self) {
         let wanted = Done {
@@ -97,7 +93,6 @@ impl<'a> Call<'a> {
         assert!(found == wanted, "wanted {wanted:#?}\nfound  {found:#?}");
     }
 
-    /// Runs it and returns its result.
     #[track_caller]
     pub(crate) fn capture(self) -> Done {
         self.spawn().wait()
@@ -116,7 +111,6 @@ impl<'a> Call<'a> {
         job
     }
 
-    /// Begins it.
     pub(crate) fn spawn(mut self) -> Job {
         let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         match &self.stdin {

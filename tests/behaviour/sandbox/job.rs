@@ -35,7 +35,6 @@ impl Job {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// Kills it, and waits for its end. Its children live on.
     pub(crate) fn kill(&mut self) {
         self.send(Signal::SIGKILL);
         // Its stdin stays open for those who inherited it.
@@ -44,7 +43,6 @@ impl Job {
         self.child.stdin = stdin;
     }
 
-    /// Ends its stdin.
     pub(crate) fn release(&mut self) {
         drop(self.child.stdin.take());
     }

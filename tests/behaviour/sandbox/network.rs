@@ -38,7 +38,6 @@ impl Network {
         })
     }
 
-    /// The address of a host.
     pub(crate) fn address(&self, host: usize) -> String {
         format!("10.77.{host}.2")
     }

@@ -35,14 +35,12 @@ impl Liar {
         Liar { address, asked }
     }
 
-    /// A server that says this, whatever it is asked.
     fn saying(answer: impl Into<Vec<u8>>) -> Liar {
         let answer = answer.into();
         Liar::new(move |_, stream| stream.write_all(&answer))
     }
 }
 
-/// An answer of HTTP with this body.
 fn ok(body: &str) -> Vec<u8> {
     answer("200 OK", body)
 }
