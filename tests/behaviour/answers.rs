@@ -292,23 +292,6 @@ mod reports {
             sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(busy).run();
         }
 
-        fn force_removes_a_stale_record(sandbox: &Sandbox) {
-            for json in [false, true] {
-                sandbox.script("dash", "csalock lock x; :").run();
-                sandbox.await_abandoned("x");
-                let words = if json { &["unlock", "--force", "--json", "x"][..] } else { &["unlock", "--force", "x"] };
-                let done = sandbox.csalock(words).capture();
-                let said = "removed x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which ended \
-                            without releasing it\n";
-                match json {
-                    false => assert_eq!(sandbox.plain(&done.stdout), said),
-                    true => assert!(done.stdout.starts_with("[{\"name\":\"x\",\"outcome\":\"removed\","), "{done:?}"),
-                }
-                assert_eq!((done.code, done.stderr.as_str(), sandbox.state("x").as_str()), (Some(0), "", "free"));
-                assert!(sandbox.record("x").is_none_or(|record| record.holders.is_empty()));
-            }
-        }
-
         fn gc_collects_what_it_is_told_to(sandbox: &Sandbox) {
             let removed = |name: &str, done: &str| format!(
                 "{done} {name}: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c for x in a1 a2 b './f'; do csalock lock \

@@ -210,21 +210,6 @@ no fault in 2 grants of 1 lock
         assert_eq!((done.code, &audit["unknown"][1]["what"]), (Some(65), &"record".into()), "{done:?}");
         assert_eq!(audit["faults"], serde_json::json!([]));
     }
-
-    fn an_audit_changes_nothing(sandbox: &Sandbox) {
-        sandbox.csalock(["run", "x", "true"]).run();
-        let _holder = sandbox.holder("y");
-        let stored = sandbox.stored();
-        sandbox.csalock(["audit"]).capture().line();
-        assert_eq!(sandbox.stored(), stored);
-    }
-
-    fn locks_of_files_have_no_history_to_check(sandbox: &Sandbox) {
-        let why = "what is kept beside files goes away with the last lock; keep locks in a store of their own to have one: \
-                   --store dir:PATH or CSALOCK_STORE\n";
-        let call = sandbox.csalock(["audit", "./data"]).without("CSALOCK_STORE").status(64);
-        call.stderr(format!("csalock: lock SANDBOX/files/data has no history: {why}")).run();
-    }
 }
 
 on_every_store_of_files! {

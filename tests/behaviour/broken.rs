@@ -267,19 +267,3 @@ on_every_kind_of_store! {
         }
     }
 }
-
-#[test]
-fn a_foreign_file_in_place_of_a_record_is_named_and_left_alone() {
-    let sandbox = crate::sandbox::Sandbox::new(crate::sandbox::Kind::Directory);
-    sandbox.csalock(["run", "other", "true"]).run();
-    std::fs::create_dir(sandbox.path("store/x")).unwrap();
-    sandbox.file("store/x/stranger", "mine");
-    let done = sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture();
-    assert_eq!(done.code, Some(65));
-    assert!(
-        done.stderr.ends_with("/store/x has stranger in it, which is not a record; move it away\n"),
-        "{}",
-        done.stderr
-    );
-    assert!(sandbox.path("store/x/stranger").exists());
-}

@@ -128,6 +128,8 @@ on_every_store! {
         let Some(call) = container(sandbox, &["csalock", "run", "x", "sh", "-c", "sleep 0.1 & exit 3"]) else { return };
         call.status(3).run();
         assert_eq!(sandbox.state("x"), "free");
+        let script = "csalock lock x >/dev/null; csalock unlock x; echo $?";
+        container(sandbox, &["dash", "-c", script]).unwrap().stdout("0\n").run();
         let mut holder = container(sandbox, &["csalock", "run", "x", "sh", "-c", "echo held; exec sleep 400"]).unwrap().spawn();
         assert_eq!(holder.lines(1), ["held"]);
         for first in proc::children(holder.pid()) {

@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 
 use crate::etcd::fair::is_within;
+use crate::sandbox::proc::stat_field;
 use crate::sandbox::{Job, Sandbox, wait_until};
 
 /// Enough for the record itself and two pages.
@@ -11,6 +12,13 @@ const CROWD: usize = 51;
 /// Waiters that stand in the queue one behind the other, each of which adds its number to a file when it is its turn.
 fn crowd(sandbox: &Sandbox, count: usize) -> Vec<Job> {
     (0..count).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect()
+}
+
+/// The last of some waiters, which is itself the process in the queue and then runs the script.
+fn exec_waiter(sandbox: &Sandbox, name: &str, script: &str, before: usize) -> Job {
+    let job = sandbox.csalock(["run", "-F", "-w", "inf", name, "dash", "-c", script]).spawn();
+    wait_until("it waits", || sandbox.waiting(name) == before + 1);
+    job
 }
 
 fn order(sandbox: &Sandbox) -> Vec<usize> {
@@ -76,29 +84,10 @@ on_every_store! {
         }
     }
 
-    fn the_holder_and_all_earlier_waiters_are_killed(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let mut waiters = crowd(sandbox, 50);
-        let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
-        let last = waiters.split_off(48);
-        waiters.iter_mut().for_each(Job::kill);
-        holder.kill();
-        let _ = nix::sys::signal::kill(command, Signal::SIGKILL);
-        for waiter in last {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
-        assert_eq!(order(sandbox), [48, 49]);
-        assert!(sandbox.is_tidy());
-    }
-
     fn the_first_waiter_of_a_page_sees_all_before_it_killed(sandbox: &Sandbox) {
         let mut holder = sandbox.csalock(["run", "-F", "x", "cat"]).spawn();
         wait_until("it holds", || sandbox.state("x") == "held");
-        let wait = |number: usize| {
-            let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "dash", "-c", &format!("echo {number} >> order")]).spawn();
-            wait_until("it waits", || sandbox.waiting("x") == number + 1);
-            job
-        };
+        let wait = |number| exec_waiter(sandbox, "x", &format!("echo {number} >> order"), number);
         let mut waiters: Vec<Job> = (0..50).map(wait).collect();
         let last = waiters.split_off(48);
         let begun = std::time::Instant::now();
@@ -113,12 +102,7 @@ on_every_store! {
 
     fn a_dead_waiter_is_known_to_be_dead_at_any_position(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
-        let wait = |number: usize| {
-            let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn();
-            wait_until("it waits", || sandbox.waiting("x") == number + 1);
-            job
-        };
-        let mut waiters: Vec<Job> = (0..20).map(wait).collect();
+        let mut waiters: Vec<Job> = (0..20).map(|number| exec_waiter(sandbox, "x", "true", number)).collect();
         // In the record, and on a page.
         for dead in [5, 18] {
             waiters[dead].kill();
@@ -126,26 +110,9 @@ on_every_store! {
             let sight = sandbox.sight("x");
             assert_eq!(sight["waiters"][dead]["alive"], "no", "{sight}");
         }
-        waiters.iter_mut().filter_map(|job| (!job.has_ended()).then_some(job)).for_each(Job::kill);
-    }
-
-    fn a_waiter_behind_dead_waiters_sleeps(sandbox: &Sandbox) {
-        let _holder = sandbox.holder("x");
-        let mut waiters: Vec<Job> = Vec::new();
-        for number in 0..20 {
-            waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn());
-            wait_until("it waits", || sandbox.waiting("x") == number + 1);
-        }
-        // In the record, on the page, and not the first.
-        for dead in [5, 17] {
-            waiters[dead].kill();
-        }
-        let ticks = |job: &Job| {
-            let text = std::fs::read_to_string(format!("/proc/{}/stat", job.pid())).unwrap();
-            let fields: Vec<&str> = text.rsplit_once(") ").unwrap().1.split(' ').collect();
-            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-        };
-        for behind in [6, 18] {
+        // The waiters behind them sleep.
+        let ticks = |job: &Job| [14, 15].map(|field| stat_field(job.pid(), field).unwrap()).iter().sum::<i64>();
+        for behind in [6, 19] {
             let before = ticks(&waiters[behind]);
             std::thread::sleep(std::time::Duration::from_millis(500));
             let spent = ticks(&waiters[behind]) - before;
@@ -159,11 +126,7 @@ on_every_store! {
         let mut b = sandbox.holder("B");
         let several = sandbox.csalock(["run", "-w", "inf", "A", "--also", "B", "--", "true"]).spawn();
         wait_until("it keeps A", || sandbox.state("A") == "held" && sandbox.waiters("B").len() == 1);
-        let mut waiters: Vec<Job> = Vec::new();
-        for number in 0..18 {
-            waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "A", "cat"]).spawn());
-            wait_until("it waits", || sandbox.waiting("A") == number + 1);
-        }
+        let mut waiters: Vec<Job> = (0..18).map(|number| exec_waiter(sandbox, "A", "cat", number)).collect();
         assert_eq!(sandbox.csalock(["unlock", "--force", "A"]).capture().code, Some(0));
         b.release();
         wait_until("it waits for A", || sandbox.waiters("A").len() == 18);

@@ -176,13 +176,6 @@ on_every_kind_of_store! {
         assert_eq!(third.wait().stdout, "third\n");
     }
 
-    fn the_first_process_of_a_container_may_hold(sandbox: &Sandbox) {
-        require!(has_namespaces("a pid namespace"));
-        let script = "csalock lock x >/dev/null; csalock unlock x; echo $?; csalock run x echo ran";
-        sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout("0\nran\n").run();
-        sandbox.call("unshare", ["-p", "-f", "--mount-proc", "csalock", "run", "x", "echo", "ran"]).stdout("ran\n").run();
-    }
-
     fn the_first_process_of_a_container_reaps_adopted_processes(sandbox: &Sandbox) {
         require!(has_namespaces("a pid namespace") && has("setsid"));
         // The command is not the parent of the daemon, so only the first process of the container can wait for it.

@@ -8,55 +8,10 @@ use crate::sandbox::{is_root, wait_until};
 
 /// Names that a careless store would take for one another, or for a path.
 fn odd_names() -> Vec<Vec<u8>> {
-    let mut names: Vec<Vec<u8>> = [
-        &b"a"[..],
-        b"A",
-        b"a ",
-        b" a",
-        b"a\n",
-        b"\n",
-        b"a\nb",
-        b".",
-        b"..",
-        b"...",
-        b".a",
-        b"-",
-        b"--",
-        b"-a",
-        b"-n",
-        b"%",
-        b"%41",
-        b"%61",
-        b"a%2Fb",
-        b"a%2fb",
-        b"%00",
-        b"\xff",
-        b"\xfe",
-        b"\xff\xfe",
-        b"\xc3\xa4",
-        b"a\xcc\x88",
-        b"*",
-        b"?",
-        b"[a]",
-        b"~",
-        b"$HOME",
-        b"`id`",
-        b"'",
-        b"\"",
-        b"\\",
-        b"a\\",
-        b"\x01",
-        b"\x7f",
-        b"\x1b[2J",
-        b".work",
-        b".csalock",
-        b"cur.1",
-        b"new.1",
-        b"a;b",
-        b"x'; DROP TABLE records; --",
-    ]
-    .map(<[u8]>::to_vec)
-    .to_vec();
+    let odd = b"a|A|a | a|a\n|\n|a\nb|.|..|...|.a|-|--|-a|-n|%|%41|%61|a%2Fb|a%2fb|%00|\xff|\xfe|\xff\xfe|\xc3\xa4|\
+        a\xcc\x88|*|?|[a]|~|$HOME|`id`|'|\"|\\|a\\|\x01|\x7f|\x1b[2J|.work|.csalock|cur.1|new.1|a;b|\
+        x'; DROP TABLE records; --";
+    let mut names: Vec<Vec<u8>> = odd.split(|byte| *byte == b'|').map(<[u8]>::to_vec).collect();
     for length in [127, 128, 200, 201, 255, 256, 1023, 1024] {
         names.push(vec![b'n'; length]);
     }

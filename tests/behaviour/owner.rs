@@ -210,19 +210,6 @@ on_every_store! {
         });
     }
 
-    fn a_cgi_script_under_lighttpd(sandbox: &Sandbox) {
-        require!(has("lighttpd"));
-        cgi(sandbox, |sandbox, port| {
-            let root = sandbox.path("www").display().to_string();
-            let config = format!(
-                "server.modules = (\"mod_cgi\")\nserver.document-root = \"{root}\"\nserver.port = {port}\n\
-                 server.bind = \"127.0.0.1\"\n$HTTP[\"url\"] =~ \"^/cgi-bin/\" {{ cgi.assign = (\"\" => \"\") }}\n"
-            );
-            let config = sandbox.file("lighttpd.conf", config);
-            sandbox.call("lighttpd", ["-D", "-f", &config.display().to_string()]).spawn()
-        });
-    }
-
     fn a_caller_that_has_ended_owns_nothing(sandbox: &Sandbox) {
         // The inner shell becomes csalock when the outer one is gone.
         let inner = "while grep -q \"^PPid:.$OUTER\\$\" /proc/$$/status; do sleep 0.01; done; exec csalock lock $OPTIONS x > said 2>&1";

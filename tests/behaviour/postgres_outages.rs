@@ -56,30 +56,6 @@ fn waiters_behind_a_pooler_and_beyond_hosts_take_turns() {
 }
 
 #[test]
-fn a_storm_with_a_server_that_crashes_has_one_holder_at_a_time() {
-    let Some(server) = Server::start(&[]) else { return };
-    let sandbox = Sandbox::in_database(&server.url(""));
-    sandbox.file("files/count", "0\n");
-    // An unprotected read and write, and tokens that only grow.
-    let critical = "mkdir inside || echo two >> faults; read n < count; echo $((n + 1)) > count
-                    read t < token 2> /dev/null || t=0; [ $CSALOCK_TOKEN -gt $t ] || echo token >> faults
-                    echo $CSALOCK_TOKEN > token; rmdir inside";
-    let script = format!("for i in $(seq 25); do csalock run -w inf x dash -c '{critical}' || echo $? >> codes; done");
-    let callers: Vec<_> = (0..6).map(|_| sandbox.script("dash", &script).spawn()).collect();
-    let progress = || sandbox.read("files/count").trim().parse::<u32>().unwrap_or(0);
-    for step in 1..=4 {
-        wait_until("they get on", || progress() > step * 20);
-        server.kill();
-        std::thread::sleep(Duration::from_millis(100));
-        server.restart();
-    }
-    callers.into_iter().for_each(|caller| drop(caller.wait()));
-    assert_eq!((sandbox.read("files/faults"), sandbox.read("files/codes")), (String::new(), String::new()));
-    assert_eq!(progress(), 150);
-    assert!(sandbox.is_tidy());
-}
-
-#[test]
 fn a_waiter_on_another_host_is_woken_by_the_server() {
     require!(has_namespaces("another network namespace"));
     let Some(server) = Server::start(&[]) else { return };

@@ -102,19 +102,6 @@ on_every_store_of_files! {
 }
 
 on_every_store! {
-    fn the_queue_is_granted_in_order_of_arrival(sandbox: &Sandbox) {
-        for round in 0..sandbox.many(20) {
-            let mut holder = sandbox.holder("x");
-            let waiters: Vec<Job> = (0..5).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
-            holder.release();
-            for waiter in waiters {
-                assert_eq!(waiter.wait().code, Some(0));
-            }
-            assert_eq!(sandbox.read("files/order"), "0\n1\n2\n3\n4\n", "round {round}");
-            std::fs::remove_file(sandbox.path("files/order")).unwrap();
-        }
-    }
-
     fn lock_and_run_wait_in_one_queue(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters = Vec::new();
@@ -171,17 +158,6 @@ on_every_store! {
         assert_eq!(holder.wait().code, Some(0));
         assert_eq!(sandbox.state("x"), "free");
         assert!(!sandbox.path("files/ran").exists());
-    }
-
-    fn a_waiter_that_gives_up_does_not_block_later_waiters(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let first = sandbox.csalock(["run", "-w", "3s", "x", "touch", "ran"]).spawn();
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        let second = sandbox.waiter("x", "echo ran");
-        assert_eq!(first.wait().code, Some(75));
-        assert_eq!(sandbox.waiters("x").len(), 1);
-        holder.release();
-        assert_eq!(second.wait().stdout, "ran\n");
     }
 
     fn the_waiter_after_a_killed_exec_command_runs_at_once(sandbox: &Sandbox) {

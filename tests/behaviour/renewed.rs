@@ -216,13 +216,6 @@ on_every_shared_store! {
         csalock(sandbox, &["run", "--once-per=99999d", "x", "echo", "again"]).run();
     }
 
-    fn a_job_whose_stopped_supervisor_is_killed_is_repeated(sandbox: &Sandbox) {
-        let mut job = job_with_stopped_supervisor(sandbox);
-        await_renewals(sandbox, "x", 1);
-        job.kill();
-        csalock(sandbox, &["run", "-q", "--once-per=99999d", "x", "echo", "again"]).stdout("again\n").run();
-    }
-
     fn a_command_never_runs_without_a_keeper(sandbox: &Sandbox) {
         // However soon its supervisor is killed.
         for _ in 0..10 {
@@ -243,32 +236,6 @@ on_every_shared_store! {
         job.release();
         wait_until("the command and its keeper have ended", || !lives(command) && !lives(keeper));
         assert_eq!(sandbox.state("x"), "abandoned");
-    }
-
-    fn a_command_whose_lease_is_broken_is_ended(sandbox: &Sandbox) {
-        let (mut job, command) = running(sandbox, &[]);
-        assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
-        wait_until("the command has ended", || !lives(command));
-        wait_until("the supervisor has ended", || job.has_ended());
-        assert_eq!(job.wait().code, Some(85));
-    }
-
-    fn a_command_that_releases_its_lock_goes_on(sandbox: &Sandbox) {
-        let words = ["run", "x", "dash", "-c", "csalock unlock x; echo $?; cat; :"];
-        let mut job = csalock(sandbox, &words).spawn();
-        assert_eq!(job.lines(1), ["0"]);
-        wait_until("its keeper has ended", || keepers(sandbox).is_empty());
-        csalock(sandbox, &["run", "-n", "x", "true"]).run();
-        assert_eq!(job.wait().code, Some(0));
-    }
-
-    fn a_keeper_that_dies_has_a_successor(sandbox: &Sandbox) {
-        let (job, _) = running(sandbox, &[]);
-        let first = the_keeper(sandbox);
-        send(first, Signal::SIGKILL);
-        await_renewals(sandbox, "x", 4);
-        assert_ne!(the_keeper(sandbox), first);
-        assert_eq!(job.wait().code, Some(0));
     }
 
     fn a_command_whose_lease_is_not_renewed_is_ended_before_it_expires(sandbox: &Sandbox) {

@@ -150,6 +150,9 @@ on_every_store! {
         ] {
             let said = refused(command, kind) + &sandbox.read("files/said");
             assert!(!said.contains(" waited ") && !said.contains('\x1b'), "{command} {kind}: {said:?}");
+            // A file is told with --verbose only.
+            let is_silent = command.contains("-q") || command.contains("said") && !command.contains("-v");
+            assert!(!is_silent || !said.contains("waiting for"), "{command} {kind}: {said:?}");
         }
     }
 

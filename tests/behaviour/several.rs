@@ -185,16 +185,6 @@ on_every_store! {
         assert_eq!(both.wait().code, Some(0));
     }
 
-    fn a_caller_killed_between_two_locks_leaves_none_held(sandbox: &Sandbox) {
-        let other = holding(sandbox, &["b"]);
-        let mut both = holder(sandbox, &["a", "b"]);
-        wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
-        both.kill();
-        sandbox.csalock(["run", "-w", "5s", "a", "true"]).run();
-        assert_eq!(other.wait().code, Some(0));
-        sandbox.csalock(["run", "-w", "5s", "b", "--also", "a", "true"]).run();
-    }
-
     fn unlock_all_releases_all_grants_of_the_caller(sandbox: &Sandbox) {
         let script = "csalock lock a b ./file > /dev/null
                       mkdir -p other; csalock lock other/file > /dev/null

@@ -13,17 +13,24 @@ const FORWARDED: [(Signal, &str); 6] = [
     (Signal::SIGUSR2, "USR2"),
 ];
 
+fn stop(pid: i32) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    wait_until("it is stopped", || matches!(proc::stat(pid), Some(('T', _))));
+}
+
 on_every_store! {
     fn a_child_of_the_caller_that_ends_ends_no_wait(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let waiter = sandbox.script("dash", "sh -c 'read line < pipe; :' & exec csalock run -F -w inf x echo mine");
         nix::unistd::mkfifo(&sandbox.path("files/pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let waiter = waiter.spawn();
-        crate::sandbox::wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        sandbox.file("files/pipe", "go\n");
-        assert_eq!(sandbox.csalock(["run", "-w", "200ms", "x", "true"]).capture().code, Some(75));
-        holder.release();
-        waiter.wait().prints(0, "mine\n");
+        for run in ["run", "run -F"] {
+            let mut holder = sandbox.holder("x");
+            let script = format!("sh -c 'read line < pipe; :' & exec csalock {run} -w inf x echo mine");
+            let waiter = sandbox.script("dash", &script).spawn();
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            sandbox.file("files/pipe", "go\n");
+            sandbox.csalock(["run", "-w", "200ms", "x", "true"]).capture().exits(75);
+            holder.release();
+            waiter.wait().prints(0, "mine\n");
+        }
     }
 
     fn signals_reach_the_command_and_csalock_waits_for_it(sandbox: &Sandbox) {
@@ -108,57 +115,37 @@ on_every_store! {
     }
 
     fn a_waiter_whose_supervisor_is_killed_never_runs_its_command(sandbox: &Sandbox) {
-        let holder = sandbox.holder("x");
-        let mut waiter = sandbox.waiter("x", "touch ran");
-        let parked = sandbox.waiters("x")[0];
-        assert_ne!(parked, waiter.pid());
-        waiter.kill();
-        wait_until("the parked child is gone", || !proc::lives(parked));
-        assert_eq!(holder.wait().code, Some(0));
-        sandbox.csalock(["run", "x", "true"]).run();
-        assert!(!sandbox.path("files/ran").exists());
-        assert_eq!(sandbox.state("x"), "free");
-    }
-
-    fn a_waiter_that_ignores_signals_dies_with_its_supervisor_as_well(sandbox: &Sandbox) {
-        let holder = sandbox.holder("x");
-        let script = "trap '' TERM HUP INT; exec csalock run -w inf x touch ran";
-        let mut waiter = sandbox.script("dash", script).spawn();
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        let parked = sandbox.waiters("x")[0];
-        waiter.kill();
-        wait_until("the parked child is gone", || !proc::lives(parked));
-        assert_eq!(holder.wait().code, Some(0));
-        assert!(!sandbox.path("files/ran").exists());
-    }
-
-    fn a_waiter_that_is_stopped_dies_with_its_supervisor(sandbox: &Sandbox) {
-        // Elsewhere the child leaves the queue before it ends, for which it must go on.
-        if !sandbox.is_of_files() || sandbox.is_shared() {
-            return;
+        for state in ["as it is", "without signals", "stopped"] {
+            // Elsewhere the child leaves the queue before it ends, for which it must go on.
+            if state == "stopped" && (!sandbox.is_of_files() || sandbox.is_shared()) {
+                continue;
+            }
+            let holder = sandbox.holder("x");
+            let ignored = if state == "without signals" { "trap '' TERM HUP INT; " } else { "" };
+            let mut waiter = sandbox.script("dash", &format!("{ignored}exec csalock run -w inf x touch ran")).spawn();
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            let parked = sandbox.waiters("x")[0];
+            assert_ne!(parked, waiter.pid());
+            if state == "stopped" {
+                stop(parked);
+            }
+            waiter.kill();
+            wait_until("the parked child is gone", || !proc::lives(parked));
+            holder.wait().exits(0);
+            sandbox.csalock(["run", "x", "true"]).run();
+            assert!(!sandbox.path("files/ran").exists(), "{state}");
+            assert_eq!(sandbox.state("x"), "free", "{state}");
         }
-        let holder = sandbox.holder("x");
-        let mut waiter = sandbox.waiter("x", "touch ran");
-        let parked = sandbox.waiters("x")[0];
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
-        wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
-        waiter.kill();
-        wait_until("the parked child is gone", || !proc::lives(parked));
-        assert_eq!(holder.wait().code, Some(0));
-        assert!(!sandbox.path("files/ran").exists());
     }
 
     fn a_waiter_whose_parked_child_is_stopped_ends_by_a_signal(sandbox: &Sandbox) {
         // Elsewhere the child acquires the lock itself, which it cannot do while it is stopped.
-        if !sandbox.is_of_files() || sandbox.is_shared() {
-            return;
-        }
+        require!(sandbox.is_of_files() && !sandbox.is_shared());
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
             let holder = sandbox.holder("x");
             let waiter = sandbox.waiter("x", "touch ran");
             let parked = sandbox.waiters("x")[0];
-            nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
-            wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
+            stop(parked);
             assert_eq!(holder.wait().code, Some(0));
             wait_until("it has the lock", || sandbox.holders("x") == [parked]);
             waiter.send(signal);
@@ -181,20 +168,5 @@ on_every_store! {
         assert!(sandbox.waiters("x").is_empty());
         assert_eq!(holder.wait().code, Some(0));
         assert!(!sandbox.path("files/ran").exists());
-    }
-
-    fn children_that_the_caller_had_before_do_not_end_a_wait(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let script = "sleep 0.02 & exec csalock run -w inf x echo ran";
-        let waiter = sandbox.script("dash", script).spawn();
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        // A supervisor may reap it, so it need not stay a zombie.
-        let is_earlier = |child: &i32| matches!(&proc::program(*child)[..], "sleep" | "dash");
-        wait_until("the earlier child has ended", || {
-            !proc::children(waiter.pid()).iter().any(|child| is_earlier(child) && proc::lives(*child))
-        });
-        assert_eq!(sandbox.waiters("x").len(), 1);
-        holder.release();
-        waiter.wait().prints(0, "ran\n");
     }
 }

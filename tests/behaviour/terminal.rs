@@ -131,15 +131,6 @@ on_every_store! {
         assert_eq!(status(&mut shell), "0");
     }
 
-    fn ctrl_backslash_ends_the_command_too(sandbox: &Sandbox) {
-        let Some(mut shell) = bash(sandbox) else { return };
-        shell.tell("csalock run x sh -c 'echo run''ning; exec sleep 60'");
-        shows(&mut shell, "running\r\n");
-        shell.tell(CTRL_BACKSLASH);
-        assert_eq!(status(&mut shell), "131");
-        assert_eq!(sandbox.state("x"), "free");
-    }
-
     fn ctrl_z_stops_the_command_and_fg_continues_it(sandbox: &Sandbox) {
         for run in ["run", "run -F"] {
             let Some(mut shell) = bash(sandbox) else { return };
@@ -193,22 +184,6 @@ on_every_store! {
         assert_eq!(status(&mut shell), "6");
     }
 
-    fn a_wait_can_be_stopped_and_goes_on(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let Some(mut shell) = bash(sandbox) else { return };
-        shell.tell("csalock run -w inf x sh -c 'echo run''ning'");
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        shell.tell(CTRL_Z);
-        shows(&mut shell, "Stopped");
-        wait_for_prompt(&mut shell);
-        assert_eq!(sandbox.waiters("x").len(), 1);
-        shell.tell("fg");
-        holder.release();
-        shows(&mut shell, "running\r\n");
-        assert_eq!(holder.wait().code, Some(0));
-        assert_eq!(status(&mut shell), "0");
-    }
-
     fn ctrl_c_while_waiting_leaves_the_queue(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let before = sandbox.sight("x");
@@ -242,43 +217,6 @@ on_every_store! {
             shows(&mut shell, "in front\r\n");
             shows(&mut shell, "signals from keys\r\n");
             assert_eq!(status(&mut shell), "0", "{run}");
-        }
-    }
-
-    fn a_wait_is_reported_once_and_to_a_terminal_only(sandbox: &Sandbox) {
-        let waiting = "csalock: waiting for lock x: pid ";
-        for words in ["run -w inf x true", "run -F -w inf x true", "lock -w inf --ttl 1ms x"] {
-            let mut holder = sandbox.holder("x");
-            let Some(mut shell) = bash(sandbox) else { return };
-            let mut before_us = sandbox.waiter("x", "true");
-            let parked = sandbox.waiters("x")[0];
-            shell.tell(&format!("csalock {words}; echo 'do''ne'"));
-            wait_until("it waits", || sandbox.waiters("x").len() == 2);
-            shows(&mut shell, waiting);
-            shows(&mut shell, &format!("{waiting}{} on ", sandbox.holders("x")[0]));
-            // It looks again when the one before it is gone, and says no more.
-            before_us.kill();
-            wait_until("the one before is gone", || !proc::lives(parked) && sandbox.waiters("x").len() == 1);
-            holder.release();
-            shows(&mut shell, "done\r\n");
-            assert_eq!(times(&shell, "csalock: "), 1, "{words}: {}", shell.printed());
-            assert_eq!(holder.wait().code, Some(0));
-            wait_until("it is free again", || sandbox.state("x") != "held");
-        }
-    }
-
-    fn a_wait_is_not_reported_to_a_file_and_not_with_quiet(sandbox: &Sandbox) {
-        for words in ["run -w inf x true 2> said", "run -q -w inf x true", "lock -q -w inf x | cat"] {
-            let mut holder = sandbox.holder("x");
-            let Some(mut shell) = bash(sandbox) else { return };
-            shell.tell(&format!("csalock {words}; echo 'do''ne'"));
-            wait_until("it waits", || sandbox.waiters("x").len() == 1);
-            holder.release();
-            shows(&mut shell, "done\r\n");
-            assert_eq!((times(&shell, "waiting for"), sandbox.read("files/said").as_str()), (0, ""), "{words}");
-            assert_eq!(holder.wait().code, Some(0));
-            shell.tell("csalock unlock -q x");
-            wait_until("it is free again", || sandbox.state("x") == "free");
         }
     }
 

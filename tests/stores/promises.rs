@@ -141,64 +141,10 @@ pub(crate) fn numbers_grow_and_no_two_versions_are_equal(rig: &Rig) {
 pub(crate) fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
     let mut names: Vec<Vec<u8>> = (1..=255).map(|byte| vec![byte]).collect();
     names.extend((1..=255).map(|byte| vec![b'a', byte]));
-    for name in [
-        &b".."[..],
-        b"...",
-        b"./x",
-        b"../x",
-        b"/",
-        b"//",
-        b"/x",
-        b"x/",
-        b"a/b",
-        b"a//b",
-        b"--",
-        b"-rf",
-        b"~x",
-        b"~root",
-        b"a\n",
-        b"a\nb",
-        b"a b",
-        b" a",
-        b"a ",
-        b"\xff\xfe",
-        b"\xc3\xa9",
-        b"e\xcc\x81",
-        b"nightly",
-        b"Nightly",
-        b"NIGHTLY",
-        b"%2F",
-        b"%2f",
-        b"a%2Fb",
-        b"a%2fb",
-        b"%252F",
-        b"%20",
-        b"a%20b",
-        b"%",
-        b"%%",
-        b"%2",
-        b"%2E%2E",
-        b"%7E",
-        b".work",
-        b".csalock",
-        b"cur.1.x",
-        b"rec.x",
-        b"end.1.x",
-        b"'",
-        b"''; --",
-        b"\"",
-        b"\\",
-        b"*",
-        b"$(x)",
-        b"x'61'",
-        b"NULL",
-        b"0",
-        b"1",
-        b"1.0",
-        b"1e0",
-    ] {
-        names.push(name.to_vec());
-    }
+    let odd = b"..|...|./x|../x|/|//|/x|x/|a/b|a//b|--|-rf|~x|~root|a\n|a\nb|a b| a|a |\xff\xfe|\xc3\xa9|e\xcc\x81|\
+        nightly|Nightly|NIGHTLY|%2F|%2f|a%2Fb|a%2fb|%252F|%20|a%20b|%|%%|%2|%2E%2E|%7E|.work|.csalock|\
+        cur.1.x|rec.x|end.1.x|'|''; --|\"|\\|*|$(x)|x'61'|NULL|0|1|1.0|1e0";
+    names.extend(odd.split(|byte| *byte == b'|').map(<[u8]>::to_vec));
     for length in [199, 200, 201, 254, 255, 256, 1023, 1024] {
         for byte in [b'x', b'%', b'/', b'.', 0xff] {
             names.push(vec![byte; length]);
