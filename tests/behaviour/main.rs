@@ -188,6 +188,7 @@ mod renewed;
 mod run;
 mod screen;
 mod screens;
+mod servers;
 mod several;
 mod shells;
 mod signals;

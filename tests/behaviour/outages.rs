@@ -11,62 +11,27 @@ use nix::sys::signal::Signal;
 
 use crate::etcd::between::{Between, Fate, as_it_was};
 use crate::etcd::fair::{fair, is_within};
-use crate::etcd::{Cluster, Place, Setup};
+use crate::etcd::{Cluster, Setup};
 use crate::sandbox::proc::{keepers, lives};
-use crate::sandbox::{Call, Job, Network, Sandbox, has_namespaces, wait_until};
+use crate::sandbox::{Call, Job, Network, Sandbox, wait_until};
+use crate::servers::{
+    ALIVE, BUSY, ENDED, LEASE, LEASE_SECONDS, NEXT, as_on_another_host, calm, has_noted, noted, uptime,
+};
 use crate::storm::members;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Short, but long enough for a machine that has other things to do.
-const LEASE: &str = "5s";
-const LEASE_SECONDS: f64 = 5.0;
-
-/// The longest time in which a busy machine starts a program and sees its end.
-const BUSY: Duration = Duration::from_secs(3);
-
-/// Notes CLOCK_BOOTTIME, in seconds, in a file.
-const STAMP: &str = "stamp() { read up rest < /proc/uptime; echo $up > $1.new; mv $1.new $1; }; ";
-
-/// The message of a command that was ended because of its lease.
-const ENDED: &str = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see \
-                     `csalock doctor`\n";
-
-/// With times as etcd has them where nothing is said, for elections that happen by chance would prolong leases.
 fn cluster_of(members: usize) -> Option<Cluster> {
     Cluster::start(Setup { members, arguments: calm(), ..Setup::default() })
-}
-
-fn calm() -> Vec<&'static str> {
-    vec!["--heartbeat-interval=100", "--election-timeout=1000"]
 }
 
 fn csalock<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Call<'a> {
     sandbox.csalock(words).env("CSALOCK_LEASE", LEASE)
 }
 
-/// A command that notes again and again that it lives, and that nothing but SIGKILL ends before `over` is there.
-fn noting(file: &str) -> String {
-    format!("{STAMP}trap '' TERM; while [ ! -e over ]; do stamp {file}; sleep 0.02; done")
-}
-
-#[track_caller]
-fn noted(sandbox: &Sandbox, file: &str) -> f64 {
-    let text = sandbox.read(&format!("files/{file}"));
-    text.trim().parse().unwrap_or_else(|_| panic!("{file}: {text:?}"))
-}
-
-fn has_noted(sandbox: &Sandbox, file: &str) -> bool {
-    sandbox.path(format!("files/{file}")).exists()
-}
-
-fn uptime() -> f64 {
-    std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap()
-}
-
 /// A holder of lock x that notes its progress in `alive`.
 fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
-    let job = csalock(sandbox, &[&["run"], options, &["x", "dash", "-c", &noting("alive")]].concat()).spawn();
+    let job = csalock(sandbox, &[&["run"], options, &["x", "dash", "-c", ALIVE]].concat()).spawn();
     wait_until("the holder holds", || has_noted(sandbox, "alive"));
     job
 }
@@ -78,17 +43,10 @@ fn waiter(sandbox: &Sandbox) -> Job {
 
 /// Starts it with these words before its command line.
 fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
-    let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next")];
+    let words = ["run", "-w", "inf", "x", "dash", "-c", NEXT];
     let job = sandbox.csalock_by(before, &words).env("CSALOCK_LEASE", LEASE).spawn();
     wait_until("the waiter waits", || sandbox.waiters("x").len() == 1);
     job
-}
-
-/// The words before a command line that hide all other processes, as on another host. A caller that sees a live owner
-/// does not evict it. `None`: only root can hide them.
-fn as_on_another_host() -> Option<Vec<String>> {
-    let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
-    has_namespaces("another pid namespace").then(|| alone.map(str::to_string).to_vec())
 }
 
 #[track_caller]
@@ -109,38 +67,6 @@ fn await_renewals(sandbox: &Sandbox, times: usize) {
         wait_until("the lease is renewed", || renewed_until(sandbox) != before);
         assert_ne!(renewed_until(sandbox), "not renewed");
     }
-}
-
-/// The one server there is goes away in one way, for longer than the lease, and comes back.
-fn the_only_server_goes(go: impl Fn(&Cluster), come_back: impl Fn(&Cluster)) {
-    let Some(cluster) = cluster_of(1) else { return };
-    let sandbox = Sandbox::at(&cluster);
-    let holder = holder(&sandbox, &[]);
-    let waiter = waiter(&sandbox);
-    await_renewals(&sandbox, 1);
-    let gone = uptime();
-    go(&cluster);
-    let done = await_end(holder);
-    let took = uptime() - gone;
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains(ENDED), "{done:?}");
-    let last_alive = noted(&sandbox, "alive");
-    assert!(last_alive < gone + LEASE_SECONDS, "it lived {} s without the server", last_alive - gone);
-    assert!(took < LEASE_SECONDS + 1.0 + fair(BUSY).as_secs_f64(), "{took} s");
-    come_back(&cluster);
-    await_end(waiter).exits(0);
-    assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
-    println!("ended after {:.2} s, said so after {took:.2} s", last_alive - gone);
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_only_server_stands_still() {
-    the_only_server_goes(|cluster| cluster.stop(0, true), |cluster| cluster.stop(0, false));
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_only_server_is_killed() {
-    the_only_server_goes(|cluster| cluster.kill(0), |cluster| cluster.restart(0));
 }
 
 #[test]
@@ -189,86 +115,12 @@ fn a_command_that_is_only_warned_ends_with_85_even_if_the_server_stays_away() {
     assert!(is_within(begun, 2 * SECOND + BUSY), "{:?}", begun.elapsed());
 }
 
-/// Three hosts: one that holds, one that waits, one with the store.
-fn three_hosts() -> Option<(Network, Cluster)> {
-    let network = Network::new(3)?;
-    let place = Place { address: network.address(2), enter: network.on(2) };
-    let setup = Setup { places: vec![place], reach: network.on_the_switch(), arguments: calm(), ..Setup::default() };
-    let cluster = Cluster::start(setup)?;
-    Some((network, cluster))
-}
-
-fn sight_on(network: &Network, sandbox: &Sandbox, host: usize) -> serde_json::Value {
-    let done = sandbox.csalock_by(&network.on(host), &["status", "--json", "x"]).capture();
-    assert!(matches!(done.code, Some(0 | 81)), "{done:?}");
-    serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0].clone()
-}
-
-/// A waiter for lock x on host 1, without a timeout.
-fn waiter_on_a_machine(network: &Network, sandbox: &Sandbox) -> Job {
-    let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next; echo $CSALOCK_TOKEN; cat; :")];
-    let waiter = sandbox.csalock_by(&network.on_a_machine(1), &words).env("CSALOCK_LEASE", LEASE).spawn();
-    wait_until("the waiter waits", || sight_on(network, sandbox, 1)["waiters"].as_array().unwrap().len() == 1);
-    waiter
-}
-
-#[test]
-fn a_command_on_a_partitioned_host_ends_before_the_next_begins_elsewhere() {
-    let Some((network, cluster)) = three_hosts() else { return };
-    let sandbox = Sandbox::at(&cluster);
-    let words = ["run", "x", "dash", "-c", &noting("alive")];
-    let holder = sandbox.csalock_by(&network.on_a_machine(0), &words).env("CSALOCK_LEASE", LEASE).spawn();
-    wait_until("the holder holds", || has_noted(&sandbox, "alive"));
-    let mut waiter = waiter_on_a_machine(&network, &sandbox);
-    let cut = uptime();
-    network.cut(0, true);
-    let token: u64 = waiter.lines(1)[0].parse().unwrap();
-    let (last_alive, next) = (noted(&sandbox, "alive"), noted(&sandbox, "next"));
-    assert!(last_alive <= next, "two holders at once: {last_alive} {next}");
-    assert!(last_alive > cut, "it lived on after the cut");
-    assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains(ENDED), "{done:?}");
-    assert!(token > 0 && waiter.wait().code == Some(0));
-    println!("cut: the command ended after {:.2} s, the next began after {:.2} s", last_alive - cut, next - cut);
-}
-
-#[test]
-fn a_script_on_a_partitioned_host_loses_its_lock_and_is_told() {
-    let Some((network, cluster)) = three_hosts() else { return };
-    let sandbox = Sandbox::at(&cluster);
-    // It takes the lock, and then does what it is told, in a line each.
-    let script = "csalock lock --json x; while read words; do csalock $words; echo $?; done";
-    let words = [&network.on_a_machine(0)[..], &["dash", "-c", script].map(str::to_string)].concat();
-    let mut holder = sandbox.call(&words[0], &words[1..]).env("CSALOCK_LEASE", LEASE).spawn();
-    let taken: serde_json::Value = serde_json::from_str(&holder.lines(1)[0]).unwrap();
-    let mut waiter = waiter_on_a_machine(&network, &sandbox);
-    let cut = uptime();
-    network.cut(0, true);
-    let token: u64 = waiter.lines(1)[0].parse().unwrap();
-    let next = noted(&sandbox, "next");
-    assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
-    assert!(token > taken["token"].as_u64().unwrap(), "{token} {taken}");
-    // While it is alone, it cannot know.
-    holder.tell("unlock x");
-    assert_eq!(holder.lines(2)[1], "69");
-    network.cut(0, false);
-    for (at, words) in ["put x value", "renew --ttl 5s x", "unlock x"].into_iter().enumerate() {
-        holder.tell(words);
-        let code = &holder.lines(3 + at)[2 + at];
-        assert!(["81", "82"].contains(&&code[..]), "{words}: {code} {:?}", holder.said());
-    }
-    assert_eq!(waiter.wait().code, Some(0));
-    println!("cut: the next began after {:.2} s", next - cut);
-}
-
 /// A fault hits a cluster of three. The holder keeps the lock, and the waiter gets in afterwards.
 fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     // An election takes up to two seconds, and must fit between a renewal and the end of the command.
-    let words = ["run", "x", "dash", "-c", &noting("alive")];
+    let words = ["run", "x", "dash", "-c", ALIVE];
     let holder = sandbox.csalock(words).env("CSALOCK_LEASE", "15s").spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
     let waiter = waiter(&sandbox);
@@ -312,7 +164,7 @@ fn stop_majority(cluster: &Cluster, stands: bool) {
 fn a_short_loss_of_the_majority_loses_nothing() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
-    let words = ["run", "x", "dash", "-c", &noting("alive")];
+    let words = ["run", "x", "dash", "-c", ALIVE];
     let holder = sandbox.csalock(words).env("CSALOCK_LEASE", "30s").spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
     let held = uptime();
@@ -480,7 +332,7 @@ fn a_caller_that_misreads_a_live_lease_does_not_get_the_lock() {
         Fate { instead, ..Fate::default() }
     });
     let stale = Sandbox::at_servers(&[between.address]);
-    let holder = sandbox.csalock(["run", "x", "dash", "-c", &noting("alive")]).spawn();
+    let holder = sandbox.csalock(["run", "x", "dash", "-c", ALIVE]).spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
     let calls: [(&[&str], i32); 5] = [
         (&["run", "-n", "x", "echo", "ran"], 75),

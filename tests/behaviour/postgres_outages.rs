@@ -9,13 +9,8 @@ use nix::unistd::Pid;
 
 use crate::etcd::fair::is_within;
 use crate::postgres::{Bouncer, Server};
-use crate::sandbox::{FILE_TIMES, Sandbox, has_namespaces, is_root, proc, wait_until};
-
-/// Short, but long enough for a machine that has other things to do.
-const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
-
-/// The words before a command line that hide all other processes, as on another host.
-const ALONE: [&str; 8] = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
+use crate::sandbox::{ALONE, FILE_TIMES, Sandbox, has_namespaces, is_root, proc, wait_until};
+use crate::servers::LEASE;
 
 #[test]
 fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
@@ -67,7 +62,7 @@ fn a_waiter_on_another_host_is_woken_by_the_server() {
     let elsewhere = ["unshare", "-n"].map(str::to_string);
     // It polls so rarely that it would not end in time.
     let words = ["run", "-w", "inf", "--backoff", "10m..10m", "x", "true"];
-    let mut waiter = sandbox.csalock_by(&elsewhere, &words).env(LEASE.0, "1h").spawn();
+    let mut waiter = sandbox.csalock_by(&elsewhere, &words).env("CSALOCK_LEASE", "1h").spawn();
     let listens = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%; LISTEN %' AND pid <> pg_backend_pid()";
     wait_until("it listens", || server.sql(listens) == "1");
     wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -82,10 +77,10 @@ fn a_step_of_the_servers_clock_neither_ends_a_lease_nor_keeps_the_lock_of_a_dead
     let Some(server) = Server::start(&[]) else { return };
     let sandbox = Sandbox::in_database(&server.url(""));
     let alone = ALONE.map(str::to_string);
-    let mut holder = sandbox.csalock_by(&alone, &["run", "x", "sleep", "1000"]).env(LEASE.0, LEASE.1).spawn();
+    let mut holder = sandbox.csalock_by(&alone, &["run", "x", "sleep", "1000"]).env("CSALOCK_LEASE", LEASE).spawn();
     wait_until("it holds", || sandbox.holders("x").len() == 1);
     let call = |words: &[&str], step: &str| {
-        sandbox.csalock_by(&alone, words).env(FILE_TIMES, step).env(LEASE.0, LEASE.1).capture()
+        sandbox.csalock_by(&alone, words).env(FILE_TIMES, step).env("CSALOCK_LEASE", LEASE).capture()
     };
     for step in ["+1h", "-1h", "+0"] {
         assert_eq!(call(&["run", "-q", "-n", "x", "true"], step).code, Some(75), "{step}");
@@ -159,7 +154,7 @@ fn each_process_has_an_encrypted_connection_of_its_own() {
     let encrypted = || server.log().matches("SSL enabled (protocol").count();
     sandbox.csalock(["run", "x", "true"]).run();
     let before = encrypted();
-    let holder = sandbox.csalock(["run", "x", "sh", "-c", "> held; sleep 3.5"]).env(LEASE.0, "3s").spawn();
+    let holder = sandbox.csalock(["run", "x", "sh", "-c", "> held; sleep 3.5"]).env("CSALOCK_LEASE", "3s").spawn();
     // Otherwise the second supervisor might be the first one to have the lock, and end before its keeper connects.
     wait_until("it is held", || sandbox.path("files/held").exists());
     let waiter = sandbox.csalock(["run", "y", "sh", "-c", "csalock run -w inf x echo next"]).spawn();

@@ -34,7 +34,7 @@ pub(crate) use call::{Call, Done};
 pub(crate) use harness::{has, has_namespaces, is_root, skip};
 pub(crate) use job::Job;
 pub(crate) use mount::Mount;
-pub(crate) use network::Network;
+pub(crate) use network::{ALONE, Network};
 pub(crate) use screen::{PROMPT, Screen};
 
 /// The variable that moves the wall clock of csalock in builds for tests: a sign and a duration.
