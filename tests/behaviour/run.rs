@@ -9,6 +9,12 @@ use crate::sandbox::wait_until;
 const BUSY: &str = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
                     cat; wait longer with -w, or see `csalock status x`\n";
 
+fn cannot_run(sandbox: &crate::sandbox::Sandbox, command: &str, code: i32, said: &str) {
+    sandbox.csalock(["run", "x", command]).status(code).stderr(said).run();
+    sandbox.csalock(["run", "-F", "x", command]).status(code).stderr(said).run();
+    assert_eq!(sandbox.state("x"), "free");
+}
+
 on_every_store! {
     fn a_supervisor_that_was_stopped_while_others_held_the_lock_has_lost_nothing(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line; exit 3"]).ready();
@@ -43,8 +49,7 @@ on_every_store! {
             ("/etc/passwd/x", "Not a directory"),
         ] {
             let said = format!("csalock: cannot run {command}: {why}; see its name and PATH\n");
-            sandbox.csalock(["run", "x", command]).status(127).stderr(&said).run();
-            sandbox.csalock(["run", "-F", "x", command]).status(127).stderr(&said).run();
+            cannot_run(sandbox, command, 127, &said);
         }
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -57,8 +62,7 @@ on_every_store! {
             ("./loop", 126, "Too many symbolic links encountered; see its name"),
         ] {
             let said = format!("csalock: cannot run {command}: {said}\n");
-            sandbox.csalock(["run", "x", command]).status(code).stderr(&said).run();
-            sandbox.csalock(["run", "-F", "x", command]).status(code).stderr(&said).run();
+            cannot_run(sandbox, command, code, &said);
         }
     }
 
@@ -72,8 +76,7 @@ on_every_store! {
             ("/etc", "it is a directory; name a program"),
         ] {
             let said = format!("csalock: cannot run {command}: Permission denied; {hint}\n");
-            sandbox.csalock(["run", "x", command]).status(126).stderr(&said).run();
-            sandbox.csalock(["run", "-F", "x", command]).status(126).stderr(&said).run();
+            cannot_run(sandbox, command, 126, &said);
         }
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -178,10 +181,6 @@ on_every_store! {
                     since TIME (AGE ago), while it lives: /bin/sh -c csalock run x true; release it first with \
                     `csalock unlock x`\n";
         sandbox.csalock(["run", "x", "-c", "csalock run x true"]).status(84).stderr(said).run();
-    }
-
-    fn locks_of_two_names_nest(sandbox: &Sandbox) {
-        sandbox.csalock(["run", "x", "csalock", "run", "y", "csalock", "status", "-1"]).stdout("x\ny\n").run();
     }
 
     fn the_command_may_give_the_lock_back_itself(sandbox: &Sandbox) {

@@ -5,7 +5,7 @@
 //! root. Only root can run these tests.
 
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::sandbox::{Call, Job, Kind, Sandbox, has, is_root, wait_until};
 
@@ -60,9 +60,13 @@ impl Person {
     }
 
     fn code_of(self, sandbox: &Sandbox, program: &[&str]) -> i32 {
+        self.call(sandbox, program).capture().code.unwrap()
+    }
+
+    fn call<'a>(self, sandbox: &'a Sandbox, program: &[&str]) -> Call<'a> {
         let words = self.words();
         let words: Vec<&str> = words.iter().map(String::as_str).chain(program.iter().copied()).collect();
-        sandbox.call(words[0], &words[1..]).capture().code.unwrap()
+        sandbox.call(words[0], &words[1..])
     }
 
     fn holder(self, sandbox: &Sandbox, store: &str, name: &str) -> Job {
@@ -79,6 +83,13 @@ fn place(sandbox: &Sandbox, below: &str, (owner, group, mode): (u32, u32, u32)) 
     chown(&place, Some(owner), Some(group)).unwrap();
     std::fs::set_permissions(&place, PermissionsExt::from_mode(mode)).unwrap();
     place
+}
+
+/// Makes an empty file with this owner, group and mode.
+fn file(path: &Path, (owner, group, mode): (u32, u32, u32)) {
+    std::fs::write(path, "").unwrap();
+    chown(path, Some(owner), Some(group)).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
 }
 
 /// The actions of every user, while the first user of the store holds `held` and has created all other objects.
@@ -203,16 +214,8 @@ fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
             let holder = first.holder(&sandbox, "", file);
             for person in Person::ALL {
                 let (taken, held) = if may.contains(&person) { (0, 75) } else { (77, 75) };
-                assert_eq!(
-                    person.code(&sandbox, "", &["run", "-n", &other, "true"]),
-                    taken,
-                    "{attributes:?} {first:?} {person:?}"
-                );
-                assert_eq!(
-                    person.code(&sandbox, "", &["run", "-n", file, "true"]),
-                    held,
-                    "{attributes:?} {first:?} {person:?}"
-                );
+                let codes = [&other, file].map(|name| person.code(&sandbox, "", &["run", "-n", name, "true"]));
+                assert_eq!(codes, [taken, held], "{attributes:?} {first:?} {person:?}");
                 assert_eq!(person.code(&sandbox, "", &["status", "-q", file]), 0);
             }
             holder.wait();
@@ -235,12 +238,9 @@ fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
         ((0, GROUP, 0o2775), (4101, GROUP, 0o664), [ALL, ALL, LOOK, ALL]),
         ((0, 0, 0o1777), (4101, 4101, 0o666), [ALL, ALL, ALL, ALL]),
     ];
-    for (directory, (owner, group, mode), wanted) in modes {
+    for (directory, attributes, wanted) in modes {
         let sandbox = Sandbox::new(Kind::Sqlite);
-        let file = place(&sandbox, "shared", directory).join("store");
-        std::fs::write(&file, "").unwrap();
-        chown(&file, Some(owner), Some(group)).unwrap();
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+        file(&place(&sandbox, "shared", directory).join("store"), attributes);
         deeds_are(&sandbox, &sandbox.store_at("shared/store"), Anne, wanted);
     }
 }
@@ -276,14 +276,12 @@ fn a_user_who_may_only_read_a_database_makes_no_log_for_it() {
     require!(is_root("users") && has("setpriv"));
     for words in [&["status", "x"][..], &["run", "-w", "10ms", "x", "true"], &["history"], &["gc"], &["doctor"]] {
         let sandbox = Sandbox::new(Kind::Sqlite);
-        let file = place(&sandbox, "shared", (0, GROUP, 0o2770)).join("store");
-        std::fs::write(&file, "").unwrap();
-        chown(&file, Some(4101), Some(GROUP)).unwrap();
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+        let database = place(&sandbox, "shared", (0, GROUP, 0o2770)).join("store");
+        file(&database, (4101, GROUP, 0o644));
         let store = sandbox.store_at("shared/store");
         // The first grant gives the database a log, which only the next commit or read creates.
         let holder = Anne.csalock(&sandbox, &store, &["run", "x", "sh", "-c", "echo held; cat"]).ready();
-        let [log, index] = ["store-wal", "store-shm"].map(|name| file.with_file_name(name));
+        let [log, index] = ["store-wal", "store-shm"].map(|name| database.with_file_name(name));
         let done = Bert.csalock(&sandbox, &store, words).capture();
         assert!(!log.exists() && !index.exists(), "{done:?}");
         holder.wait().succeeds();
@@ -325,13 +323,11 @@ fn waiters_of_all_users_are_granted_in_order() {
         if kind == Kind::Directory {
             place(&sandbox, "shared/store", (0, 0, 0o1777));
         } else {
-            std::fs::write(sandbox.path("shared/store"), "").unwrap();
-            std::fs::set_permissions(sandbox.path("shared/store"), PermissionsExt::from_mode(0o666)).unwrap();
+            file(&sandbox.path("shared/store"), (0, 0, 0o666));
         }
         let mut holder = Carl.holder(&sandbox, &store, "x");
         let order = place(&sandbox, "order", (0, 0, 0o777)).join("order");
-        std::fs::write(&order, "").unwrap();
-        std::fs::set_permissions(&order, PermissionsExt::from_mode(0o666)).unwrap();
+        file(&order, (0, 0, 0o666));
         let waiting = || {
             let done = Root.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
             serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
@@ -357,9 +353,7 @@ fn a_lock_of_a_dead_user_is_taken_over_by_the_next() {
         let place = place(&sandbox, "shared", (0, GROUP, 0o2770));
         let store = sandbox.store_at(if kind == Kind::Directory { "shared" } else { "shared/store" });
         if kind == Kind::Sqlite {
-            std::fs::write(place.join("store"), "").unwrap();
-            chown(place.join("store"), None, Some(GROUP)).unwrap();
-            std::fs::set_permissions(place.join("store"), PermissionsExt::from_mode(0o660)).unwrap();
+            file(&place.join("store"), (0, GROUP, 0o660));
         }
         for (first, second) in [(Anne, Bert), (Bert, Root), (Root, Anne)] {
             let mut holder = first.csalock(&sandbox, &store, &["run", "-F", "x", "sleep", "1000"]).spawn();

@@ -44,11 +44,11 @@ pub(crate) struct Round {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum What {
+    /// With `latest` it gives way to a newer one while it waits.
     Run {
         hold: Hold,
         no_fork: bool,
         max_hold: Option<u32>,
-        /// Whether it gives way to a newer one while it waits.
         latest: bool,
     },
     /// A command under one lock that takes another.

@@ -128,15 +128,13 @@ impl Worker<'_> {
         let Some(victim) = fault_points::find(fault.aim, running.group(), &self.ground.place) else { return };
         match fault.what {
             Shot::Kill => {
-                self.figures
-                    .killed
-                    .fetch_add(usize::from(fault_points::send(victim, Signal::SIGKILL)), Ordering::Relaxed);
+                let is_sent = fault_points::send(victim, Signal::SIGKILL);
+                self.figures.killed.fetch_add(usize::from(is_sent), Ordering::Relaxed);
                 note(self.ground, "killed", who);
             }
             Shot::Stop(span) => {
-                self.figures
-                    .stopped
-                    .fetch_add(usize::from(fault_points::send(victim, Signal::SIGSTOP)), Ordering::Relaxed);
+                let is_sent = fault_points::send(victim, Signal::SIGSTOP);
+                self.figures.stopped.fetch_add(usize::from(is_sent), Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(span.into()));
                 fault_points::send(victim, Signal::SIGCONT);
             }

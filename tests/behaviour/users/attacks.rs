@@ -51,9 +51,7 @@ fn a_flood_of_a_queue_or_a_store_ends_and_other_callers_go_on() {
     let Some((sandbox, store)) = shared() else { return };
     let mut holder = Anne.holder(&sandbox, &store, "x");
     let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run -w inf x true & done; wait";
-    let words = [Bert.words(), vec!["dash".to_string(), "-c".to_string(), script.to_string()]].concat();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let mut flood = sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", &store).spawn();
+    let mut flood = Bert.call(&sandbox, &["dash", "-c", script]).env("CSALOCK_STORE", &store).spawn();
     let waiting = || {
         let done = Anne.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
         serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
@@ -87,9 +85,8 @@ fn a_reader_blocks_neither_history_nor_gc() {
         runs(20);
         let lock = "for f in $(find \"$1\"); do { exec {n}< $f; } 2> none && flock -n $n; done; echo; cat";
         let lock = lock.replace("none", "/dev/null");
-        let words = [Carl.words(), ["bash", "-c", &lock, "bash"].map(str::to_string).to_vec()].concat();
-        let words: Vec<&str> = words.iter().map(String::as_str).chain([shared.to_str().unwrap()]).collect();
-        let _reader = sandbox.call(words[0], &words[1..]).ready();
+        let words = ["bash", "-c", &lock, "bash", shared.to_str().unwrap()];
+        let _reader = Carl.call(&sandbox, &words).ready();
         runs(40);
         let history = Anne.csalock(&sandbox, &store, &["history", "n39"]).capture();
         assert!(history.stdout.contains("n39"), "{kind:?} {history:?}");

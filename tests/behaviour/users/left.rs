@@ -1,6 +1,6 @@
 //! The leftovers of a killed user that others need removed.
 
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::{Anne, Bert, Carl, GROUP, Person, Root, place};
@@ -36,17 +36,8 @@ fn root_changes_no_ownership_of_foreign_files() {
     std::fs::write(roots.join("secret"), "").unwrap();
     // Anne replaces the object that root has just created: root is stopped here after mkdir(2).
     let file = home.join("file");
-    let words = [
-        "strace",
-        "-f",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=mkdirat,mkdir",
-        "-e",
-        "inject=mkdirat,mkdir:delay_exit=3000000",
-    ];
-    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    let strace = "strace -f -o /dev/null -e trace=mkdirat,mkdir -e inject=mkdirat,mkdir:delay_exit=3000000";
+    let words: Vec<String> = strace.split(' ').map(str::to_string).collect();
     let call = sandbox.csalock_by(&words, &["run", file.to_str().unwrap(), "true"]).without("CSALOCK_STORE").spawn();
     wait_until("it is made", || !unborn(&home).is_empty());
     let made = unborn(&home).remove(0);
@@ -68,8 +59,7 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
         let left = |name: &str, files: &[String]| {
             let directory = place(&sandbox, &format!("shared/.locks/{name}"), (4101, group, mode & 0o2777));
             for file in files {
-                std::fs::write(directory.join(file), "").unwrap();
-                chown(directory.join(file), Some(4101), Some(group)).unwrap();
+                super::file(&directory.join(file), (4101, group, 0o644));
             }
         };
         // Anne was killed after she removed the pointer, or wrote a record too late.
@@ -160,9 +150,7 @@ fn many_users_create_records_in_one_sticky_store_at_once() {
             .into_iter()
             .chain([Anne, Bert])
             .map(|person| {
-                let words = [person.words(), vec!["dash".to_string(), "-c".to_string(), script.clone()]].concat();
-                let words: Vec<&str> = words.iter().map(String::as_str).collect();
-                let call = sandbox.call(words[0], &words[1..]);
+                let call = person.call(&sandbox, &["dash", "-c", &script]);
                 match name.contains('/') {
                     true => call.without("CSALOCK_STORE").spawn(),
                     false => call.env("CSALOCK_STORE", sandbox.store_at("shared")).spawn(),
@@ -224,9 +212,7 @@ fn a_journal_that_only_a_dead_user_may_remove_is_named() {
     require!(is_root("users") && has("setpriv") && has("python3"));
     let sandbox = Sandbox::new(Kind::Sqlite);
     let file = place(&sandbox, "shared", (0, 0, 0o1777)).join("store");
-    std::fs::write(&file, "").unwrap();
-    chown(&file, Some(4101), Some(4101)).unwrap();
-    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+    super::file(&file, (4101, 4101, 0o666));
     let store = sandbox.store_at("shared/store");
     assert_eq!(Anne.code(&sandbox, &store, &["put", "x", "value"]), 0);
     let script = format!(
@@ -240,9 +226,7 @@ fn a_journal_that_only_a_dead_user_may_remove_is_named() {
          os.kill(os.getpid(), 9)\n",
         file.display()
     );
-    let words = [Anne.words(), vec!["python3".to_string(), "-c".to_string(), script]].concat();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    assert_eq!(sandbox.call(words[0], &words[1..]).capture().signal, Some(9));
+    assert_eq!(Anne.call(&sandbox, &["python3", "-c", &script]).capture().signal, Some(9));
     for person in [Bert, Carl] {
         let done = person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture();
         assert!(done.code == Some(77) && done.stderr.contains("user 4101 was killed"), "{done:?}");
@@ -275,10 +259,8 @@ fn a_caller_is_not_refused_while_another_creates_the_directory() {
         let shared = place(&sandbox, "shared", (0, GROUP, mode));
         let store = if is_beside { String::new() } else { sandbox.store_at("shared") };
         let name = |name: &str| if is_beside { shared.join(name).display().to_string() } else { name.to_string() };
-        let slow =
-            [Anne.words(), format!("{strace} {} true", name("g")).split(' ').map(str::to_string).collect()].concat();
-        let words: Vec<&str> = slow.iter().map(String::as_str).collect();
-        let slow = sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", &store);
+        let slow = format!("{strace} {} true", name("g"));
+        let slow = Anne.call(&sandbox, &slow.split(' ').collect::<Vec<_>>()).env("CSALOCK_STORE", &store);
         let slow = if is_beside { slow.without("CSALOCK_STORE") } else { slow }.spawn();
         wait_until("it makes a directory", || std::fs::read_dir(&shared).unwrap().count() == 1);
         // Others work, each with whatever they find.
