@@ -115,7 +115,7 @@ on_every_store_of_files! {
         }
         std::fs::set_permissions(&place, PermissionsExt::from_mode(0o755)).unwrap();
         assert_eq!(before.len(), sandbox.listing("files").len());
-        assert_eq!(sandbox.csalock(["lock", "--forever", "x"]).env("CSALOCK_STORE", &store).capture().code, Some(0));
+        sandbox.csalock(["lock", "--forever", "x"]).env("CSALOCK_STORE", &store).capture().exits(0);
         let before = sandbox.listing("files");
         for words in [&["lock", "y"][..], &["lock", "-n", "x"], &["run", "y", "touch", "ran"], &["unlock", "--force", "x"]] {
             let done = call(words);
@@ -224,7 +224,7 @@ on_every_store_of_files! {
         let script = "cat /dev/zero > mount/filler 2>/dev/null; exit 7";
         sandbox.csalock(["run", "x", "-c", script]).env("CSALOCK_STORE", &store).capture().exits(7);
         std::fs::remove_file(sandbox.path("files/mount/filler")).unwrap();
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", &store).capture().code, Some(0));
+        sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", &store).capture().exits(0);
     }
 }
 
@@ -261,7 +261,7 @@ on_every_kind_of_store! {
                 true => std::fs::remove_file(sandbox.path("files/mount/filler")).unwrap(),
                 false => mount.again(sandbox, "rw"),
             }
-            assert_eq!(holder.wait().code, Some(0));
+            holder.wait().exits(0);
             let done = patient.wait();
             assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("ran\n0\n", ""));
         }

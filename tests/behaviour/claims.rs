@@ -106,7 +106,7 @@ on_every_store! {
         let mut waiter = sandbox.waiter("a", "echo has it");
         sandbox.csalock(["unclaim", "--id", "1", "a"]).run();
         waiter.lines(1);
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
         let mut holder = sandbox.holder("a");
         sandbox.csalock(["claim", "-q", "-n", "a", "b"]).status(75).run();
         sandbox.csalock(["lookup", "-q", "a"]).status(81).run();
@@ -176,7 +176,7 @@ on_every_store! {
         sandbox.csalock(["lookup", "-q", "--id", "1"]).status(81).run();
         assert_eq!(lookup(sandbox, "f").as_deref(), Some("2"));
         sandbox.csalock(["unclaim", "--id", "1", "--all"]).status(81).stderr("csalock: nothing is claimed under id 1\n").run();
-        assert_eq!(sandbox.csalock(["unclaim", "--id", "1", "--all", "a"]).capture().code, Some(64));
+        sandbox.csalock(["unclaim", "--id", "1", "--all", "a"]).capture().exits(64);
     }
 
     fn the_history_has_claims(sandbox: &Sandbox) {
@@ -209,7 +209,7 @@ on_every_store! {
         sandbox.script("dash", "csalock claim x >&-").status(74)
             .stderr("csalock: stdout is closed, so the id would be lost; send it to /dev/null if you do not need it\n").run();
         if std::path::Path::new("/dev/full").exists() {
-            assert_eq!(sandbox.script("dash", "csalock claim x > /dev/full").capture().code, Some(74));
+            sandbox.script("dash", "csalock claim x > /dev/full").capture().exits(74);
         }
         assert!(sandbox.is_tidy());
     }

@@ -58,7 +58,7 @@ on_every_store_of_files! {
             let children = proc::children(waiter.pid());
             waiter.kill();
             wait_until("it is gone", || !children.iter().any(|child| proc::lives(*child)));
-            assert_eq!(holder.wait().code, Some(0));
+            holder.wait().exits(0);
             assert_eq!(channels(sandbox), 0);
         }
         let rest = sandbox.listing("").into_iter().filter(|line| line.contains(".csalock") || line.contains("-waits"));
@@ -136,7 +136,7 @@ on_every_store! {
             kill(Pid::from_raw(first), Signal::SIGTERM).unwrap();
         }
         // The kernel keeps the first process from ending by a signal of its own.
-        assert_eq!(holder.wait().code, Some(143));
+        holder.wait().exits(143);
         assert_eq!(sandbox.state("x"), "free");
     }
 }
@@ -150,9 +150,8 @@ fn a_database_that_is_mounted_without_its_directory_is_refused() {
     let script = "mount --bind \"$1\" other/store && CSALOCK_STORE=\"sqlite:$PWD/other/store\" csalock run -n x true";
     let call =
         sandbox.call("unshare", ["-m", "dash", "-c", script, "dash", &sandbox.store_path().display().to_string()]);
-    let done = call.capture();
-    assert!(done.code == Some(77) && done.stderr.contains("is mounted without its log"), "{done:?}");
-    assert_eq!(holder.wait().code, Some(0));
+    call.capture().says(77, "is mounted without its log");
+    holder.wait().exits(0);
 }
 
 #[test]

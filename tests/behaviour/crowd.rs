@@ -32,11 +32,9 @@ on_every_store! {
         let sight = sandbox.sight("x");
         let pids: Vec<i32> = sandbox.waiters("x");
         assert_eq!((pids.len(), sight["state"].as_str()), (CROWD, Some("held")));
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         holder.release();
-        for waiter in waiters {
-            waiter.wait().succeeds();
-        }
+        waiters.into_iter().for_each(|waiter| waiter.wait().succeeds());
         assert_eq!(order(sandbox), (0..CROWD).collect::<Vec<_>>());
         assert_eq!(sandbox.state("x"), "free");
         assert!(sandbox.is_tidy());
@@ -66,9 +64,7 @@ on_every_store! {
             }
         }
         let stayed: Vec<usize> = (0..CROWD).filter(|number| number % 3 == 2).chain([0, 1]).collect();
-        for waiter in late {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
+        late.into_iter().for_each(|waiter| waiter.wait().exits(0));
         assert_eq!(order(sandbox), stayed);
         assert!(sandbox.is_tidy());
     }
@@ -79,9 +75,7 @@ on_every_store! {
         sandbox.csalock(["run", "-w", "100ms", "x", "true"]).capture().exits(75);
         assert_eq!(sandbox.waiters("x").len(), 25);
         holder.release();
-        for waiter in waiters {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
+        waiters.into_iter().for_each(|waiter| waiter.wait().exits(0));
     }
 
     fn the_first_waiter_of_a_page_sees_all_before_it_killed(sandbox: &Sandbox) {
@@ -93,9 +87,7 @@ on_every_store! {
         let begun = std::time::Instant::now();
         waiters.iter_mut().for_each(Job::kill);
         holder.kill();
-        for waiter in last {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
+        last.into_iter().for_each(|waiter| waiter.wait().exits(0));
         assert!(is_within(begun, std::time::Duration::from_secs(5)), "no waiter needs its next poll: {:?}", begun.elapsed());
         assert_eq!(order(sandbox), [48, 49]);
     }
@@ -127,12 +119,12 @@ on_every_store! {
         let several = sandbox.csalock(["run", "-w", "inf", "A", "--also", "B", "--", "true"]).spawn();
         wait_until("it keeps A", || sandbox.state("A") == "held" && sandbox.waiters("B").len() == 1);
         let mut waiters: Vec<Job> = (0..18).map(|number| exec_waiter(sandbox, "A", "cat", number)).collect();
-        assert_eq!(sandbox.csalock(["unlock", "--force", "A"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "--force", "A"]).capture().exits(0);
         b.release();
         wait_until("it waits for A", || sandbox.waiters("A").len() == 18);
         let begun = std::time::Instant::now();
         waiters.iter_mut().for_each(Job::kill);
-        assert_eq!(several.wait().code, Some(0));
+        several.wait().exits(0);
         assert!(is_within(begun, std::time::Duration::from_secs(5)), "{:?}", begun.elapsed());
     }
 
@@ -156,7 +148,7 @@ on_every_store! {
         let begun = std::time::Instant::now();
         crowd.tell("go");
         assert_eq!(crowd.wait().stdout, format!("in\n{}", "84\n".repeat(8)));
-        assert_eq!(other.wait().code, Some(0));
+        other.wait().exits(0);
         assert!(is_within(begun, std::time::Duration::from_secs(20)), "the wait ends before the timeout");
         assert!(sandbox.is_tidy());
     }
@@ -167,9 +159,7 @@ on_every_store! {
         let script = "i=0; while [ $i -lt 6 ]; do i=$((i + 1)); \
                       csalock run -w inf x dash -c 'read n < counter; echo $((n + 1)) > counter' || exit 1; done";
         let jobs: Vec<Job> = (0..crowd).map(|_| sandbox.script("dash", script).spawn()).collect();
-        for job in jobs {
-            job.wait().succeeds();
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(sandbox.read("files/counter"), format!("{}\n", 6 * crowd));
         assert_eq!(sandbox.state("x"), "free");
         assert!(sandbox.is_tidy());

@@ -143,9 +143,7 @@ on_every_store! {
         let mut codes = jobs.map(|job| job.wait().code.unwrap());
         codes.sort_unstable();
         assert_eq!(codes, [0, 84]);
-        for job in crowd {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        crowd.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn a_script_may_have_become_the_waiter(sandbox: &Sandbox) {
@@ -232,7 +230,7 @@ on_every_store! {
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         sandbox.file("files/go", "");
         let code = other.wait().code.unwrap();
-        assert_eq!(script.wait().code, Some(0));
+        script.wait().exits(0);
         let codes = std::fs::read_to_string(sandbox.path("files/codes")).unwrap();
         assert_eq!(codes.matches(" 0\n").count(), if code == 0 { 5 } else { 6 }, "{code}: {codes}");
         assert_eq!(code == 0, codes.contains("last 84"), "{code}: {codes}");
@@ -255,8 +253,8 @@ on_every_store! {
         second.tell("go");
         wait_until("the other waits for it", || sandbox.waiters("a").len() == 1);
         free.release();
-        assert_eq!(first.wait().code, Some(0));
-        assert_eq!(second.wait().code, Some(0));
+        first.wait().exits(0);
+        second.wait().exits(0);
     }
 
     fn the_callers_own_lock_is_refused_at_once(sandbox: &Sandbox) {
@@ -324,7 +322,7 @@ on_every_store! {
         wait_until("and the other one as well", || sandbox.waiters("a").len() == 1);
         std::thread::sleep(Duration::from_millis(300));
         sandbox.file("files/go", "");
-        assert_eq!(other.wait().code, Some(0));
+        other.wait().exits(0);
         script.wait().prints(0, "0\n");
         // Two readers of one script that do not stand in each other's way.
         sandbox.script("dash", "csalock lock -s x > /dev/null; csalock run -s x true; csalock lock -j 2 y > /dev/null; csalock run -j 2 y true").run();

@@ -150,8 +150,7 @@ on_every_store! {
         let words = ["run", "-w", "inf", "--overdue", "26h", "--give-up-if", "1h", "x", "true"];
         sandbox.csalock(words).run();
         assert_eq!(sandbox.waiting("x"), 0);
-        let done = sandbox.csalock(words).with_clocks("+27h").capture();
-        assert!(done.code == Some(86) && done.stderr.contains("; its job has not succeeded since "), "{done:?}");
+        sandbox.csalock(words).with_clocks("+27h").capture().says(86, "; its job has not succeeded since ");
     }
 
     fn of_several_locks_each_may_be_too_late(sandbox: &Sandbox) {
@@ -174,7 +173,7 @@ on_every_store! {
         let _reader = sandbox.csalock(["run", "-s", "shared", "cat"]).spawn();
         wait_until("the reader holds", || sandbox.state("shared") == "held");
         assert_eq!(sandbox.sight("shared")["expected"]["turn"], json!(0.0));
-        assert_eq!(sandbox.csalock(["lock", "-q", "--give-up-if", "1h", "shared"]).capture().code, Some(75));
+        sandbox.csalock(["lock", "-q", "--give-up-if", "1h", "shared"]).capture().exits(75);
         sandbox.csalock(["run", "-s", "--give-up-if", "1h", "shared", "echo", "ran"]).stdout("ran\n").run();
     }
 

@@ -50,7 +50,7 @@ on_every_kind_of_store! {
             // Otherwise another caller may record the death of the owner and grant the lock.
             assert_eq!(sandbox.state("x"), "abandoned");
         }
-        assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(0));
+        sandbox.csalock(["gc"]).capture().exits(0);
         assert_eq!((sandbox.holders("x"), sandbox.state("x").as_str()), (vec![waits], "held"));
         both.into_iter().for_each(|pid| kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap());
         assert_eq!(waiter.wait().stdout, "ran\n");

@@ -50,7 +50,7 @@ const HEADER: &str = "NAME|END|\n";
 on_every_store! {
     fn an_empty_history_is_shown_without_creating_files(sandbox: &Sandbox) {
         sandbox.csalock(["history"]).run();
-        assert_eq!(sandbox.csalock(["history", "-q", "x", "y*"]).capture().code, Some(81));
+        sandbox.csalock(["history", "-q", "x", "y*"]).capture().exits(81);
         sandbox.csalock(["history", "--json"]).stdout("[]\n").run();
         assert!(!sandbox.store_exists());
         assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
@@ -126,9 +126,7 @@ on_every_store! {
     fn the_next_holder_does_not_seem_to_end_first(sandbox: &Sandbox) {
         let script = "for n in 1 2 3 4 5 6 7 8; do csalock run -w inf x true; done";
         let jobs: Vec<_> = (0..8).map(|_| sandbox.script("dash", script).spawn()).collect();
-        for job in jobs {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        jobs.into_iter().for_each(|job| job.wait().exits(0));
         let tokens: Vec<u64> = past(sandbox, &["x"]).iter().map(|past| past["token"].as_u64().unwrap()).collect();
         assert!(tokens.len() == 64 && tokens.is_sorted(), "{tokens:?}");
     }
@@ -243,7 +241,7 @@ on_every_store! {
         assert_eq!(names(&["two"]), "two");
         assert_eq!(names(&["t[wh]*", "one"]), "one two three");
         assert_eq!(names(&["t*"]), "t*");
-        assert_eq!(sandbox.csalock(["history", "-q", "none", "z*"]).capture().code, Some(81));
+        sandbox.csalock(["history", "-q", "none", "z*"]).capture().exits(81);
         assert_eq!(names(&["-n", "2"]), "three t*");
         assert_eq!(names(&["--lines", "1", "?n*", "two"]), "two");
         assert_eq!(names(&["--since", "1h"]), "one two three t*");
@@ -317,9 +315,7 @@ on_every_store! {
         let script = format!("i=0; while [ $i -lt {times} ]; do i=$((i + 1)); {run}; done");
         let shell = |number: usize| sandbox.call("dash", ["-c", &script, &format!("lock-{}", number % 5)]).spawn();
         let shells: Vec<_> = (0..8).map(shell).collect();
-        for shell in shells {
-            shell.wait().succeeds();
-        }
+        shells.into_iter().for_each(|shell| shell.wait().succeeds());
         let grants = past(sandbox, &[]);
         // A server that does not answer within a moment is not waited for.
         let least = if sandbox.is_of_files() { 8 * times } else { 8 * times * 3 / 4 };
@@ -385,7 +381,7 @@ on_every_store_of_files! {
             let began = Instant::now();
             sandbox.csalock(["run", "x", "dash", "-c", "exit 7"]).status(7).run();
             sandbox.csalock(["lock", "--forever", "y"]).run();
-            assert_eq!(sandbox.csalock(["unlock", "--force", "y"]).capture().code, Some(0));
+            sandbox.csalock(["unlock", "--force", "y"]).capture().exits(0);
             assert!(is_within(began, Duration::from_secs(20)));
             assert_eq!(fs::read(&elsewhere).unwrap(), b"");
         }

@@ -21,7 +21,7 @@ fn is_dead(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     let job = held(sandbox, &[]);
     sandbox.edit("x", change);
     assert_eq!(sandbox.state("x"), "abandoned");
-    assert_eq!(sandbox.csalock(["lock", "--fail-on-stale", "x"]).capture().code, Some(80));
+    sandbox.csalock(["lock", "--fail-on-stale", "x"]).capture().exits(80);
     let waiter = sandbox.csalock(["run", "-n", "x", "true"]).capture();
     assert_eq!(waiter.code, Some(0));
     assert!(waiter.stderr.contains(", which ended without releasing it"), "{}", waiter.stderr);
@@ -42,15 +42,15 @@ fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     let sight = sandbox.sight("x");
     assert_eq!((&sight["state"], &sight["holders"][0]["alive"]), (&"held".into(), &"unknown".into()));
     drop(job);
-    assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
-    assert_eq!(sandbox.csalock(["run", "-w", "20ms", "--fail-on-stale", "y", "true"]).capture().code, Some(0));
-    assert_eq!(sandbox.csalock(["unlock", "x"]).capture().code, Some(82));
+    sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
+    sandbox.csalock(["run", "-w", "20ms", "--fail-on-stale", "y", "true"]).capture().exits(0);
+    sandbox.csalock(["unlock", "x"]).capture().exits(82);
     sandbox.csalock(["gc"]).run();
     if sandbox.is_directory() {
         let of_x = |listing: Vec<String>| listing.into_iter().filter(|line| line.contains("/x/")).collect::<Vec<_>>();
         assert_eq!(of_x(sandbox.stored()), of_x(before));
     }
-    assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+    sandbox.csalock(["unlock", "--force", "x"]).capture().exits(0);
     assert_eq!(sandbox.state("x"), "free");
 }
 
@@ -103,9 +103,7 @@ on_every_kind_of_store! {
     fn an_owner_elsewhere_ends_with_its_lease(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--ttl", "100ms", "x"]).run();
         sandbox.edit("x", elsewhere);
-        let done = sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture();
-        assert_eq!(done.code, Some(0));
-        assert!(done.stderr.contains(", which let its time run out"), "{}", done.stderr);
+        sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture().says(0, ", which let its time run out");
     }
 
     fn a_waiter_of_another_start_time_is_passed_over(sandbox: &Sandbox) {
@@ -115,7 +113,7 @@ on_every_kind_of_store! {
         let second = sandbox.waiter("x", "echo second; cat");
         holder.release();
         wait_until("the second runs", || second.printed() == "second\n");
-        assert_eq!(second.wait().code, Some(0));
+        second.wait().exits(0);
         // It finds that it is not in the queue any more, and joins again.
         assert_eq!(first.wait().stdout, "first\n");
     }
@@ -128,11 +126,11 @@ on_every_kind_of_store! {
         assert_eq!((&inside[0]["holders"][0]["pid"], &inside[0]["holders"][0]["alive"]), (&1.into(), &"yes".into()));
         let outside = sandbox.sight("x");
         assert_eq!((&outside["state"], &outside["holders"][0]["alive"]), (&"held".into(), &"unknown".into()));
-        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
-        assert_eq!(sandbox.csalock(["unlock", "x"]).capture().code, Some(82));
+        sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
+        sandbox.csalock(["unlock", "x"]).capture().exits(82);
         job.wait();
-        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
-        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+        sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
+        sandbox.csalock(["unlock", "--force", "x"]).capture().exits(0);
     }
 
     fn a_proc_of_another_pid_namespace_proves_no_death(sandbox: &Sandbox) {
@@ -157,7 +155,7 @@ on_every_kind_of_store! {
                     (unshare --mount-proc)\n";
         sandbox.csalock_by(&by, &["run", "-n", "x", "true"]).status(71).stderr(said).run();
         sandbox.csalock_by(&by, &["lock", "-n", "--pid", "1", "y"]).status(71).stderr(said).run();
-        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
         job.wait();
     }
 
@@ -172,7 +170,7 @@ on_every_kind_of_store! {
         let third = sandbox.waiter("x", "echo third");
         holder.release();
         wait_until("it runs", || other.printed() == "ran\n");
-        assert_eq!(other.wait().code, Some(0));
+        other.wait().exits(0);
         assert_eq!(third.wait().stdout, "third\n");
     }
 

@@ -103,7 +103,7 @@ on_every_kind_of_store! {
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(0), said));
         sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
         sandbox.csalock(["run", LONG, "job", "echo", "again"]).run();
-        assert_eq!(sandbox.csalock(["run", LONG, "--retries=0", "other", "false"]).capture().code, Some(1));
+        sandbox.csalock(["run", LONG, "--retries=0", "other", "false"]).capture().exits(1);
         sandbox.csalock(["run", LONG, "--retries=0", "other", "echo", "again"]).run();
     }
 
@@ -166,9 +166,9 @@ on_every_kind_of_store! {
     fn a_job_that_is_forgotten_while_it_runs_succeeds_in_its_slot(sandbox: &Sandbox) {
         let job = sandbox.csalock(["run", LONG, "--overdue=1h", "job", "dash", "-c", "echo; cat"]).ready();
         sandbox.csalock(["overdue", "--forget", "job"]).run();
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         sandbox.csalock(["run", LONG, "job", "echo", "again"]).run();
-        assert_eq!(sandbox.csalock(["overdue", "job"]).capture().code, Some(81));
+        sandbox.csalock(["overdue", "job"]).capture().exits(81);
         sandbox.csalock(["overdue", "--forget", "job"]).run();
         assert!(sandbox.record("job").is_none());
         sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
@@ -212,9 +212,7 @@ on_every_kind_of_store! {
         // would leave the queue after its supervisor: on a slow machine these would become ever more.
         let others = "while [ ! -e done ]; do csalock run -Fq -w inf job true & wait=$!; sleep 0.01; kill -9 $wait; wait; done";
         let others: Vec<Job> = (0..2).map(|_| sandbox.script("dash", others).spawn()).collect();
-        for worker in workers {
-            worker.wait().exits(0);
-        }
+        workers.into_iter().for_each(|worker| worker.wait().exits(0));
         sandbox.file("files/done", "");
         others.into_iter().for_each(|other| assert_eq!(other.wait().code, Some(0)));
         let expected: String = (1..=slots).map(|slot| format!("{slot}\n")).collect();
@@ -272,7 +270,7 @@ on_every_kind_of_store! {
         holder.wait();
         // A run that fails keeps no promise.
         let words = ["run", "--overdue", "1h", "job", "false"];
-        assert_eq!(at(sandbox.csalock(words), 185).capture().code, Some(1));
+        at(sandbox.csalock(words), 185).capture().exits(1);
         assert_eq!(overdue(186, &[]).0, 86);
         sandbox.csalock(["overdue", "--forget", "job"]).run();
         assert_eq!(overdue(186, &[]), silent);

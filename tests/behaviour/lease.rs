@@ -28,7 +28,7 @@ on_every_kind_of_store! {
     fn the_next_caller_after_a_lease_acquires_and_is_told_the_last_holder(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "1s");
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --print-handle --ttl 1s x; echo; cat; :, which let its time run out\n";
-        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -42,9 +42,7 @@ on_every_kind_of_store! {
         job.tell("go");
         assert_eq!(job.lines(3)[1..], ["82", "82"]);
         for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!(done.code, Some(82));
-            assert!(done.stderr.contains("which let its time run out"), "{}", done.stderr);
+            sandbox.csalock(words).capture().says(82, "which let its time run out");
         }
         assert_eq!(sandbox.sight("x"), before);
         drop(holder);
@@ -55,9 +53,7 @@ on_every_kind_of_store! {
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         let before = sandbox.stored();
         for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!(done.code, Some(81));
-            assert!(done.stderr.contains("which let its time run out"), "{}", done.stderr);
+            sandbox.csalock(words).capture().says(81, "which let its time run out");
         }
         if sandbox.is_directory() || sandbox.is_shared() {
             assert_eq!(sandbox.stored(), before);
@@ -111,8 +107,8 @@ on_every_kind_of_store! {
     fn renewing_is_the_holders_alone(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "1h");
         let before = sandbox.sight("x");
-        assert_eq!(sandbox.csalock(["renew", "--ttl", "2h", "x"]).capture().code, Some(82));
-        assert_eq!(sandbox.csalock(["renew", "--ttl", "2h", "none"]).capture().code, Some(81));
+        sandbox.csalock(["renew", "--ttl", "2h", "x"]).capture().exits(82);
+        sandbox.csalock(["renew", "--ttl", "2h", "none"]).capture().exits(81);
         assert_eq!(sandbox.sight("x"), before);
     }
 
@@ -304,7 +300,7 @@ on_every_kind_of_store! {
         // Killed between grant and exec, it would take the command with it.
         wait_until("the command runs", || sandbox.path("files/runs").exists());
         job.kill();
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         sandbox.file("files/go", "");
         sandbox.csalock(["run", "-q", "x", "true"]).run();
     }
@@ -339,7 +335,7 @@ on_every_kind_of_store! {
         let send = |signal| both.map(|pid| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap());
         send(Signal::SIGSTOP);
         wait_until("both are stopped", || both.iter().all(|pid| matches!(proc::stat(*pid), Some(('T', _)))));
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         let next = sandbox.csalock(["run", "-q", "x", "dash", "-c", "echo in >> order; cat; echo out >> order"]).spawn();
         wait_until("the next one has it", || sandbox.path("files/order").exists());
         send(Signal::SIGCONT);

@@ -72,11 +72,11 @@ on_every_kind_of_store! {
 
     fn the_last_of_two_timeouts_counts(sandbox: &Sandbox) {
         let mut job = holding(sandbox, "");
-        assert_eq!(sandbox.csalock(["lock", "-w", "inf", "-n", "x"]).capture().code, Some(75));
+        sandbox.csalock(["lock", "-w", "inf", "-n", "x"]).capture().exits(75);
         let waiter = sandbox.csalock(["lock", "-n", "-w", "inf", "x"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         job.release();
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
     }
 
     fn forever_survives_its_owner(sandbox: &Sandbox) {

@@ -93,9 +93,7 @@ on_every_kind_of_store! {
         let job = sandbox.csalock(words).ready();
         remove_record(sandbox);
         assert_eq!(sandbox.script("dash", "csalock lock x; kill -9 $$").capture().signal, Some(9));
-        let done = job.wait();
-        assert_eq!(done.code, Some(85), "{done:?}");
-        assert!(done.stderr.contains(NO_SUCCESS), "{done:?}");
+        job.wait().says(85, NO_SUCCESS);
         sandbox.csalock(["run", "-q", "x", "true"]).run();
     }
 

@@ -50,7 +50,7 @@ on_every_store_of_files! {
         let mut holder = sandbox.csalock(HOLDS).spawn();
         assert_eq!(holder.lines(1), ["held"]);
         with_own_boot_id(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
     }
 
     fn containers_in_time_namespaces_exclude_each_other(sandbox: &Sandbox) {
@@ -59,7 +59,7 @@ on_every_store_of_files! {
         assert_eq!(holder.lines(1), ["held"]);
         ahead(sandbox, "500000", &["run", "-nq", "x", "true"]).status(75).run();
         sandbox.csalock(["run", "-nq", "x", "true"]).status(75).run();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         let lock = ["lock", "--ttl", "1h", "--print-handle", "x"];
         ahead(sandbox, "100", &lock).capture().line();
         ahead(sandbox, "500000", &["run", "-nq", "x", "true"]).status(75).run();

@@ -93,7 +93,7 @@ on_every_store! {
             wait_until("the old one waits", || flocks(sandbox, "f").1 == 1);
             job.release();
             assert_eq!(old.wait().line(), "in");
-            assert_eq!(job.wait().code, Some(0));
+            job.wait().exits(0);
             assert!(is_free(sandbox, "f"));
         }
     }
@@ -118,9 +118,7 @@ on_every_store! {
             sandbox.script("dash", &script).spawn()
         };
         let jobs: Vec<Job> = (0..4).flat_map(|_| [each("csalock run --flock -w inf ./f"), each("flock f")]).collect();
-        for job in jobs {
-            job.wait().succeeds();
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(sandbox.read("files/f"), format!("{}\n", 8 * times));
         assert_eq!(sandbox.state("./f"), "free");
     }
@@ -129,10 +127,10 @@ on_every_store! {
         let mut job = holder(sandbox, &[]);
         job.kill();
         assert!(!is_free(sandbox, "f"));
-        assert_eq!(sandbox.csalock(["run", "-n", "./f", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "./f", "true"]).capture().exits(75);
         job.release();
         wait_until("the file is free", || is_free(sandbox, "f"));
-        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+        sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().exits(0);
     }
 
     fn the_file_is_free_when_all_processes_are_killed(sandbox: &Sandbox) {
@@ -140,7 +138,7 @@ on_every_store! {
         killpg(Pid::from_raw(job.pid()), Signal::SIGKILL).unwrap();
         wait_until("the supervisor has ended", || job.has_ended());
         wait_until("the file is free", || is_free(sandbox, "f"));
-        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+        sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().exits(0);
     }
 
     fn a_background_process_of_the_command_blocks_no_caller(sandbox: &Sandbox) {
@@ -149,7 +147,7 @@ on_every_store! {
         wait_until("the command has ended", || job.has_ended());
         assert!(proc::lives(child) && has_open(sandbox, child, "f"));
         assert!(is_free(sandbox, "f"));
-        assert_eq!(job.wait().code, Some(4));
+        job.wait().exits(4);
     }
 
     fn the_lock_of_a_killed_job_without_a_supervisor_ends(sandbox: &Sandbox) {
@@ -164,9 +162,7 @@ on_every_store! {
             job.release();
             wait_until("the command has ended", || !proc::lives(command));
             assert!(!is_free(sandbox, "f"));
-            let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
-            assert_eq!(done.code, Some(75));
-            assert!(done.stderr.contains(&format!(" by pid {child}: sleep 60; ")), "{done:?}");
+            sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture().says(75, &format!(" by pid {child}: sleep 60; "));
             kill(Pid::from_raw(child), Signal::SIGKILL).unwrap();
             wait_until("the file is free", || is_free(sandbox, "f"));
         }
@@ -216,8 +212,8 @@ on_every_store! {
             wait_until("no process waits", || flocks(sandbox, "f") == (1, 0));
             wait_until("the lock is free", || sandbox.state("./f") != "held");
         }
-        assert_eq!(old.wait().code, Some(0));
-        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+        old.wait().exits(0);
+        sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().exits(0);
         assert!(!sandbox.path("files/ran").exists());
     }
 
@@ -254,10 +250,9 @@ on_every_store! {
     fn a_lock_that_is_broken_while_its_file_is_waited_for_is_not_used(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let next = waiter(sandbox, &[], &["touch", "ran"]);
-        assert_eq!(sandbox.csalock(["unlock", "--force", "./f"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "--force", "./f"]).capture().exits(0);
         old.release();
-        let done = next.wait();
-        assert!(done.code == Some(81) && done.stderr.contains(" is not held any more: "), "{done:?}");
+        next.wait().says(81, " is not held any more: ");
         assert!(!sandbox.path("files/ran").exists() && is_free(sandbox, "f"));
     }
 
@@ -351,7 +346,7 @@ on_every_store! {
         wait_until("the old one holds", || flocks(sandbox, "f").0 == 1);
         sandbox.csalock(["run", "--flock", "-n", "-s", "./f", "true"]).run();
         sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).status(75).stderr(BUSY).run();
-        assert_eq!(old.wait().code, Some(0));
+        old.wait().exits(0);
     }
 
     fn the_files_among_several_names_are_locked(sandbox: &Sandbox) {
@@ -364,7 +359,7 @@ on_every_store! {
         let words = ["run", "--flock", "-n", "x", "--also", "./f", "--also", "./g", "--", "true"];
         sandbox.csalock(words).status(75).stderr(BUSY.replace("files/f", "files/g")).run();
         assert!(is_free(sandbox, "f") && ["x", "./f", "./g"].iter().all(|name| sandbox.state(name) == "free"));
-        assert_eq!(old.wait().code, Some(0));
+        old.wait().exits(0);
     }
 
     fn a_pipe_is_not_waited_for(sandbox: &Sandbox) {

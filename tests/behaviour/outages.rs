@@ -89,9 +89,7 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     let next = noted(&sandbox, "next");
     wait_until("the holder is still there", || noted(&sandbox, "alive") > next);
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains("csalock: lost while the command ran: lock x: "), "{done:?}");
+    await_end(holder).says(85, "csalock: lost while the command ran: lock x: ");
 }
 
 fn send(pid: i32, signal: Signal) {
@@ -109,9 +107,7 @@ fn a_command_that_is_only_warned_ends_with_85_even_if_the_server_stays_away() {
     wait_until("the holder is still there", || noted(&sandbox, "alive") > gone + LEASE_SECONDS + 0.5);
     sandbox.file("files/over", "");
     let begun = Instant::now();
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains("csalock: lost while the command ran: lock x: its lease is over"), "{done:?}");
+    await_end(holder).says(85, "csalock: lost while the command ran: lock x: its lease is over");
     assert!(is_within(begun, 2 * SECOND + BUSY), "{:?}", begun.elapsed());
 }
 
@@ -141,19 +137,16 @@ fn a_follower(cluster: &Cluster) -> usize {
     (cluster.leader() + 1) % cluster.size()
 }
 
-#[test]
-fn a_cluster_loses_nothing_when_one_of_three_servers_is_killed() {
-    nothing_is_lost_when(|cluster| cluster.kill(a_follower(cluster)));
-}
-
-#[test]
-fn a_cluster_loses_nothing_when_the_leader_is_killed() {
-    nothing_is_lost_when(|cluster| cluster.kill(cluster.leader()));
-}
-
-#[test]
-fn a_cluster_loses_nothing_when_the_leader_hangs() {
-    nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true));
+cases! {
+    fn a_cluster_loses_nothing_when_one_of_three_servers_is_killed() {
+        nothing_is_lost_when(|cluster| cluster.kill(a_follower(cluster)))
+    }
+    fn a_cluster_loses_nothing_when_the_leader_is_killed() {
+        nothing_is_lost_when(|cluster| cluster.kill(cluster.leader()))
+    }
+    fn a_cluster_loses_nothing_when_the_leader_hangs() {
+        nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true))
+    }
 }
 
 fn stop_majority(cluster: &Cluster, stands: bool) {
@@ -190,9 +183,7 @@ fn a_long_loss_of_the_majority_ends_the_command_before_the_next_begins() {
     let waiter = waiter(&sandbox);
     stop_majority(&cluster, true);
     let gone = uptime();
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains(ENDED), "{done:?}");
+    await_end(holder).says(85, ENDED);
     assert!(noted(&sandbox, "alive") < gone + LEASE_SECONDS);
     assert!(!has_noted(&sandbox, "next"));
     stop_majority(&cluster, false);
@@ -426,8 +417,7 @@ fn a_wait_without_a_server_ends_in_time_and_other_commands_at_once() {
     ];
     for words in at_once {
         let begun = Instant::now();
-        let done = sandbox.csalock(words).capture();
-        assert!(done.code == Some(69) && done.stderr.contains(&reason), "{words:?}: {done:?}");
+        sandbox.csalock(words).capture().says(69, &reason);
         // No call waits longer than a busy machine needs; the default timeout is 30 seconds.
         assert!(is_within(begun, 5 * BUSY), "{words:?}: {:?}", begun.elapsed());
     }
@@ -460,8 +450,7 @@ fn a_wait_for_a_misconfigured_server_ends_at_once() {
         let sandbox = Sandbox::at_servers(&[]);
         let begun = Instant::now();
         let url = format!("{scheme}://{server}/store");
-        let done = sandbox.csalock(["lock", "-w", "10m", "--store", &url, "x"]).capture();
-        assert!(done.code == Some(69) && done.stderr.contains(&server), "{done:?}");
+        sandbox.csalock(["lock", "-w", "10m", "--store", &url, "x"]).capture().says(69, &server);
         assert!(is_within(begun, 60 * SECOND), "{:?}", begun.elapsed());
     }
 }
@@ -498,7 +487,7 @@ fn a_caller_that_learns_of_its_grant_after_the_lease_does_not_hold() {
         let early = late[0].printed();
         println!("{words}: {early:?} {:?}", late[0].said());
         assert!(["", "ended with 85\n"].contains(&&early[..]), "{words}: {early:?} {:?}", late[0].said());
-        assert_eq!(next.wait().code, Some(0));
+        next.wait().exits(0);
         let [late] = late;
         let done = late.wait();
         assert!(!early.is_empty() || done.stdout.ends_with("ended with 0\n"), "{words}: {done:?}");

@@ -53,8 +53,8 @@ fn cgi(sandbox: &Sandbox, serve: impl Fn(&Sandbox, u16) -> Job) {
     assert!(body.ends_with("\n0\n"), "{body}");
     let request = std::thread::spawn(move || get(port, "/cgi-bin/slow"));
     wait_until("the script holds", || sandbox.path("www/cgi-bin/holds").exists());
-    assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
-    assert_eq!(sandbox.csalock(["unlock", "x"]).capture().code, Some(82));
+    sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
+    sandbox.csalock(["unlock", "x"]).capture().exits(82);
     sandbox.file("www/cgi-bin/go", "");
     request.join().unwrap();
     sandbox.csalock(["run", "-q", "x", "true"]).run();
@@ -194,7 +194,7 @@ on_every_store! {
             std::os::unix::fs::chown(sandbox.path(below), Some(nobody), Some(nobody)).unwrap();
         }
         let call = |words: &[&str]| sandbox.csalock(words).without("CSALOCK_STORE").user(nobody);
-        assert_eq!(call(&["lock", "--forever", "x"]).capture().code, Some(0));
+        call(&["lock", "--forever", "x"]).capture().exits(0);
         call(&["status", "-1"]).stdout("x\n").run();
         assert!(sandbox.path("state/csalock").is_dir());
         call(&["lock", "--forever", "y"]).without("XDG_STATE_HOME").run();

@@ -76,8 +76,7 @@ impl Hosts {
     /// its turn.
     fn assert_ended_in_time(&self, mut holder: Job, since: f64) {
         wait_until("the command is ended", || holder.has_ended());
-        let done = holder.wait();
-        assert!(done.code == Some(85) && done.stderr.contains(ENDED), "{done:?}");
+        holder.wait().says(85, ENDED);
         let last = noted(&self.sandbox, "alive");
         assert!(since < last && last < since + LEASE_SECONDS, "it lived for {} s", last - since);
     }
@@ -91,7 +90,7 @@ impl Hosts {
 }
 
 /// The server stands still and crashes for less than a lease. Then the cable of the next holder is cut.
-fn short_outages_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time(hosts: &Hosts) {
+fn short_outages(hosts: &Hosts) {
     let (mut holder, waiter) = hosts.begin("60s");
     hosts.server.stop(0, true);
     // A caller that does not wait is told.
@@ -100,7 +99,7 @@ fn short_outages_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time(hosts
     hosts.server.kill(0);
     let late = hosts.on(WAITER, &["run", "-w", "inf", "y", "true"]).spawn();
     hosts.server.restart(0);
-    assert_eq!(late.wait().code, Some(0));
+    late.wait().exits(0);
     assert!(!holder.has_ended() && !has_noted(&hosts.sandbox, "next"));
     hosts.sandbox.file("files/over", "");
     holder.wait().succeeds();
@@ -117,19 +116,16 @@ fn short_outages_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time(hosts
     hosts.assert_had_its_turn(waiter);
 }
 
-#[test]
-fn short_outages_of_etcd_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time() {
-    Hosts::with_etcd().iter().for_each(short_outages_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time);
-}
-
-#[test]
-fn short_outages_of_postgres_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time() {
-    Hosts::with_postgres().iter().for_each(short_outages_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time);
-}
-
-#[test]
-fn short_outages_of_sshd_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time() {
-    Hosts::with_ssh().iter().for_each(short_outages_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time);
+cases! {
+    fn short_outages_of_etcd_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time() {
+        Hosts::with_etcd().iter().for_each(short_outages)
+    }
+    fn short_outages_of_postgres_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time() {
+        Hosts::with_postgres().iter().for_each(short_outages)
+    }
+    fn short_outages_of_sshd_cost_nothing_and_a_command_on_a_cut_off_host_ends_in_time() {
+        Hosts::with_ssh().iter().for_each(short_outages)
+    }
 }
 
 /// A way in which the server is away for longer than a lease.
@@ -141,7 +137,7 @@ enum Away {
 }
 
 /// A quick run tries one of the ways.
-fn a_command_is_ended_before_its_lease_when_the_server_is_away(start: fn() -> Option<Hosts>) {
+fn a_longer_outage(start: fn() -> Option<Hosts>) {
     let ways = [Away::Killed, Away::Stopped, Away::CutOff];
     let chosen = ways[turn() % ways.len()];
     for way in ways.into_iter().filter(|way| *way == chosen || extent() > Extent::Quick) {
@@ -167,19 +163,16 @@ fn a_command_is_ended_before_its_lease_when_the_server_is_away(start: fn() -> Op
     }
 }
 
-#[test]
-fn a_command_is_ended_before_its_lease_when_etcd_is_away() {
-    a_command_is_ended_before_its_lease_when_the_server_is_away(Hosts::with_etcd);
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_postgres_is_away() {
-    a_command_is_ended_before_its_lease_when_the_server_is_away(Hosts::with_postgres);
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_sshd_is_away() {
-    a_command_is_ended_before_its_lease_when_the_server_is_away(Hosts::with_ssh);
+cases! {
+    fn a_command_is_ended_before_its_lease_when_etcd_is_away() {
+        a_longer_outage(Hosts::with_etcd)
+    }
+    fn a_command_is_ended_before_its_lease_when_postgres_is_away() {
+        a_longer_outage(Hosts::with_postgres)
+    }
+    fn a_command_is_ended_before_its_lease_when_sshd_is_away() {
+        a_longer_outage(Hosts::with_ssh)
+    }
 }
 
 #[test]
@@ -226,6 +219,6 @@ fn a_reboot_of_the_ssh_host_ends_the_locks_of_its_processes_with_their_leases_an
     std::fs::write(own.path().join("boot_id"), "00000000-0000-4000-8000-000000000009\n").unwrap();
     server.restart();
     sandbox.csalock(["run", "-q", "-w", "50s", "local", "true"]).run();
-    assert_eq!(sandbox.csalock(["run", "-n", "remote", "true"]).capture().code, Some(75));
+    sandbox.csalock(["run", "-n", "remote", "true"]).capture().exits(75);
     remote.wait().succeeds();
 }

@@ -462,19 +462,10 @@ fn every_cut(place: Where) {
     assert!(lost);
 }
 
-#[test]
-fn a_directory_keeps_acknowledged_writes() {
-    every_cut(Where::Directory);
-}
-
-#[test]
-fn a_directory_beside_files_keeps_acknowledged_writes() {
-    every_cut(Where::Beside);
-}
-
-#[test]
-fn a_database_keeps_acknowledged_writes() {
-    every_cut(Where::Sqlite);
+cases! {
+    fn a_directory_keeps_acknowledged_writes() { every_cut(Where::Directory) }
+    fn a_directory_beside_files_keeps_acknowledged_writes() { every_cut(Where::Beside) }
+    fn a_database_keeps_acknowledged_writes() { every_cut(Where::Sqlite) }
 }
 
 #[test]

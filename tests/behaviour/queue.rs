@@ -36,7 +36,7 @@ fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&m
             std::thread::sleep(Duration::from_millis(1));
         }
         spans.push(begun.elapsed().as_millis());
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
     }
     spans.sort_unstable();
     println!("median {} ms of {spans:?}", spans[take_overs / 2]);
@@ -125,8 +125,8 @@ on_every_store! {
         sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         holder.release();
         wait_until("the waiter holds", || waiter.printed() == "ran\n");
-        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
-        assert_eq!(waiter.wait().code, Some(0));
+        sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
+        waiter.wait().exits(0);
     }
 
     fn the_second_of_three_waiters_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
@@ -152,10 +152,10 @@ on_every_store! {
         let before = sandbox.sight("x");
         for words in [["run", "-w", "30ms", "x", "touch"], ["run", "-F", "-w30ms", "x", "touch"], ["lock", "-w", "30ms", "--", "x"]] {
             let words = words.iter().chain(["ran"].iter().filter(|_| words[0] == "run"));
-            assert_eq!(sandbox.csalock(words).capture().code, Some(75));
+            sandbox.csalock(words).capture().exits(75);
         }
         assert_eq!(sandbox.sight("x"), before);
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
         assert!(!sandbox.path("files/ran").exists());
     }
@@ -188,7 +188,7 @@ on_every_store! {
         kill(stopped, Signal::SIGSTOP).unwrap();
         wait_until("it is stopped", || is_stopped(stopped));
         let second = sandbox.waiter("x", "echo second >> order");
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.holders("x"), [stopped.as_raw()]);
         kill(stopped, Signal::SIGCONT).unwrap();
         assert_eq!((waiter.wait().code, second.wait().code), (Some(0), Some(0)));
@@ -198,7 +198,7 @@ on_every_store! {
     fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let (mut job, _script, waits) = script_with_stopped_waiter(sandbox);
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.state("x"), "held");
         kill(waits, Signal::SIGKILL).unwrap();
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture().prints(0, "ran\n");

@@ -119,7 +119,7 @@ on_every_shared_store! {
             !lives(keeper)
         });
         assert!(ticks < 50, "it used {ticks} ticks");
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn a_keeper_ends_when_its_lock_is_released(sandbox: &Sandbox) {
@@ -135,7 +135,7 @@ on_every_shared_store! {
     fn a_keeper_ends_when_its_lock_is_broken(sandbox: &Sandbox) {
         let _job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let keeper = the_keeper(sandbox);
-        assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
+        csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().exits(0);
         wait_until("the keeper has ended", || !lives(keeper));
     }
 
@@ -182,7 +182,7 @@ on_every_shared_store! {
         let (job, _) = running(sandbox, &[]);
         await_renewals(sandbox, "x", 4);
         let keeper = the_keeper(sandbox);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
         assert!(!lives(keeper));
     }
@@ -192,7 +192,7 @@ on_every_shared_store! {
         send(command, Signal::SIGSTOP);
         await_renewals(sandbox, "x", 4);
         send(command, Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn a_supervisor_that_stands_still_loses_nothing(sandbox: &Sandbox) {
@@ -204,7 +204,7 @@ on_every_shared_store! {
         wait_until("its keeper says so", || sandbox.state("x") != "held");
         csalock(sandbox, &["run", "-qn", "x", "true"]).run();
         job.send(Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn a_job_keeps_its_lock_until_its_stopped_supervisor_reports_the_success(sandbox: &Sandbox) {
@@ -212,7 +212,7 @@ on_every_shared_store! {
         await_renewals(sandbox, "x", 4);
         csalock(sandbox, &["run", "-qn", "--once-per=99999d", "x", "echo", "again"]).status(75).run();
         job.send(Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         csalock(sandbox, &["run", "--once-per=99999d", "x", "echo", "again"]).run();
     }
 
@@ -260,7 +260,7 @@ on_every_shared_store! {
         assert!(children(command).iter().all(|child| *child != the_keeper(sandbox)));
         await_renewals(sandbox, "x", 4);
         let keeper = the_keeper(sandbox);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         wait_until("the keeper has ended", || !lives(keeper));
     }
 
@@ -270,7 +270,7 @@ on_every_shared_store! {
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         await_renewals(sandbox, "x", 5);
         assert_eq!(sandbox.waiters("x").len(), 1);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         assert_eq!(waiter.wait().stdout, "served\n");
     }
 
@@ -280,7 +280,7 @@ on_every_shared_store! {
         wait_until("it holds", || sandbox.state("x") == "held");
         await_renewals(sandbox, "x", 4);
         assert_eq!(keepers(sandbox), [0; 0]);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
     }
 

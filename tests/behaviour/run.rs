@@ -123,7 +123,7 @@ on_every_store! {
         sandbox.csalock(["run", "-c", "true", "x", "true"]).status(64).stderr(&both).run();
         let empty = format!("csalock: the command's name is empty; {cure}");
         sandbox.csalock(["run", "x", ""]).status(64).stderr(&empty).run();
-        assert_eq!(sandbox.csalock(["run"]).capture().code, Some(64));
+        sandbox.csalock(["run"]).capture().exits(64);
         assert!(!sandbox.store_exists());
     }
 
@@ -173,7 +173,7 @@ on_every_store! {
         wait_until("the command has ended", || job.has_ended());
         assert!(crate::sandbox::proc::lives(child));
         assert_eq!(sandbox.state("x"), "free");
-        assert_eq!(job.wait().code, Some(4));
+        job.wait().exits(4);
     }
 
     fn a_lock_within_the_same_lock_would_never_come(sandbox: &Sandbox) {
@@ -196,7 +196,7 @@ on_every_store! {
             let mut job = sandbox.csalock([&["run"], options, &["x", "cat"]].concat()).spawn();
             job.tell("begun");
             job.lines(1);
-            assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+            sandbox.csalock(["unlock", "--force", "x"]).capture().exits(0);
             wait_until("it is ended", || job.has_ended());
             let done = job.wait();
             assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(85), said));

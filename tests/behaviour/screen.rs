@@ -37,7 +37,7 @@ on_every_store! {
             holder.release();
             let text = sandbox.plain(&screen.done());
             assert_eq!(text, format!("{PROMPT} csalock {words}\n{TOLD}ran\n"));
-            assert_eq!(holder.wait().code, Some(0));
+            holder.wait().exits(0);
             wait_until("it is free", || sandbox.state("x") == "free");
         }
     }
@@ -110,7 +110,7 @@ on_every_store! {
             holder.release();
             let text = screen.done();
             assert!(!text.contains(" waited "), "{text}");
-            assert_eq!(holder.wait().code, Some(0));
+            holder.wait().exits(0);
             screen.line("csalock unlock -q x");
             wait_until("it is free", || sandbox.state("x") == "free");
         }
@@ -189,7 +189,7 @@ on_every_store! {
         screen.becomes("the next holder", |text| text.contains("1 holder, 0 waiters") && text.contains("  dash -c cat"));
         waiter.release();
         screen.shows("  0 locks, 0 holders, 0 waiters  ");
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         // A store that fails is shown, and so is one that is there again.
         require!(sandbox.is_of_files());
         std::fs::rename(sandbox.store_path(), sandbox.path("away")).unwrap();

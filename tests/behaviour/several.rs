@@ -67,7 +67,7 @@ on_every_store! {
             assert!(sandbox.plain(&done.stderr).starts_with("csalock: lock b in store STORE is busy: held by pid "), "{}", done.stderr);
             assert_eq!(states(sandbox, &["a", "b", "c"]), ["free", "held", "free"]);
         }
-        assert_eq!(other.wait().code, Some(0));
+        other.wait().exits(0);
         let script = "h=$(csalock lock --print-handle c a b) && csalock status -1 | sort && csalock unlock --handle $h a b c && csalock status -1";
         sandbox.script("dash", script).stdout("a\nb\nc\n").run();
     }
@@ -110,7 +110,7 @@ on_every_store! {
             other.release();
             both.lines(1);
             assert_eq!(states(sandbox, &["a", "b", "c"]), ["held", "held", "held"]);
-            assert_eq!(both.wait().code, Some(0));
+            both.wait().exits(0);
         }
     }
 
@@ -124,9 +124,7 @@ on_every_store! {
             sandbox.csalock(["run", "-w", "20s", "b", "--also", "a", "true"]).run();
         }
         sandbox.file("files/done", "");
-        for job in busy {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        busy.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn opposite_orders_never_block_each_other(sandbox: &Sandbox) {
@@ -138,9 +136,7 @@ on_every_store! {
         let jobs: Vec<Job> = [["a", "b"], ["b", "a"]].iter().map(|order| {
             sandbox.call("dash", [&["-c", script.as_str()], &order[..]].concat()).spawn()
         }).collect();
-        for job in jobs {
-            job.wait().succeeds();
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(states(sandbox, &["a", "b"]), ["free", "free"]);
     }
 
@@ -169,7 +165,7 @@ on_every_store! {
     fn a_waiter_that_loses_a_kept_lock_continues_to_wait(sandbox: &Sandbox) {
         for words in ["lock -w inf a b > handle", "run -w inf a --also b -- true"] {
             let (both, mut b) = keeping_a(sandbox, words, ":");
-            assert_eq!(sandbox.csalock(["unlock", "--force", "a"]).capture().code, Some(0));
+            sandbox.csalock(["unlock", "--force", "a"]).capture().exits(0);
             let mut a = holding(sandbox, &["a"]);
             b.release();
             wait_until("it waits for a", || sandbox.waiters("a").len() == 1);
@@ -181,8 +177,8 @@ on_every_store! {
 
     fn a_caller_that_keeps_a_lock_during_its_wait_may_be_in_a_cycle(sandbox: &Sandbox) {
         let (both, b) = keeping_a(sandbox, "run -w inf --ttl 1h a --also b -- true", "csalock run -w 20s a true; exit $?");
-        assert_eq!(b.wait().code, Some(84));
-        assert_eq!(both.wait().code, Some(0));
+        b.wait().exits(84);
+        both.wait().exits(0);
     }
 
     fn unlock_all_releases_all_grants_of_the_caller(sandbox: &Sandbox) {
@@ -241,9 +237,7 @@ on_every_store! {
             drop(job);
         }
         sandbox.file("files/done", "");
-        for job in busy {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        busy.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn a_caller_killed_at_any_step_has_all_or_none(sandbox: &Sandbox) {
@@ -316,8 +310,6 @@ fn stores_that_some_callers_know_by_another_path_are_taken_in_one_order() {
             sandbox.call(&alone[0], &words).without("CSALOCK_STORE").spawn()
         })
         .collect();
-    for job in jobs {
-        job.wait().exits(0);
-    }
+    jobs.into_iter().for_each(|job| job.wait().exits(0));
     println!("{:?}", begun.elapsed());
 }

@@ -57,7 +57,7 @@ on_every_store! {
         job.send(Signal::SIGTERM);
         job.tell("still here");
         assert_eq!(job.lines(2)[1], "still here");
-        assert_eq!(job.wait().code, Some(6));
+        job.wait().exits(6);
     }
 
     fn a_signal_that_was_ignored_from_the_start_is_not_forwarded(sandbox: &Sandbox) {
@@ -66,7 +66,7 @@ on_every_store! {
         job.send(Signal::SIGHUP);
         job.tell("still here");
         assert_eq!(job.lines(2)[1], "still here");
-        assert_eq!(job.wait().code, Some(6));
+        job.wait().exits(6);
     }
 
     fn a_job_whose_supervisor_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
@@ -75,10 +75,10 @@ on_every_store! {
         job.kill();
         let sight = sandbox.sight("x");
         assert_eq!((&sight["state"], &sight["holders"][0]["pid"]), (&"held".into(), &command.into()));
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         let next = sandbox.waiter("x", "echo next >> log");
         job.release();
-        assert_eq!(next.wait().code, Some(0));
+        next.wait().exits(0);
         assert_eq!(sandbox.read("files/log"), "end\nnext\n");
     }
 
@@ -90,9 +90,9 @@ on_every_store! {
         wait_until("the command has ended", || !proc::lives(command));
         let next = sandbox.holder("x");
         job.send(Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(5));
+        job.wait().exits(5);
         assert_eq!(sandbox.state("x"), "held");
-        assert_eq!(next.wait().code, Some(0));
+        next.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
     }
 
@@ -146,7 +146,7 @@ on_every_store! {
             let waiter = sandbox.waiter("x", "touch ran");
             let parked = sandbox.waiters("x")[0];
             stop(parked);
-            assert_eq!(holder.wait().code, Some(0));
+            holder.wait().exits(0);
             wait_until("it has the lock", || sandbox.holders("x") == [parked]);
             waiter.send(signal);
             assert_eq!(waiter.wait().signal, Some(signal as i32));
@@ -160,13 +160,13 @@ on_every_store! {
         let waiter = sandbox.waiter("x", "touch ran");
         let parked = nix::unistd::Pid::from_raw(sandbox.waiters("x")[0]);
         nix::sys::signal::kill(parked, Signal::SIGKILL).unwrap();
-        assert_eq!(waiter.wait().code, Some(137));
+        waiter.wait().exits(137);
         // A real-time signal, which has no name.
         let waiter = sandbox.waiter("x", "touch ran");
         sandbox.script("bash", &format!("kill -35 {}", sandbox.waiters("x")[0])).run();
-        assert_eq!(waiter.wait().code, Some(163));
+        waiter.wait().exits(163);
         assert!(sandbox.waiters("x").is_empty());
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert!(!sandbox.path("files/ran").exists());
     }
 }

@@ -133,9 +133,7 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
     let callers: Vec<_> = (0..16)
         .map(|_| sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", count]).env("CSALOCK_LEASE", "9s").spawn())
         .collect();
-    for caller in callers {
-        caller.wait().exits(0);
-    }
+    callers.into_iter().for_each(|caller| caller.wait().exits(0));
     assert_eq!(sandbox.read("files/count"), "16\n");
     let connections = || server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'");
     wait_until("the callers have left", || connections() == "0");

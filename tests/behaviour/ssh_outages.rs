@@ -323,7 +323,7 @@ fn a_server_ends_with_its_client_and_refuses_nonsense() {
     }
     // A channel's name cannot name another file.
     let requests = "[1,{\"subscribe\":\"../../x\"}]\n";
-    assert_eq!(sandbox.csalock(["serve", "--stdio", &store]).stdin(requests).capture().code, Some(64));
+    sandbox.csalock(["serve", "--stdio", &store]).stdin(requests).capture().exits(64);
     sandbox.csalock(["serve", "--stdio", &store]).stdin("").capture();
     assert!(!sandbox.path("store").exists());
     let done = sandbox.csalock(["serve", "--stdio", "sqlite:db"]).stdin("").capture();

@@ -222,8 +222,7 @@ on_every_store! {
                        "until    its process ends", &advice];
         wait_until("it is stopped", || facts("x", 0) == stopped);
         assert!(table(sandbox, &sandbox.csalock(["status", "x", "none"]).capture().stdout).contains("x|held,stopped|0|"));
-        let done = sandbox.csalock(["lock", "-n", "x"]).capture();
-        assert!(done.code == Some(75) && done.stderr.contains(" while it lives, now stopped: cat; "), "{done:?}");
+        sandbox.csalock(["lock", "-n", "x"]).capture().says(75, " while it lives, now stopped: cat; ");
         kill(holder, Signal::SIGCONT).unwrap();
         wait_until("it goes on", || facts("x", 0) == alive);
         sandbox.csalock(["lock", "--forever", "kept"]).run();

@@ -22,9 +22,7 @@ fn storm(sandbox: &Sandbox, round: &str) {
     let rounds = rounds(sandbox);
     let script = format!("i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); {round} || exit 1; done");
     let jobs: Vec<Job> = (0..PROCESSES).map(|_| sandbox.script("dash", &script).spawn()).collect();
-    for job in jobs {
-        job.wait().succeeds();
-    }
+    jobs.into_iter().for_each(|job| job.wait().succeeds());
     assert_eq!(sandbox.read("files/broken"), "");
     assert_eq!(sandbox.read("files/counter"), format!("{}\n", PROCESSES * rounds));
     assert_eq!(sandbox.state("x"), "free");
@@ -70,9 +68,7 @@ on_every_store! {
         let rounds = rounds(sandbox);
         let script = format!("i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); {COUNT_UP} || exit 1; done");
         let jobs: Vec<Job> = (0..PROCESSES).map(|_| sandbox.script("dash", &script).spawn()).collect();
-        for job in jobs {
-            job.wait().succeeds();
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         sandbox.csalock(["get", "x"]).stdout((PROCESSES * rounds).to_string()).run();
         assert_eq!(sandbox.state("x"), "free");
     }

@@ -101,7 +101,7 @@ on_every_store! {
             shows(&mut terminal, "running\r\n");
             terminal.tell(key);
             shows(&mut terminal, &format!("ended -{signal} so"));
-            assert_eq!(terminal.wait().code, Some(0));
+            terminal.wait().exits(0);
             assert_eq!(sandbox.state("x"), "free");
         }
     }
@@ -145,7 +145,7 @@ on_every_store! {
             assert_eq!(status(&mut shell), "148");
             // Stopped is not ended.
             assert_eq!((sandbox.state("x").as_str(), sandbox.holders("x")), ("held", vec![command]));
-            assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+            sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
             shell.tell("fg");
             wait_until("it goes on", || matches!(proc::stat(command), Some(('S' | 'R', _))));
             shell.tell("typed");
@@ -197,7 +197,7 @@ on_every_store! {
             assert_eq!(sandbox.sight("x"), before, "{words}");
         }
         assert!(!sandbox.path("files/ran").exists());
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
     }
 

@@ -217,7 +217,7 @@ on_every_kind_of_store! {
         assert_eq!((done.code, &found[0]["outcome"], &found[0]["holders"][0]["token"]),
                    (Some(81), &"not held".into(), &tokens[1].into()), "{done:?}");
         sandbox.overwrite("x", b"garbage");
-        assert_eq!(sandbox.csalock(["unlock", "--force", "--token", "1", "x"]).capture().code, Some(65));
+        sandbox.csalock(["unlock", "--force", "--token", "1", "x"]).capture().exits(65);
         assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, b"garbage");
     }
 
@@ -245,7 +245,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.open().read(b"bad").unwrap().unwrap().body, b"garbage");
         sandbox.csalock(["lookup", "claimed"]).stdout("7\n").run();
         sandbox.csalock(["get", "guarded"]).stdout("text").run();
-        assert_eq!(sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture().exits(0);
         sandbox.csalock(["unlock", "--force", "--all"]).run();
         sandbox.csalock(["unlock", "--force", "--all", "--json"]).stdout("[]\n").run();
     }
@@ -266,18 +266,16 @@ on_every_kind_of_store! {
         let script = "csalock lock x; echo; read go; csalock unlock x";
         let mut job = sandbox.script("dash", script).ready();
         let _next = sandbox.waiter("x", "echo $$; cat");
-        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "--force", "x"]).capture().exits(0);
         job.tell("go");
-        let done = job.wait();
-        assert_eq!(done.code, Some(82));
-        assert!(done.stderr.contains(", until it was broken by --force"), "{}", done.stderr);
+        job.wait().says(82, ", until it was broken by --force");
         assert_eq!(sandbox.state("x"), "held");
     }
 
     fn a_broken_lock_goes_to_the_first_waiter(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo ran");
-        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "--force", "x"]).capture().exits(0);
         assert_eq!(waiter.wait().stdout, "ran\n");
     }
 

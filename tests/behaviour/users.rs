@@ -138,7 +138,7 @@ fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 
     for words in [&["run", "-n", "free", "true"][..], &["put", "shown", "other"], &["del", "shown"], &["gc"]] {
         first.csalock(sandbox, store, words).capture().exits(0);
     }
-    assert_eq!(holder.wait().code, Some(0));
+    holder.wait().exits(0);
 }
 
 /// A directory store with this owner, group and mode.
@@ -150,19 +150,14 @@ fn directory_of_mode(attributes: (u32, u32, u32), first: Person, wanted: [[i32; 
     deeds_are(&sandbox, &sandbox.store_at("shared"), first, wanted);
 }
 
-#[test]
-fn a_private_store_is_its_owners_and_roots() {
-    directory_of_mode((4101, 4101, 0o700), Anne, [ALL, NONE, NONE, ALL]);
-}
-
-#[test]
-fn a_store_that_others_may_read_can_be_looked_at() {
-    directory_of_mode((4101, 4101, 0o755), Anne, [ALL, LOOK, LOOK, ALL]);
-}
-
-#[test]
-fn roots_own_store_can_be_looked_at() {
-    directory_of_mode((0, 0, 0o755), Root, [LOOK, LOOK, LOOK, ALL]);
+cases! {
+    fn a_private_store_is_its_owners_and_roots() {
+        directory_of_mode((4101, 4101, 0o700), Anne, [ALL, NONE, NONE, ALL])
+    }
+    fn a_store_that_others_may_read_can_be_looked_at() {
+        directory_of_mode((4101, 4101, 0o755), Anne, [ALL, LOOK, LOOK, ALL])
+    }
+    fn roots_own_store_can_be_looked_at() { directory_of_mode((0, 0, 0o755), Root, [LOOK, LOOK, LOOK, ALL]) }
 }
 
 #[test]
@@ -267,8 +262,7 @@ fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
     // A log that is not for the users of the database is named.
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "y", "true"]), 0);
     std::fs::set_permissions(&log, PermissionsExt::from_mode(0o600)).unwrap();
-    let done = Carl.csalock(&sandbox, &store, &["status", "x"]).capture();
-    assert!(done.code == Some(77) && done.stderr.contains("store-wal"), "{done:?}");
+    Carl.csalock(&sandbox, &store, &["status", "x"]).capture().says(77, "store-wal");
 }
 
 #[test]

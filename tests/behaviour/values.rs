@@ -164,7 +164,7 @@ on_every_store! {
         wait_until("put waits", || sandbox.waiters("x").len() == 1);
         assert_eq!(get(sandbox, "x").as_deref(), Some("old"));
         other.release();
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
         assert_eq!((get(sandbox, "x").as_deref(), sandbox.state("x").as_str()), (Some("new"), "free"));
     }
 
@@ -312,7 +312,7 @@ on_every_store! {
         sandbox.await_abandoned("x");
         let said = "csalock: --pid cannot be used without --lock; add --lock, or leave it out\n";
         sandbox.csalock(["get", "--pid", &pid, "x"]).status(64).stderr(said).run();
-        assert_eq!(sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().code, Some(64));
+        sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().exits(64);
     }
 
     fn a_get_that_was_killed_before_it_printed_the_value_leaves_no_right_to_write(sandbox: &Sandbox) {
@@ -469,8 +469,7 @@ fn a_database_has_one_mode() {
     let log = sandbox.store_path().with_file_name("store-wal");
     assert_eq!(std::fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
     std::fs::set_permissions(&log, PermissionsExt::from_mode(0o644)).unwrap();
-    let done = sandbox.csalock(["put", "--mode", "600", "x", "secret"]).capture();
-    assert!(done.code == Some(77) && done.stderr.contains("store-wal has mode 0644"), "{done:?}");
+    sandbox.csalock(["put", "--mode", "600", "x", "secret"]).capture().says(77, "store-wal has mode 0644");
 }
 
 #[test]

@@ -49,29 +49,12 @@ pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
     (!extent::is_turn_of(other, 2)).then_some(extent::FOR_ALL)
 }
 
-#[test]
-fn a_storm_on_a_directory_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Directory);
-}
-
-#[test]
-fn a_storm_on_sqlite_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Sqlite);
-}
-
-#[test]
-fn a_storm_on_etcd_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Etcd);
-}
-
-#[test]
-fn a_storm_on_postgres_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Postgres);
-}
-
-#[test]
-fn a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Shared);
+cases! {
+    fn a_storm_on_a_directory_never_admits_two_holders_and_loses_nothing() { on(Kind::Directory) }
+    fn a_storm_on_sqlite_never_admits_two_holders_and_loses_nothing() { on(Kind::Sqlite) }
+    fn a_storm_on_etcd_never_admits_two_holders_and_loses_nothing() { on(Kind::Etcd) }
+    fn a_storm_on_postgres_never_admits_two_holders_and_loses_nothing() { on(Kind::Postgres) }
+    fn a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing() { on(Kind::Shared) }
 }
 
 fn on(kind: Kind) {

@@ -160,6 +160,13 @@ impl Done {
         assert!(self.code == Some(code) && self.stderr == stderr, "{code} and {stderr:?} were expected: {self:?}");
     }
 
+    /// It failed with this code, and this is part of the message.
+    #[track_caller]
+    pub(crate) fn says(&self, code: i32, part: &str) {
+        let is_said = self.code == Some(code) && self.stderr.contains(part);
+        assert!(is_said, "{code} and {part:?} were expected: {self:?}");
+    }
+
     #[track_caller]
     pub(crate) fn is(&self, code: i32, stdout: &str, stderr: &str) {
         self.prints(code, stdout);

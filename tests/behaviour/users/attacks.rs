@@ -40,8 +40,9 @@ fn a_break_names_its_caller_and_is_reported_to_the_holder() {
     let Some((sandbox, store)) = shared() else { return };
     let handle = Anne.csalock(&sandbox, &store, &["lock", "--print-handle", "--forever", "x"]).capture().line();
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--force", "x"]), 0);
-    let done = Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"]).capture();
-    assert!(done.code == Some(82) && done.stderr.contains("until it was broken by --force"), "{done:?}");
+    Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"])
+        .capture()
+        .says(82, "until it was broken by --force");
     let done = Carl.csalock(&sandbox, &store, &["history", "--json"]).capture();
     assert!(done.stdout.contains("4102") && done.stdout.contains("broken"), "{done:?}");
 }
@@ -78,7 +79,7 @@ fn a_reader_blocks_neither_history_nor_gc() {
         let runs = |number: usize| {
             for run in 0..number {
                 let run = Anne.csalock(&sandbox, &store, &["run", &format!("n{run}"), "true"]);
-                assert_eq!(run.env("CSALOCK_HISTORY_SIZE", "4K").capture().code, Some(0));
+                run.env("CSALOCK_HISTORY_SIZE", "4K").capture().exits(0);
             }
         };
         // The files are all there: the history was rotated.

@@ -157,9 +157,7 @@ fn many_users_create_records_in_one_sticky_store_at_once() {
                 }
             })
             .collect();
-        for job in jobs {
-            job.wait().succeeds();
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(std::fs::read_to_string(&counter).unwrap(), total);
     }
 }
@@ -228,8 +226,7 @@ fn a_journal_that_only_a_dead_user_may_remove_is_named() {
     );
     assert_eq!(Anne.call(&sandbox, &["python3", "-c", &script]).capture().signal, Some(9));
     for person in [Bert, Carl] {
-        let done = person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture();
-        assert!(done.code == Some(77) && done.stderr.contains("user 4101 was killed"), "{done:?}");
+        person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture().says(77, "user 4101 was killed");
     }
     // A user who may only read finds a file that is only partly changed.
     for (path, mode) in [(file.as_path(), 0o644), (file.parent().unwrap(), 0o755)] {
@@ -271,7 +268,7 @@ fn a_caller_is_not_refused_while_another_creates_the_directory() {
         holder.release();
         let done = waiter.wait();
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "mine\n", ""), "{mode:o}");
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         // A process that is killed leaves an empty directory, which is swept when it is old.
         drop(slow);
         let left = unborn(&shared);
