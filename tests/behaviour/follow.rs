@@ -185,13 +185,6 @@ on_every_kind_of_store! {
         for option in ["--until", "--at"] {
             sandbox.csalock(["history", "--follow", option, "12h"]).capture().prints(64, "");
         }
-        let why = "what is kept beside files goes away with the last lock; keep locks in a store of their own to have one: \
-                   --store dir:PATH or CSALOCK_STORE\n";
-        let call = sandbox.csalock(["history", "-f", "./data"]).without("CSALOCK_STORE").status(64);
-        call.stderr(format!("csalock: lock SANDBOX/files/data has no history: {why}")).run();
-        let store = format!("dir:{}", sandbox.path("files/.csalock").display());
-        let call = sandbox.csalock(["history", "-f", "--store", &store]).status(64);
-        call.stderr(format!("csalock: store dir:SANDBOX/files/.csalock has no history: {why}")).run();
         let closed = "csalock: stdout is closed, so each ending would be lost; open it, for example to a file: >> FILE\n";
         sandbox.script("dash", "csalock history -f >&-").status(74).stderr(closed).run();
     }

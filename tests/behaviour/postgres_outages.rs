@@ -1,7 +1,5 @@
 //! PostgreSQL servers that are killed, stopped and restarted under commands that hold and wait, and behind a pooler.
 
-use std::io::Write;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -91,16 +89,6 @@ fn a_step_of_the_servers_clock_neither_ends_a_lease_nor_keeps_the_lock_of_a_dead
     assert!(is_within(begun, Duration::from_secs(20)), "{:?}", begun.elapsed());
 }
 
-/// A client of the server that has locked a table which each commit needs, until its stdin ends.
-fn locked(server: &Server) -> Child {
-    let mut blocker = server.psql().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let lock = "BEGIN; LOCK TABLE store.removed IN EXCLUSIVE MODE;\n";
-    blocker.stdin.as_mut().unwrap().write_all(lock.as_bytes()).unwrap();
-    let is_locked = "SELECT count(*) FROM pg_locks WHERE mode = 'ExclusiveLock' AND locktype = 'relation'";
-    wait_until("it is locked", || server.sql(is_locked) == "1");
-    blocker
-}
-
 #[test]
 fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while_using_it() {
     let Some(server) = Server::start(&["log_connections=on"]) else { return };
@@ -117,7 +105,7 @@ fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while
     assert!((0..20).any(|_| makes_one()));
 
     // The child waits for the answer to its commit.
-    let mut blocker = locked(&server);
+    let blocker = server.lock_table("store.removed", "EXCLUSIVE");
     // A child whose call has taken too long makes another one.
     let waits = || server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted") != "0";
     let before = connections();
@@ -126,25 +114,11 @@ fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while
     let child = proc::children(job.pid())[0];
     kill(Pid::from_raw(child), Signal::SIGKILL).unwrap();
     wait_until("the supervisor has a connection of its own", || connections() > before + 1);
-    drop(blocker.stdin.take());
-    blocker.wait().unwrap();
+    Server::end(blocker);
     let done = job.wait();
     assert_eq!((done.seen_by_shell(), done.stdout.as_str()), (137, ""), "{done:?}");
     sandbox.csalock(["run", "-q", "-w", "50s", "x", "true"]).run();
     assert!(sandbox.is_tidy());
-}
-
-#[test]
-fn a_commit_that_no_caller_waits_for_any_more_leaves_the_server() {
-    let Some(server) = Server::start(&[]) else { return };
-    let sandbox = Sandbox::in_database(&server.url(""));
-    sandbox.csalock(["run", "x", "true"]).run();
-    let mut blocker = locked(&server);
-    let job = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).spawn();
-    wait_until("it has left", || server.log().contains("canceling statement due to lock timeout"));
-    drop(blocker.stdin.take());
-    blocker.wait().unwrap();
-    assert_eq!(job.wait().line(), "ran");
 }
 
 #[test]

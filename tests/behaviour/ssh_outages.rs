@@ -10,7 +10,7 @@ use crate::sandbox::{Call, Job, Kind, Sandbox, proc, wait_until};
 use crate::ssh;
 
 /// A program that takes the place of ssh(1): it runs the command of the last argument here, after `before`.
-fn instead_of_ssh(sandbox: &Sandbox, name: &str, before: &str, after: &str) -> String {
+pub(crate) fn instead_of_ssh(sandbox: &Sandbox, name: &str, before: &str, after: &str) -> String {
     let text = format!("#!/bin/sh\nfor command do :; done\n{before}\nsh -c \"$command\" {after}\n");
     sandbox.program(&format!("files/{name}"), text).display().to_string()
 }

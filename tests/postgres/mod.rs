@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
 
 use std::fs;
+use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -244,6 +245,26 @@ impl Server {
     }
 
     /// Ends it at once, as a crash would.
+    /// A session that has locked this table, which exists, until its stdin ends.
+    pub(crate) fn lock_table(&self, table: &str, mode: &str) -> Child {
+        let mut session = self.psql().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let lock = format!("BEGIN; LOCK TABLE {table} IN {mode} MODE;\n");
+        session.stdin.as_mut().unwrap().write_all(lock.as_bytes()).unwrap();
+        let is_locked = format!("SELECT count(*) FROM pg_locks WHERE relation = '{table}'::regclass AND granted");
+        let begun = Instant::now();
+        while self.sql(&is_locked) == "0" {
+            assert!(begun.elapsed() < PATIENCE, "{table} is not locked");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        session
+    }
+
+    /// Ends a session.
+    pub(crate) fn end(mut session: Child) {
+        drop(session.stdin.take());
+        session.wait().unwrap();
+    }
+
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.child.lock().unwrap().take() {
             let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGQUIT);

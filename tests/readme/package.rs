@@ -100,16 +100,7 @@ impl System {
     /// All files and directories but dpkg's and the ones that the test made.
     fn files(&self) -> String {
         let mut find = Command::new("find");
-        find.current_dir(self.0.path()).args([
-            ".",
-            "-mindepth",
-            "1",
-            "-path",
-            "./var/lib/dpkg",
-            "-prune",
-            "-o",
-            "-print",
-        ]);
+        find.current_dir(self.0.path()).args(". -mindepth 1 -path ./var/lib/dpkg -prune -o -print".split(' '));
         let found = String::from_utf8(run(&mut find).stdout).unwrap();
         let mut lines: Vec<&str> =
             found.lines().filter(|line| !["./var", "./var/lib", "./proc"].contains(line)).collect();
@@ -237,18 +228,17 @@ fn the_archive_installs_as_the_readme_says() {
     fs::create_dir(folder.path().join("local")).unwrap();
     run(Command::new("sh").args(["-euc", &line]).current_dir(folder.path()));
     let local = folder.path().join("local");
-    run(Command::new("sha256sum")
-        .args(["--check", "--strict", "--quiet", "share/doc/csalock/SHA256SUMS"])
-        .current_dir(&local));
+    let check = |sums: &str, at: &Path| {
+        run(Command::new("sha256sum").args(["--check", "--strict", "--quiet", sums]).current_dir(at));
+    };
+    check("share/doc/csalock/SHA256SUMS", &local);
     let done = run(Command::new(local.join("bin/csaLock")).arg("--").arg("file").current_dir(folder.path()));
     assert!(done.stdout.is_empty() && done.stderr.is_empty(), "{done:?}");
     for file in ["man/man1/csalock.1", "man/man7/csalock.7", "doc/csalock/LICENSE-MIT", "doc/csalock/docs/recipes.md"] {
         assert!(local.join("share").join(file).is_file(), "{file}");
     }
     let sums = packages().last().unwrap();
-    run(Command::new("sha256sum")
-        .args(["--check", "--strict", "--quiet", "SHA256SUMS"])
-        .current_dir(sums.parent().unwrap()));
+    check("SHA256SUMS", sums.parent().unwrap());
 }
 
 /// A reader of the packed pages finds each page to which they link beside them.
