@@ -7,19 +7,24 @@ use nix::sys::signal::Signal;
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Job, Sandbox, has, proc, shells, wait_until};
 
-/// Scripts that each hold one lock and then want the next one's, all at the same time. Returns the exit code of each, and
-/// what all of them said.
+/// Tells all of them to go on. Returns the sorted exit codes, and what all of them said.
+fn all_go(mut jobs: Vec<Job>) -> (Vec<i32>, String) {
+    jobs.iter_mut().for_each(|job| job.tell("go"));
+    let done: Vec<_> = jobs.into_iter().map(Job::wait).collect();
+    let mut codes: Vec<_> = done.iter().map(|done| done.code.unwrap()).collect();
+    codes.sort_unstable();
+    (codes, done.into_iter().map(|done| done.stderr).collect())
+}
+
+/// Scripts that each hold one lock and then want the next one's, all at the same time.
 fn cycle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
     let script =
         format!("hold() {{ {hold}; }}; want() {{ {want}; }}; hold $0 || exit 1; echo holds; read line; want $1");
     let next = |at: usize| names[(at + 1) % names.len()];
-    let mut jobs: Vec<Job> =
-        (0..names.len()).map(|at| sandbox.call("dash", ["-c", &script, names[at], next(at)]).spawn()).collect();
+    let job = |at| sandbox.call("dash", ["-c", &script, names[at], next(at)]).spawn();
+    let mut jobs: Vec<Job> = (0..names.len()).map(job).collect();
     jobs.iter_mut().for_each(|job| drop(job.lines(1)));
-    jobs.iter_mut().for_each(|job| job.tell("go"));
-    let done: Vec<_> = jobs.into_iter().map(Job::wait).collect();
-    let said = done.iter().map(|done| done.stderr.clone()).collect();
-    (done.iter().map(|done| done.code.unwrap()).collect(), said)
+    all_go(jobs)
 }
 
 const LOCK: &str = "csalock lock $1 > /dev/null";
@@ -28,8 +33,7 @@ const RUN: &str = "csalock run $1 true";
 /// A cycle breaks at one place, so one gets 84 and all others the lock that they wanted.
 fn one_gives_up(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> String {
     let begun = Instant::now();
-    let (mut codes, said) = cycle(sandbox, names, hold, want);
-    codes.sort_unstable();
+    let (codes, said) = cycle(sandbox, names, hold, want);
     let mut wanted = vec![0; names.len()];
     *wanted.last_mut().unwrap() = 84;
     assert_eq!(codes, wanted, "{said}");
@@ -102,10 +106,7 @@ on_every_store! {
             let script = script.replace("$2", want);
             let mut jobs = [["a", "b"], ["b", "a"]].map(|names| sandbox.call("dash", [&["-c", &script], &names[..]].concat()).spawn());
             jobs.iter_mut().for_each(|job| drop(job.lines(1)));
-            jobs.iter_mut().for_each(|job| job.tell("go"));
-            let mut codes = jobs.map(|job| job.wait().code.unwrap());
-            codes.sort_unstable();
-            assert_eq!(codes, [0, 84], "{want}");
+            assert_eq!(all_go(jobs.into()).0, [0, 84], "{want}");
         }
     }
 
@@ -132,24 +133,19 @@ on_every_store! {
         // This very process calls all of them, so more of its callers wait for both than notes exist.
         let script = "echo holds; read line; exec csalock run -w 30s $0 true";
         let hold = |share: &[&str], name: &str, next: &str| {
-            let job = sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).ready();
-            job
+            sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).ready()
         };
-        let mut jobs = [hold(&["-s"], "b", "a"), hold(&["-j", "3"], "a", "b")];
+        let jobs = [hold(&["-s"], "b", "a"), hold(&["-j", "3"], "a", "b")];
         let crowd: Vec<Job> =
             (0..24).map(|at| sandbox.csalock(["run", "-q", "-w", "60s", ["a", "b"][at % 2], "true"]).spawn()).collect();
         wait_until("all of them wait", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 24);
-        jobs.iter_mut().for_each(|job| job.tell("go"));
-        let mut codes = jobs.map(|job| job.wait().code.unwrap());
-        codes.sort_unstable();
-        assert_eq!(codes, [0, 84]);
+        assert_eq!(all_go(jobs.into()).0, [0, 84]);
         crowd.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn a_script_may_have_become_the_waiter(sandbox: &Sandbox) {
         for want in ["exec csalock run -w 30s $1 true", "exec csalock run -F -w 30s $1 true"] {
-            let (mut codes, said) = cycle(sandbox, &["a", "b"], LOCK, want);
-            codes.sort_unstable();
+            let (codes, said) = cycle(sandbox, &["a", "b"], LOCK, want);
             assert_eq!(codes, [0, 84], "{said}");
             let itself = format!("csalock lock -q $0 > /dev/null; {}", want.replace("$1", "-q $0"));
             sandbox.call("dash", ["-c", &itself, "c"]).status(84).run();
@@ -163,8 +159,7 @@ on_every_store! {
             for ignored in ["", "trap '' INT; "] {
                 // The pipeline's exit status is another one's.
                 let own = ["a", "b"].map(|name| format!("{name}{at}{}", ignored.len()));
-                let (mut codes, said) = cycle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
-                codes.sort_unstable();
+                let (codes, said) = cycle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
                 assert!(codes == [0, if want.contains('|') { 0 } else { 84 }], "{want}: {codes:?} {said}");
                 assert_eq!(said.matches("waiting would never end").count(), 1, "{want}: {said}");
             }
@@ -243,8 +238,7 @@ on_every_store! {
         let script = "csalock lock $3 $0 > /dev/null || exit 1; echo holds; read line; exec csalock lock -w 20s $4 $1 > /dev/null";
         let with = |words: [&str; 5]| {
             let script = script.replace("$3", words[2]).replace("$4", words[3]);
-            let job = sandbox.call("dash", ["-c", &script, words[0], words[1]]).ready();
-            job
+            sandbox.call("dash", ["-c", &script, words[0], words[1]]).ready()
         };
         let mut first = with(["a", "b", "", "-j 2", ""]);
         let mut second = with(["b", "a", "-j 2", "", ""]);
@@ -330,10 +324,7 @@ on_every_store! {
 
     fn a_waiter_behind_a_cycle_is_not_its_victim(sandbox: &Sandbox) {
         let script = "csalock lock $0 > /dev/null; echo holds; read line; csalock lock -w 20s $1 > /dev/null; code=$?; read line; exit $code";
-        let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| {
-            let job = sandbox.call("dash", [&["-c", script], &names[..]].concat()).ready();
-            job
-        });
+        let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| sandbox.call("dash", [&["-c", script], &names[..]].concat()).ready());
         // The innocent one waits first, so that it is not chosen for being the last; and then it is the last.
         let [first, second, innocent] = &mut jobs;
         first.tell("go");
@@ -342,11 +333,8 @@ on_every_store! {
         wait_until("it waits", || sandbox.waiters("a").len() == 1);
         second.tell("go");
         wait_until("the cycle is gone", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 2);
-        for job in &mut jobs {
-            job.tell("end");
-        }
-        let codes = jobs.map(|job| job.wait().code.unwrap());
-        assert_eq!(codes, [0, 84, 0]);
+        jobs.iter_mut().for_each(|job| job.tell("end"));
+        assert_eq!(jobs.map(|job| job.wait().code.unwrap()), [0, 84, 0]);
     }
 
     fn ordered_locks_raise_no_deadlock_alarm(sandbox: &Sandbox) {
@@ -365,18 +353,11 @@ on_every_store! {
                 esac || { echo $? >> alarms; exit 1; }
             done";
         let jobs: Vec<Job> = (1..9).map(|seed: u32| sandbox.call("dash", ["-c", script, &seed.to_string()]).spawn()).collect();
-        let begun = Instant::now();
-        wait_until_long(begun, Duration::from_secs(seconds));
+        std::thread::sleep(Duration::from_secs(seconds));
         sandbox.file("files/done", "");
         for job in jobs {
             let done = job.wait();
             assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{}", sandbox.read("files/alarms"));
         }
-    }
-}
-
-fn wait_until_long(begun: Instant, span: Duration) {
-    while begun.elapsed() < span {
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
