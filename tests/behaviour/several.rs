@@ -221,6 +221,7 @@ on_every_store! {
         sandbox.script("dash", script).stdout("q\nr\n").run();
         let script = "csalock lock a > /dev/null; (csalock lock b > /dev/null; csalock unlock --all; csalock status -1) & wait";
         sandbox.script("dash", script).stdout("a\n").run();
+        sandbox.script("dash", "csalock unlock --all").run();
     }
 
     fn a_caller_killed_during_its_wait_keeps_no_lock(sandbox: &Sandbox) {
