@@ -150,14 +150,19 @@ fn directory_of_mode(attributes: (u32, u32, u32), first: Person, wanted: [[i32; 
     deeds_are(&sandbox, &sandbox.store_at("shared"), first, wanted);
 }
 
-cases! {
-    fn a_private_store_is_its_owners_and_roots() {
-        directory_of_mode((4101, 4101, 0o700), Anne, [ALL, NONE, NONE, ALL])
-    }
-    fn a_store_that_others_may_read_can_be_looked_at() {
-        directory_of_mode((4101, 4101, 0o755), Anne, [ALL, LOOK, LOOK, ALL])
-    }
-    fn roots_own_store_can_be_looked_at() { directory_of_mode((0, 0, 0o755), Root, [LOOK, LOOK, LOOK, ALL]) }
+#[test]
+fn a_private_store_is_its_owners_and_roots() {
+    directory_of_mode((4101, 4101, 0o700), Anne, [ALL, NONE, NONE, ALL]);
+}
+
+#[test]
+fn a_store_that_others_may_read_can_be_looked_at() {
+    directory_of_mode((4101, 4101, 0o755), Anne, [ALL, LOOK, LOOK, ALL]);
+}
+
+#[test]
+fn roots_own_store_can_be_looked_at() {
+    directory_of_mode((0, 0, 0o755), Root, [LOOK, LOOK, LOOK, ALL]);
 }
 
 #[test]
