@@ -51,35 +51,6 @@ fn a_timeout_counts_on_the_boot_clock_and_leaves_no_waiter() {
 }
 
 #[test]
-fn a_wait_ends_with_the_holders_lease_and_does_not_shorten_the_callers() {
-    let (engine, host) = engine();
-    take(&engine, &request(&engine, 1, Lifetime::Ttl(5000)), WaitPolicy::NONE);
-    let before = host.boottime();
-    let response = take(&engine, &request(&engine, 2, Lifetime::Ttl(7000)), within(30));
-    let waited = host.boottime() - before;
-    assert!(waited >= Duration::from_secs(5) && waited < Duration::from_millis(5100), "{waited:?}");
-    let AcquireResult::Granted(grant, Some(ending)) = response else { panic!("{response:?}") };
-    assert_eq!(ending.reason, EndReason::Expired);
-    let Lifetime::ExpiresAt(lease) = grant.lifetime else { panic!("{grant:?}") };
-    assert_eq!(engine.store().leases().ttl(&lease).unwrap(), Duration::from_secs(7));
-}
-
-#[test]
-fn a_lease_is_not_moved_by_the_wall_clock_but_ends_with_the_boot() {
-    let (engine, host) = engine();
-    let holder = request(&engine, 1, Lifetime::Ttl(60_000));
-    take(&engine, &holder, WaitPolicy::NONE);
-    for wall in [1, 4_000_000_000] {
-        host.set_wall(Duration::from_secs(wall));
-        let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
-        assert!(matches!(response, AcquireResult::Refused(Refusal::Busy(_))), "{response:?}");
-    }
-    host.reboot("boot-2");
-    let outcome = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
-    assert!(matches!(outcome, AcquireResult::Granted(..)), "{outcome:?}");
-}
-
-#[test]
 fn attempts_count_reads() {
     let (engine, host) = engine();
     take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
@@ -89,21 +60,6 @@ fn attempts_count_reads() {
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), policy);
     assert!(matches!(response, AcquireResult::Refused(Refusal::Busy(_))), "{response:?}");
     assert_eq!(host.boottime() - before, Duration::from_secs(3));
-}
-
-#[test]
-fn tokens_grow_even_after_the_record_was_removed() {
-    let (engine, _) = engine();
-    let mut tokens = Vec::new();
-    for _ in 0..3 {
-        let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
-        let AcquireResult::Granted(grant, None) = take(&engine, &holder, WaitPolicy::NONE) else { panic!() };
-        tokens.push(grant.token.unwrap());
-        let credentials = engine.by_proof(holder.handle.proof()).unwrap();
-        assert!(matches!(engine.apply(b"x", &Release(credentials)), Ok(Ok(_))));
-    }
-    assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-    assert_eq!(engine.inspect(b"x").unwrap().record, Record::free(b"x"));
 }
 
 #[test]

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use crate::sandbox::{Job, Kind, Sandbox, has, installed, steps};
 
-/// The warning about an owner that ends with the call.
 fn ends_with_call(name: &str, command: &str) -> String {
     format!(
         "csalock: lock {name} ends with this call, because its owner does nothing more: pid PID ({command}); use `csalock run \
@@ -98,9 +97,7 @@ on_every_kind_of_store! {
     }
 
     fn a_signal_during_lock_leaves_no_doubt(sandbox: &Sandbox) {
-        if !has("strace") {
-            return;
-        }
+        require!(has("strace"));
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => ["renameat", "close"],
             Kind::Sqlite => ["pwrite64", "close"],
@@ -141,12 +138,9 @@ const HOLDER_JSON: &str = "{\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"co
                            \"label\":null,\"since\":\"TIME\",\"expires\":null,\"token\":TOKEN,\"alive\":\"yes\"}";
 
 fn holding(sandbox: &Sandbox) -> Job {
-    let mut job = sandbox.script("dash", HOLDER).spawn();
-    job.lines(1);
-    job
+    sandbox.script("dash", HOLDER).ready()
 }
 
-/// The document of a refusal.
 fn refusal(lock: &str, reason: &str, message: &str, holders: &str, hint: &str, exit_code: i32) -> String {
     let hint = if hint.is_empty() { "null".to_string() } else { format!("\"{hint}\"") };
     format!(
@@ -292,29 +286,11 @@ mod reports {
             sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, force)).run();
             sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
             drop(job);
-            let mut job = sandbox.script("dash", "csalock lock --forever x; echo; cat; :").spawn();
-            job.lines(1);
+            let _job = sandbox.script("dash", "csalock lock --forever x; echo; cat; :").ready();
             let held = HELD.replace("while it lives", "until it is released").replace("lock x;", "lock --forever x;");
             sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&held, force)).run();
             let busy = format!("csalock: lock x in store STORE is busy: {held}; wait longer with -w, or {force} if it is not needed any more\n");
             sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(busy).run();
-        }
-
-        fn force_removes_a_stale_record(sandbox: &Sandbox) {
-            for json in [false, true] {
-                sandbox.script("dash", "csalock lock x; :").run();
-                sandbox.await_abandoned("x");
-                let words = if json { &["unlock", "--force", "--json", "x"][..] } else { &["unlock", "--force", "x"] };
-                let done = sandbox.csalock(words).capture();
-                let said = "removed x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which ended \
-                            without releasing it\n";
-                match json {
-                    false => assert_eq!(sandbox.plain(&done.stdout), said),
-                    true => assert!(done.stdout.starts_with("[{\"name\":\"x\",\"outcome\":\"removed\","), "{done:?}"),
-                }
-                assert_eq!((done.code, done.stderr.as_str(), sandbox.state("x").as_str()), (Some(0), "", "free"));
-                assert!(sandbox.record("x").is_none_or(|record| record.holders.is_empty()));
-            }
         }
 
         fn gc_collects_what_it_is_told_to(sandbox: &Sandbox) {
@@ -350,10 +326,10 @@ mod reports {
             sandbox.csalock(["history", "-q", "none"]).status(81).run();
             let document = refusal("\"none\"", "not held", "store STORE has no history of none", "", "see `csalock history`", 81);
             sandbox.csalock(["history", "--json", "none"]).status(81).stdout(format!("[{}]\n", document.trim_end())).run();
-            assert_eq!(sandbox.csalock(["history", "--json", "x", "x*"]).capture().code, Some(0));
+            sandbox.csalock(["history", "--json", "x", "x*"]).capture().exits(0);
             // A lock that is held for the first time is known.
             let _job = sandbox.holder("y");
-            assert_eq!(sandbox.csalock(["history", "y"]).capture().code, Some(0));
+            sandbox.csalock(["history", "y"]).capture().exits(0);
         }
 
         fn the_json_of_get_has_the_value(sandbox: &Sandbox) {
@@ -401,8 +377,7 @@ mod stores {
             let other = sandbox.store_at("other");
             let store = sandbox.plain(&other.replace("/other", "/OTHER")).replace("OTHER", "other");
             let held = |words: &str| HELD.replace("csalock lock x;", &format!("csalock lock {words};"));
-            let mut job = sandbox.script("dash", "csalock lock --store $OTHER x; echo; cat; :").env("OTHER", &other).spawn();
-            job.lines(1);
+            let _job = sandbox.script("dash", "csalock lock --store $OTHER x; echo; cat; :").env("OTHER", &other).ready();
             let said = format!("csalock: lock x in store {store} is busy: {}; wait longer with -w, or see `csalock status --store {} x`\n",
                                held("--store $OTHER x"), sandbox.plain(&csalock::name::shell_quote(other.as_bytes())));
             sandbox.csalock(["lock", "--store", &other, "-n", "x"]).status(75).stderr(&said).run();
@@ -463,9 +438,7 @@ mod stores {
 
     #[test]
     fn a_default_store_is_not_named() {
-        if !has_namespaces("the default store of root") || !has("setpriv") {
-            return;
-        }
+        require!(has_namespaces("the default store of root") && has("setpriv"));
         let sandbox = Sandbox::new(Kind::Directory);
         let done = with_default_stores(
             &sandbox,
@@ -483,9 +456,7 @@ mod stores {
 
     #[test]
     fn not_held_names_the_default_store_of_root_or_of_the_user() {
-        if !has_namespaces("the default store of root") || !has("setpriv") {
-            return;
-        }
+        require!(has_namespaces("the default store of root") && has("setpriv"));
         let sandbox = Sandbox::new(Kind::Directory);
         let done = with_default_stores(
             &sandbox,

@@ -15,9 +15,7 @@ fn ids(sandbox: &Sandbox, names: &[&str]) -> Vec<Option<String>> {
 
 /// Kills the command at each of its steps in turn; before, the names are claimed under that id.
 fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
-    if !has("strace") {
-        return;
-    }
+    require!(has("strace"));
     let calls = match sandbox.kind() {
         Kind::Directory | Kind::Shared => &["renameat", "fsync", "unlinkat"][..],
         Kind::Sqlite => &["unlink", "fdatasync", "fsync"],
@@ -108,7 +106,7 @@ on_every_store! {
         let mut waiter = sandbox.waiter("a", "echo has it");
         sandbox.csalock(["unclaim", "--id", "1", "a"]).run();
         waiter.lines(1);
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
         let mut holder = sandbox.holder("a");
         sandbox.csalock(["claim", "-q", "-n", "a", "b"]).status(75).run();
         sandbox.csalock(["lookup", "-q", "a"]).status(81).run();
@@ -141,8 +139,7 @@ on_every_store! {
         wait_until("all wait", || sandbox.waiters("a").len() == 20);
         holder.release();
         for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "1\n"), "{done:?}");
+            job.wait().prints(0, "1\n");
         }
         for name in ["a", "b"] {
             assert_eq!((sandbox.waiters(name), sandbox.holders(name).len()), (vec![], 1));
@@ -179,7 +176,7 @@ on_every_store! {
         sandbox.csalock(["lookup", "-q", "--id", "1"]).status(81).run();
         assert_eq!(lookup(sandbox, "f").as_deref(), Some("2"));
         sandbox.csalock(["unclaim", "--id", "1", "--all"]).status(81).stderr("csalock: nothing is claimed under id 1\n").run();
-        assert_eq!(sandbox.csalock(["unclaim", "--id", "1", "--all", "a"]).capture().code, Some(64));
+        sandbox.csalock(["unclaim", "--id", "1", "--all", "a"]).capture().exits(64);
     }
 
     fn the_history_has_claims(sandbox: &Sandbox) {
@@ -207,13 +204,12 @@ on_every_store! {
         for words in [&["claim", "--id", "", "x"][..], &["claim", "--id", "a\nb", "x"], &["claim", "--id", &too_long, "x"], &["claim"],
                       &["claim", "--id", "1"], &["claim", "x", "--id"], &["claim", "x", ""], &["unclaim", "x"],
                       &["lookup"], &["lookup", "x", "y"], &["lookup", "--id", "1", "x"], &["lookup", "--id", "\x1b", ]] {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");
+            sandbox.csalock(words).capture().prints(64, "");
         }
         sandbox.script("dash", "csalock claim x >&-").status(74)
             .stderr("csalock: stdout is closed, so the id would be lost; send it to /dev/null if you do not need it\n").run();
         if std::path::Path::new("/dev/full").exists() {
-            assert_eq!(sandbox.script("dash", "csalock claim x > /dev/full").capture().code, Some(74));
+            sandbox.script("dash", "csalock claim x > /dev/full").capture().exits(74);
         }
         assert!(sandbox.is_tidy());
     }
@@ -285,9 +281,7 @@ on_every_store! {
 
 on_every_store_of_files! {
     fn acknowledged_writes_are_on_the_disk(sandbox: &Sandbox) {
-        if !has("strace") {
-            return;
-        }
+        require!(has("strace"));
         for words in ["claim --id 1 a", "claim --id 2 b c", "put -v d value", "del -v d", "put -v e < /bin/true", "unclaim -v --id 1 a"] {
             let traced = "strace -f -y -qq -o trace -e trace=fsync,fdatasync,renameat,unlink,unlinkat,write csalock";
             assert_eq!(sandbox.script("dash", &format!("{traced} {words}")).capture().code, Some(0), "{words}");

@@ -17,9 +17,7 @@ fn at<'a>(call: Call<'a>, offset: &str) -> Call<'a> {
 /// The lock of a script that lives on.
 fn leased(sandbox: &Sandbox, span: &str, offset: &str) -> Job {
     let script = format!("csalock lock --ttl {span} x; echo; cat; :");
-    let mut job = at(sandbox.script("dash", &script), offset).spawn();
-    job.lines(1);
-    job
+    at(sandbox.script("dash", &script), offset).ready()
 }
 
 /// How often it was noted that a lease was seen.
@@ -32,7 +30,7 @@ fn sightings(sandbox: &Sandbox) -> usize {
 fn the_clock_of_these_tests_moves_the_times_of_files() {
     let sandbox = Sandbox::new(Kind::Shared);
     let ends = |name: &str, offset| {
-        assert_eq!(at(sandbox.csalock(["lock", "--ttl", "1h", name]), offset).capture().code, Some(0));
+        at(sandbox.csalock(["lock", "--ttl", "1h", name]), offset).capture().exits(0);
         let stored = sandbox.open().read(name.as_bytes()).unwrap().unwrap();
         let record = csalock::lock::decode(&stored.body, stored.version.number).unwrap();
         record.holders[0].lifetime.lease().unwrap().ends
@@ -52,8 +50,8 @@ fn a_clock_that_was_set_forward_ends_no_lease() {
     ] {
         assert_eq!(at(sandbox.csalock(words), "+2h").capture().code, Some(75), "{words:?}");
     }
-    assert_eq!(at(sandbox.csalock(["gc", "-q"]), "+2h").capture().code, Some(0));
-    assert_eq!(at(sandbox.csalock(["status", "-q", "x"]), "+2h").capture().code, Some(0));
+    at(sandbox.csalock(["gc", "-q"]), "+2h").capture().exits(0);
+    at(sandbox.csalock(["status", "-q", "x"]), "+2h").capture().exits(0);
     assert_eq!((sandbox.state("x").as_str(), sightings(&sandbox)), ("held", 1));
 }
 
@@ -94,9 +92,7 @@ fn a_second_collection_frees_the_lock() {
 
 #[test]
 fn no_caller_acquires_early_on_file_systems_with_whole_seconds() {
-    if !has_namespaces("another file system") {
-        return;
-    }
+    require!(has_namespaces("another file system"));
     let sandbox = Sandbox::new(Kind::Shared);
     let Some(_mount) = Mount::with_coarse_times(&sandbox) else { return };
     let (store, log) = (format!("dir:{}?shared=1", sandbox.path("files/mount/l").display()), sandbox.path("log"));
@@ -114,25 +110,11 @@ fn no_caller_acquires_early_on_file_systems_with_whole_seconds() {
     wait_until("there is a keeper", || keeper().is_some() && log.exists());
     let keeper = Pid::from_raw(keeper().unwrap());
     kill(keeper, Signal::SIGSTOP).unwrap();
-    let next = [
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        "csalock",
-        "run",
-        "-qw",
-        "inf",
-        "x",
-        "cut",
-        "-d",
-        " ",
-        "-f1",
-        "/proc/uptime",
-    ];
+    let next = "--pid --fork --mount-proc csalock run -qw inf x cat /proc/uptime".split(' ');
     let next = in_store(sandbox.call("unshare", next), &store).capture();
-    assert_eq!(job.wait().code, Some(85));
+    job.wait().exits(85);
     let _ = kill(keeper, Signal::SIGKILL);
-    let second = |text: &str| text.trim().parse::<f64>().unwrap();
+    let second = |text: &str| text.split_whitespace().next().unwrap().parse::<f64>().unwrap();
     let last = std::fs::read_to_string(&log).unwrap().lines().map(second).fold(0.0, f64::max);
     assert!(second(&next.stdout) >= last, "the first command ran until {last}: {next:?}");
     let done = in_store(sandbox.csalock(["doctor"]), &store).capture();

@@ -42,9 +42,7 @@ on_every_store_of_files! {
     }
 
     fn the_notification_channel_of_a_killed_waiter_is_removed(sandbox: &Sandbox) {
-        if !has_namespaces("a network namespace") {
-            return;
-        }
+        require!(has_namespaces("a network namespace"));
         for name in ["x", "./file"] {
             let call = |by: &[String], words: &[&str]| {
                 let call = sandbox.csalock_by(by, words);
@@ -60,7 +58,7 @@ on_every_store_of_files! {
             let children = proc::children(waiter.pid());
             waiter.kill();
             wait_until("it is gone", || !children.iter().any(|child| proc::lives(*child)));
-            assert_eq!(holder.wait().code, Some(0));
+            holder.wait().exits(0);
             assert_eq!(channels(sandbox), 0);
         }
         let rest = sandbox.listing("").into_iter().filter(|line| line.contains(".csalock") || line.contains("-waits"));
@@ -81,7 +79,6 @@ on_every_store_of_files! {
     }
 }
 
-/// The end of the lease of lock x.
 fn end_of_lease(sandbox: &Sandbox) -> String {
     sandbox.sight("x")["holders"][0]["renewed_until"].to_string()
 }
@@ -131,31 +128,30 @@ on_every_store! {
         let Some(call) = container(sandbox, &["csalock", "run", "x", "sh", "-c", "sleep 0.1 & exit 3"]) else { return };
         call.status(3).run();
         assert_eq!(sandbox.state("x"), "free");
+        let script = "csalock lock x >/dev/null; csalock unlock x; echo $?";
+        container(sandbox, &["dash", "-c", script]).unwrap().stdout("0\n").run();
         let mut holder = container(sandbox, &["csalock", "run", "x", "sh", "-c", "echo held; exec sleep 400"]).unwrap().spawn();
         assert_eq!(holder.lines(1), ["held"]);
         for first in proc::children(holder.pid()) {
             kill(Pid::from_raw(first), Signal::SIGTERM).unwrap();
         }
         // The kernel keeps the first process from ending by a signal of its own.
-        assert_eq!(holder.wait().code, Some(143));
+        holder.wait().exits(143);
         assert_eq!(sandbox.state("x"), "free");
     }
 }
 
 #[test]
 fn a_database_that_is_mounted_without_its_directory_is_refused() {
-    if !has_namespaces("a mount") {
-        return;
-    }
+    require!(has_namespaces("a mount"));
     let sandbox = Sandbox::new(Kind::Sqlite);
     let holder = sandbox.holder("x");
     sandbox.script("dash", "mkdir other && : > other/store").run();
     let script = "mount --bind \"$1\" other/store && CSALOCK_STORE=\"sqlite:$PWD/other/store\" csalock run -n x true";
     let call =
         sandbox.call("unshare", ["-m", "dash", "-c", script, "dash", &sandbox.store_path().display().to_string()]);
-    let done = call.capture();
-    assert!(done.code == Some(77) && done.stderr.contains("is mounted without its log"), "{done:?}");
-    assert_eq!(holder.wait().code, Some(0));
+    call.capture().says(77, "is mounted without its log");
+    holder.wait().exits(0);
 }
 
 #[test]
@@ -179,9 +175,7 @@ fn with_getent(sandbox: &Sandbox, getent: &str, command: &str) -> (Option<i32>, 
 
 #[test]
 fn a_name_service_that_fails_is_named_and_not_left_running() {
-    if !has_namespaces("a mount") {
-        return;
-    }
+    require!(has_namespaces("a mount"));
     let sandbox = Sandbox::new(Kind::Directory);
     let cure = "see the name service, or name the host by its address";
     for (getent, said, cure) in [

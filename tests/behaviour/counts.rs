@@ -14,7 +14,6 @@ use crate::syscalls::tracer::{Made, trace};
 const RUN: &[&str] = &["run", "L", TRUE];
 const TRUE: &str = "/bin/true";
 
-/// The maximum for each command.
 const LIMITS: [(Kind, &[&str], usize); 7] = [
     (Kind::Directory, RUN, 123),
     (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 123),

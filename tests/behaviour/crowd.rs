@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 
 use crate::etcd::fair::is_within;
+use crate::sandbox::proc::stat_field;
 use crate::sandbox::{Job, Sandbox, wait_until};
 
 /// Enough for the record itself and two pages.
@@ -11,6 +12,13 @@ const CROWD: usize = 51;
 /// Waiters that stand in the queue one behind the other, each of which adds its number to a file when it is its turn.
 fn crowd(sandbox: &Sandbox, count: usize) -> Vec<Job> {
     (0..count).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect()
+}
+
+/// The last of some waiters, which is itself the process in the queue and then runs the script.
+fn exec_waiter(sandbox: &Sandbox, name: &str, script: &str, before: usize) -> Job {
+    let job = sandbox.csalock(["run", "-F", "-w", "inf", name, "dash", "-c", script]).spawn();
+    wait_until("it waits", || sandbox.waiting(name) == before + 1);
+    job
 }
 
 fn order(sandbox: &Sandbox) -> Vec<usize> {
@@ -24,12 +32,9 @@ on_every_store! {
         let sight = sandbox.sight("x");
         let pids: Vec<i32> = sandbox.waiters("x");
         assert_eq!((pids.len(), sight["state"].as_str()), (CROWD, Some("held")));
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         holder.release();
-        for waiter in waiters {
-            let done = waiter.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        }
+        waiters.into_iter().for_each(|waiter| waiter.wait().succeeds());
         assert_eq!(order(sandbox), (0..CROWD).collect::<Vec<_>>());
         assert_eq!(sandbox.state("x"), "free");
         assert!(sandbox.is_tidy());
@@ -59,9 +64,7 @@ on_every_store! {
             }
         }
         let stayed: Vec<usize> = (0..CROWD).filter(|number| number % 3 == 2).chain([0, 1]).collect();
-        for waiter in late {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
+        late.into_iter().for_each(|waiter| waiter.wait().exits(0));
         assert_eq!(order(sandbox), stayed);
         assert!(sandbox.is_tidy());
     }
@@ -69,58 +72,29 @@ on_every_store! {
     fn a_timeout_far_behind_is_a_timeout(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiters = crowd(sandbox, 25);
-        let done = sandbox.csalock(["run", "-w", "100ms", "x", "true"]).capture();
-        assert_eq!(done.code, Some(75), "{done:?}");
+        sandbox.csalock(["run", "-w", "100ms", "x", "true"]).capture().exits(75);
         assert_eq!(sandbox.waiters("x").len(), 25);
         holder.release();
-        for waiter in waiters {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
-    }
-
-    fn the_holder_and_all_earlier_waiters_are_killed(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let mut waiters = crowd(sandbox, 50);
-        let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
-        let last = waiters.split_off(48);
-        waiters.iter_mut().for_each(Job::kill);
-        holder.kill();
-        let _ = nix::sys::signal::kill(command, Signal::SIGKILL);
-        for waiter in last {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
-        assert_eq!(order(sandbox), [48, 49]);
-        assert!(sandbox.is_tidy());
+        waiters.into_iter().for_each(|waiter| waiter.wait().exits(0));
     }
 
     fn the_first_waiter_of_a_page_sees_all_before_it_killed(sandbox: &Sandbox) {
         let mut holder = sandbox.csalock(["run", "-F", "x", "cat"]).spawn();
         wait_until("it holds", || sandbox.state("x") == "held");
-        let wait = |number: usize| {
-            let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "dash", "-c", &format!("echo {number} >> order")]).spawn();
-            wait_until("it waits", || sandbox.waiting("x") == number + 1);
-            job
-        };
+        let wait = |number| exec_waiter(sandbox, "x", &format!("echo {number} >> order"), number);
         let mut waiters: Vec<Job> = (0..50).map(wait).collect();
         let last = waiters.split_off(48);
         let begun = std::time::Instant::now();
         waiters.iter_mut().for_each(Job::kill);
         holder.kill();
-        for waiter in last {
-            assert_eq!(waiter.wait().code, Some(0));
-        }
+        last.into_iter().for_each(|waiter| waiter.wait().exits(0));
         assert!(is_within(begun, std::time::Duration::from_secs(5)), "no waiter needs its next poll: {:?}", begun.elapsed());
         assert_eq!(order(sandbox), [48, 49]);
     }
 
     fn a_dead_waiter_is_known_to_be_dead_at_any_position(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
-        let wait = |number: usize| {
-            let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn();
-            wait_until("it waits", || sandbox.waiting("x") == number + 1);
-            job
-        };
-        let mut waiters: Vec<Job> = (0..20).map(wait).collect();
+        let mut waiters: Vec<Job> = (0..20).map(|number| exec_waiter(sandbox, "x", "true", number)).collect();
         // In the record, and on a page.
         for dead in [5, 18] {
             waiters[dead].kill();
@@ -128,26 +102,9 @@ on_every_store! {
             let sight = sandbox.sight("x");
             assert_eq!(sight["waiters"][dead]["alive"], "no", "{sight}");
         }
-        waiters.iter_mut().filter_map(|job| (!job.has_ended()).then_some(job)).for_each(Job::kill);
-    }
-
-    fn a_waiter_behind_dead_waiters_sleeps(sandbox: &Sandbox) {
-        let _holder = sandbox.holder("x");
-        let mut waiters: Vec<Job> = Vec::new();
-        for number in 0..20 {
-            waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn());
-            wait_until("it waits", || sandbox.waiting("x") == number + 1);
-        }
-        // In the record, on the page, and not the first.
-        for dead in [5, 17] {
-            waiters[dead].kill();
-        }
-        let ticks = |job: &Job| {
-            let text = std::fs::read_to_string(format!("/proc/{}/stat", job.pid())).unwrap();
-            let fields: Vec<&str> = text.rsplit_once(") ").unwrap().1.split(' ').collect();
-            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-        };
-        for behind in [6, 18] {
+        // The waiters behind them sleep.
+        let ticks = |job: &Job| [14, 15].map(|field| stat_field(job.pid(), field).unwrap()).iter().sum::<i64>();
+        for behind in [6, 19] {
             let before = ticks(&waiters[behind]);
             std::thread::sleep(std::time::Duration::from_millis(500));
             let spent = ticks(&waiters[behind]) - before;
@@ -161,23 +118,18 @@ on_every_store! {
         let mut b = sandbox.holder("B");
         let several = sandbox.csalock(["run", "-w", "inf", "A", "--also", "B", "--", "true"]).spawn();
         wait_until("it keeps A", || sandbox.state("A") == "held" && sandbox.waiters("B").len() == 1);
-        let mut waiters: Vec<Job> = Vec::new();
-        for number in 0..18 {
-            waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "A", "cat"]).spawn());
-            wait_until("it waits", || sandbox.waiting("A") == number + 1);
-        }
-        assert_eq!(sandbox.csalock(["unlock", "--force", "A"]).capture().code, Some(0));
+        let mut waiters: Vec<Job> = (0..18).map(|number| exec_waiter(sandbox, "A", "cat", number)).collect();
+        sandbox.csalock(["unlock", "--force", "A"]).capture().exits(0);
         b.release();
         wait_until("it waits for A", || sandbox.waiters("A").len() == 18);
         let begun = std::time::Instant::now();
         waiters.iter_mut().for_each(Job::kill);
-        assert_eq!(several.wait().code, Some(0));
+        several.wait().exits(0);
         assert!(is_within(begun, std::time::Duration::from_secs(5)), "{:?}", begun.elapsed());
     }
 
     fn scripts_in_a_crowd_see_their_cycle(sandbox: &Sandbox) {
-        let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo in; read line; csalock run -w 20s y true"]).spawn();
-        holder.lines(1);
+        let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo in; read line; csalock run -w 20s y true"]).ready();
         let mut waiters = crowd(sandbox, 20);
         let mut other = sandbox.script("dash", "csalock lock y > /dev/null; csalock lock -w 20s x > /dev/null").spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 21);
@@ -189,16 +141,14 @@ on_every_store! {
     fn a_crowd_under_one_lock_sees_its_cycle(sandbox: &Sandbox) {
         let script = "echo in; read line; for n in 1 2 3 4 5 6 7 8; do csalock run -qw 60s x true & jobs=\"$jobs $!\"; done; \
                       for job in $jobs; do wait $job; echo $?; done";
-        let mut crowd = sandbox.csalock(["run", "y", "dash", "-c", script]).spawn();
-        crowd.lines(1);
+        let mut crowd = sandbox.csalock(["run", "y", "dash", "-c", script]).ready();
         let other = "csalock lock x > /dev/null; echo in; csalock lock -w 60s y > /dev/null";
-        let mut other = sandbox.script("dash", other).spawn();
-        other.lines(1);
+        let other = sandbox.script("dash", other).ready();
         wait_until("it waits", || sandbox.waiters("y").len() == 1);
         let begun = std::time::Instant::now();
         crowd.tell("go");
         assert_eq!(crowd.wait().stdout, format!("in\n{}", "84\n".repeat(8)));
-        assert_eq!(other.wait().code, Some(0));
+        other.wait().exits(0);
         assert!(is_within(begun, std::time::Duration::from_secs(20)), "the wait ends before the timeout");
         assert!(sandbox.is_tidy());
     }
@@ -209,10 +159,7 @@ on_every_store! {
         let script = "i=0; while [ $i -lt 6 ]; do i=$((i + 1)); \
                       csalock run -w inf x dash -c 'read n < counter; echo $((n + 1)) > counter' || exit 1; done";
         let jobs: Vec<Job> = (0..crowd).map(|_| sandbox.script("dash", script).spawn()).collect();
-        for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(sandbox.read("files/counter"), format!("{}\n", 6 * crowd));
         assert_eq!(sandbox.state("x"), "free");
         assert!(sandbox.is_tidy());
@@ -224,9 +171,7 @@ mod witnesses {
 
     on_every_shared_store! {
         fn the_dead_leave_no_witness_wherever_they_stood(sandbox: &Sandbox) {
-            if !has_namespaces("a /dev/shm of its own") {
-                return;
-            }
+            require!(has_namespaces("a /dev/shm of its own"));
             // The last waiter dies first: a waiter removes the dead in front of it, and must not die during that. The
             // holder has ended before the last command begins, so no other process still cleans up after it.
             let script = "mount -t tmpfs none /dev/shm || exit 9; csalock run x dash -c 'touch held; exec sleep 600' & \

@@ -35,8 +35,7 @@ fn a_lock_of_csa_ends_with_the_script() {
 #[test]
 fn csa_waits_as_long_as_the_variable_says_and_prints_the_reason() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
-    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line; csaUnlock data; read line").spawn();
-    holder.lines(1);
+    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line; csaUnlock data; read line").ready();
     for timeout in ["0", "50ms", "0.05"] {
         let call =
             sandbox.script("dash", "csaLock data || exit").without("CSALOCK_STORE").env("CSALOCK_TIMEOUT", timeout);
@@ -64,8 +63,7 @@ fn csa_waits_as_long_as_the_variable_says_and_prints_the_reason() {
 #[test]
 fn a_lock_of_a_dead_script_is_taken_over_silently() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
-    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").spawn();
-    holder.lines(1);
+    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").ready();
     holder.kill();
     sandbox.script("dash", "csaLock data && csaUnlock data").without("CSALOCK_STORE").run();
 }
@@ -73,10 +71,12 @@ fn a_lock_of_a_dead_script_is_taken_over_silently() {
 #[test]
 fn hints_name_the_variables_in_place_of_options() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
-    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").spawn();
-    holder.lines(1);
-    let done = sandbox.script("dash", "csaUnlock data").without("CSALOCK_STORE").capture();
-    assert!(done.code == Some(82) && done.stderr.contains("; give its handle with CSALOCK_HANDLE, or "), "{done:?}");
+    let _holder = script(&sandbox, "csaLock data || exit; echo in; read line").ready();
+    sandbox
+        .script("dash", "csaUnlock data")
+        .without("CSALOCK_STORE")
+        .capture()
+        .says(82, "; give its handle with CSALOCK_HANDLE, or ");
     let done = sandbox.script("dash", "csaUnlock data").env("CSALOCK_STORE", sandbox.store()).capture();
     let hint = format!(": set CSALOCK_STORE=dir:{}\n", sandbox.path("files/.csalock").display());
     assert!(done.code == Some(81) && done.stderr.ends_with(&hint), "{done:?}");
@@ -109,5 +109,5 @@ fn contradictory_options_are_a_usage_error() {
         sandbox.script("dash", text).without("CSALOCK_STORE").status(64).stderr(said).run();
     }
     sandbox.script("dash", "csaLock -- -x && csaUnlock -- -x").without("CSALOCK_STORE").run();
-    assert_eq!(sandbox.script("dash", "csaLock ''").without("CSALOCK_STORE").capture().code, Some(64));
+    sandbox.script("dash", "csaLock ''").without("CSALOCK_STORE").capture().exits(64);
 }

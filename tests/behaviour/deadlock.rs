@@ -7,19 +7,24 @@ use nix::sys::signal::Signal;
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Job, Sandbox, has, proc, shells, wait_until};
 
-/// Scripts that each hold one lock and then want the next one's, all at the same time. Returns the exit code of each, and
-/// what all of them said.
+/// Tells all of them to go on. Returns the sorted exit codes, and what all of them said.
+fn all_go(mut jobs: Vec<Job>) -> (Vec<i32>, String) {
+    jobs.iter_mut().for_each(|job| job.tell("go"));
+    let done: Vec<_> = jobs.into_iter().map(Job::wait).collect();
+    let mut codes: Vec<_> = done.iter().map(|done| done.code.unwrap()).collect();
+    codes.sort_unstable();
+    (codes, done.into_iter().map(|done| done.stderr).collect())
+}
+
+/// Scripts that each hold one lock and then want the next one's, all at the same time.
 fn cycle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
     let script =
         format!("hold() {{ {hold}; }}; want() {{ {want}; }}; hold $0 || exit 1; echo holds; read line; want $1");
     let next = |at: usize| names[(at + 1) % names.len()];
-    let mut jobs: Vec<Job> =
-        (0..names.len()).map(|at| sandbox.call("dash", ["-c", &script, names[at], next(at)]).spawn()).collect();
+    let job = |at| sandbox.call("dash", ["-c", &script, names[at], next(at)]).spawn();
+    let mut jobs: Vec<Job> = (0..names.len()).map(job).collect();
     jobs.iter_mut().for_each(|job| drop(job.lines(1)));
-    jobs.iter_mut().for_each(|job| job.tell("go"));
-    let done: Vec<_> = jobs.into_iter().map(Job::wait).collect();
-    let said = done.iter().map(|done| done.stderr.clone()).collect();
-    (done.iter().map(|done| done.code.unwrap()).collect(), said)
+    all_go(jobs)
 }
 
 const LOCK: &str = "csalock lock $1 > /dev/null";
@@ -28,8 +33,7 @@ const RUN: &str = "csalock run $1 true";
 /// A cycle breaks at one place, so one gets 84 and all others the lock that they wanted.
 fn one_gives_up(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> String {
     let begun = Instant::now();
-    let (mut codes, said) = cycle(sandbox, names, hold, want);
-    codes.sort_unstable();
+    let (codes, said) = cycle(sandbox, names, hold, want);
     let mut wanted = vec![0; names.len()];
     *wanted.last_mut().unwrap() = 84;
     assert_eq!(codes, wanted, "{said}");
@@ -85,14 +89,12 @@ on_every_store! {
 
     fn an_unreadable_record_that_a_note_leads_to_hides_no_cycle(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "bad"]).run();
-        let mut first = sandbox.script("dash", "csalock lock a; echo; csalock lock -w 600 bad; read go; csalock lock b; :").spawn();
-        first.lines(1);
+        let mut first = sandbox.script("dash", "csalock lock a; echo; csalock lock -w 600 bad; read go; csalock lock b; :").ready();
         wait_until("the wait is noted", || sandbox.internal() > 0);
         let waits = sandbox.record("bad").unwrap().waiters[0].process.pid;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(waits), Signal::SIGKILL).unwrap();
         sandbox.overwrite("bad", b"garbage");
-        let mut second = sandbox.script("dash", "csalock lock b; echo; csalock lock a; :").spawn();
-        second.lines(1);
+        let second = sandbox.script("dash", "csalock lock b; echo; csalock lock a; :").ready();
         first.tell("go");
         let said = [first.wait().stderr, second.wait().stderr].concat();
         assert_eq!(said.matches("waiting would never end").count(), 1, "{said}");
@@ -104,10 +106,7 @@ on_every_store! {
             let script = script.replace("$2", want);
             let mut jobs = [["a", "b"], ["b", "a"]].map(|names| sandbox.call("dash", [&["-c", &script], &names[..]].concat()).spawn());
             jobs.iter_mut().for_each(|job| drop(job.lines(1)));
-            jobs.iter_mut().for_each(|job| job.tell("go"));
-            let mut codes = jobs.map(|job| job.wait().code.unwrap());
-            codes.sort_unstable();
-            assert_eq!(codes, [0, 84], "{want}");
+            assert_eq!(all_go(jobs.into()).0, [0, 84], "{want}");
         }
     }
 
@@ -134,27 +133,19 @@ on_every_store! {
         // This very process calls all of them, so more of its callers wait for both than notes exist.
         let script = "echo holds; read line; exec csalock run -w 30s $0 true";
         let hold = |share: &[&str], name: &str, next: &str| {
-            let mut job = sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).spawn();
-            job.lines(1);
-            job
+            sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).ready()
         };
-        let mut jobs = [hold(&["-s"], "b", "a"), hold(&["-j", "3"], "a", "b")];
+        let jobs = [hold(&["-s"], "b", "a"), hold(&["-j", "3"], "a", "b")];
         let crowd: Vec<Job> =
             (0..24).map(|at| sandbox.csalock(["run", "-q", "-w", "60s", ["a", "b"][at % 2], "true"]).spawn()).collect();
         wait_until("all of them wait", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 24);
-        jobs.iter_mut().for_each(|job| job.tell("go"));
-        let mut codes = jobs.map(|job| job.wait().code.unwrap());
-        codes.sort_unstable();
-        assert_eq!(codes, [0, 84]);
-        for job in crowd {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        assert_eq!(all_go(jobs.into()).0, [0, 84]);
+        crowd.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn a_script_may_have_become_the_waiter(sandbox: &Sandbox) {
         for want in ["exec csalock run -w 30s $1 true", "exec csalock run -F -w 30s $1 true"] {
-            let (mut codes, said) = cycle(sandbox, &["a", "b"], LOCK, want);
-            codes.sort_unstable();
+            let (codes, said) = cycle(sandbox, &["a", "b"], LOCK, want);
             assert_eq!(codes, [0, 84], "{said}");
             let itself = format!("csalock lock -q $0 > /dev/null; {}", want.replace("$1", "-q $0"));
             sandbox.call("dash", ["-c", &itself, "c"]).status(84).run();
@@ -168,8 +159,7 @@ on_every_store! {
             for ignored in ["", "trap '' INT; "] {
                 // The pipeline's exit status is another one's.
                 let own = ["a", "b"].map(|name| format!("{name}{at}{}", ignored.len()));
-                let (mut codes, said) = cycle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
-                codes.sort_unstable();
+                let (codes, said) = cycle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
                 assert!(codes == [0, if want.contains('|') { 0 } else { 84 }], "{want}: {codes:?} {said}");
                 assert_eq!(said.matches("waiting would never end").count(), 1, "{want}: {said}");
             }
@@ -204,8 +194,7 @@ on_every_store! {
             ] {
                 let script = format!("csalock lock x > /dev/null; {job} sleep 0.5; csalock unlock x; wait $!; echo $?; csalock unlock -q y 2> /dev/null; :");
                 let words: Vec<&str> = shell.split(' ').chain(["-c", &script]).collect();
-                let done = sandbox.call(words[0], &words[1..]).capture();
-                assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{shell} {job} {done:?}");
+                sandbox.call(words[0], &words[1..]).capture().prints(0, "0\n");
             }
         }
     }
@@ -219,15 +208,13 @@ on_every_store! {
             wait_until("the job waits", || sandbox.waiters("x").len() == 1 && proc::stat(script.pid()).unwrap().0 == 'T');
             std::thread::sleep(Duration::from_millis(500));
             script.send(Signal::SIGCONT);
-            let done = script.wait();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{ignored}{done:?}");
+            script.wait().prints(0, "0\n");
         }
     }
 
     fn workers_of_one_script_are_told_apart(sandbox: &Sandbox) {
         // Six of them want the lock of another holder; one of these holds the lock that this one wants.
-        let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).spawn();
-        other.lines(1);
+        let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).ready();
         let holds = "csalock lock x > /dev/null; : > holds; while [ ! -e go ]; do sleep 0.01; done";
         let want = "csalock run -w 60s y true; echo $0 $? >> codes";
         let wants = format!("( {want} )");
@@ -238,7 +225,7 @@ on_every_store! {
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         sandbox.file("files/go", "");
         let code = other.wait().code.unwrap();
-        assert_eq!(script.wait().code, Some(0));
+        script.wait().exits(0);
         let codes = std::fs::read_to_string(sandbox.path("files/codes")).unwrap();
         assert_eq!(codes.matches(" 0\n").count(), if code == 0 { 5 } else { 6 }, "{code}: {codes}");
         assert_eq!(code == 0, codes.contains("last 84"), "{code}: {codes}");
@@ -251,9 +238,7 @@ on_every_store! {
         let script = "csalock lock $3 $0 > /dev/null || exit 1; echo holds; read line; exec csalock lock -w 20s $4 $1 > /dev/null";
         let with = |words: [&str; 5]| {
             let script = script.replace("$3", words[2]).replace("$4", words[3]);
-            let mut job = sandbox.call("dash", ["-c", &script, words[0], words[1]]).spawn();
-            job.lines(1);
-            job
+            sandbox.call("dash", ["-c", &script, words[0], words[1]]).ready()
         };
         let mut first = with(["a", "b", "", "-j 2", ""]);
         let mut second = with(["b", "a", "-j 2", "", ""]);
@@ -262,8 +247,8 @@ on_every_store! {
         second.tell("go");
         wait_until("the other waits for it", || sandbox.waiters("a").len() == 1);
         free.release();
-        assert_eq!(first.wait().code, Some(0));
-        assert_eq!(second.wait().code, Some(0));
+        first.wait().exits(0);
+        second.wait().exits(0);
     }
 
     fn the_callers_own_lock_is_refused_at_once(sandbox: &Sandbox) {
@@ -290,9 +275,7 @@ on_every_store! {
     }
 
     fn another_thread_of_the_caller_may_release_the_lock(sandbox: &Sandbox) {
-        if !has("python3") {
-            return;
-        }
+        require!(has("python3"));
         // The pause is several times the time after which a script is found to wait for its own lock.
         let program = "import subprocess, threading, time\n\
                        call = lambda *words: subprocess.run(['csalock', *words], capture_output=True, text=True)\n\
@@ -326,28 +309,22 @@ on_every_store! {
         // A subshell in the background that waits for a waiter of the script is not a cycle either.
         let script = "csalock lock a > /dev/null; ( csalock lock -w 20s b > /dev/null; echo $? > subshell ) & \
                       while [ ! -e go ]; do sleep 0.01; done; csalock unlock a; wait; cat subshell";
-        let mut other = sandbox.script("dash", "csalock lock b > /dev/null; echo holds; read line; csalock lock -w 20s a").spawn();
-        other.lines(1);
+        let mut other = sandbox.script("dash", "csalock lock b > /dev/null; echo holds; read line; csalock lock -w 20s a").ready();
         let script = sandbox.script("dash", script).spawn();
         wait_until("the subshell waits", || sandbox.waiters("b").len() == 1);
         other.tell("go");
         wait_until("and the other one as well", || sandbox.waiters("a").len() == 1);
         std::thread::sleep(Duration::from_millis(300));
         sandbox.file("files/go", "");
-        assert_eq!(other.wait().code, Some(0));
-        let done = script.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{done:?}");
+        other.wait().exits(0);
+        script.wait().prints(0, "0\n");
         // Two readers of one script that do not stand in each other's way.
         sandbox.script("dash", "csalock lock -s x > /dev/null; csalock run -s x true; csalock lock -j 2 y > /dev/null; csalock run -j 2 y true").run();
     }
 
     fn a_waiter_behind_a_cycle_is_not_its_victim(sandbox: &Sandbox) {
         let script = "csalock lock $0 > /dev/null; echo holds; read line; csalock lock -w 20s $1 > /dev/null; code=$?; read line; exit $code";
-        let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| {
-            let mut job = sandbox.call("dash", [&["-c", script], &names[..]].concat()).spawn();
-            job.lines(1);
-            job
-        });
+        let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| sandbox.call("dash", [&["-c", script], &names[..]].concat()).ready());
         // The innocent one waits first, so that it is not chosen for being the last; and then it is the last.
         let [first, second, innocent] = &mut jobs;
         first.tell("go");
@@ -356,11 +333,8 @@ on_every_store! {
         wait_until("it waits", || sandbox.waiters("a").len() == 1);
         second.tell("go");
         wait_until("the cycle is gone", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 2);
-        for job in &mut jobs {
-            job.tell("end");
-        }
-        let codes = jobs.map(|job| job.wait().code.unwrap());
-        assert_eq!(codes, [0, 84, 0]);
+        jobs.iter_mut().for_each(|job| job.tell("end"));
+        assert_eq!(jobs.map(|job| job.wait().code.unwrap()), [0, 84, 0]);
     }
 
     fn ordered_locks_raise_no_deadlock_alarm(sandbox: &Sandbox) {
@@ -379,18 +353,11 @@ on_every_store! {
                 esac || { echo $? >> alarms; exit 1; }
             done";
         let jobs: Vec<Job> = (1..9).map(|seed: u32| sandbox.call("dash", ["-c", script, &seed.to_string()]).spawn()).collect();
-        let begun = Instant::now();
-        wait_until_long(begun, Duration::from_secs(seconds));
+        std::thread::sleep(Duration::from_secs(seconds));
         sandbox.file("files/done", "");
         for job in jobs {
             let done = job.wait();
             assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{}", sandbox.read("files/alarms"));
         }
-    }
-}
-
-fn wait_until_long(begun: Instant, span: Duration) {
-    while begun.elapsed() < span {
-        std::thread::sleep(Duration::from_millis(50));
     }
 }

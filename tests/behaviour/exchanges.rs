@@ -52,7 +52,6 @@ struct Cutter {
 
 #[derive(Default)]
 struct State {
-    /// The path of each request.
     asked: Vec<String>,
     cut: Option<Cut>,
     met: bool,
@@ -73,7 +72,6 @@ impl Cutter {
         Cutter { between, state }
     }
 
-    /// Starts again.
     fn set(&self, cut: Option<Cut>) -> Pids {
         let mut state = self.state.lock().unwrap();
         *state = State { cut, ..State::default() };
@@ -86,7 +84,6 @@ impl Cutter {
 }
 
 impl State {
-    /// Returns the action in this exchange.
     fn meet(&mut self, path: &str) -> Option<Cut> {
         let number = self.asked.len();
         self.asked.push(path.to_string());

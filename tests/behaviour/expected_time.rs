@@ -48,7 +48,6 @@ fn busy(expected: &str) -> String {
     )
 }
 
-/// The refusal by `--give-up-if`.
 fn given_up(expected: &str, limit: &str) -> String {
     let hint = "to wait anyway, omit --give-up-if; or see `csalock status x`";
     busy("; ").replace(
@@ -108,8 +107,7 @@ on_every_store! {
         let waiter = sandbox.csalock(["run", "-w", "inf", "--give-up-if", "1s", "x", "echo", "ran"]).spawn();
         wait_until("it waits", || sandbox.waiting("x") == 1);
         holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        waiter.wait().is(0, "ran\n", "");
     }
 
     fn a_caller_whose_turn_is_too_late_gives_up_at_once(sandbox: &Sandbox) {
@@ -143,8 +141,7 @@ on_every_store! {
         let said = busy("; usually held 20h (9 of 10 times at most 1d6h); your turn in about 1d16h; ");
         assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(75), said));
         holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        waiter.wait().is(0, "ran\n", "");
     }
 
     fn a_job_that_gives_up_is_skipped_in_silence(sandbox: &Sandbox) {
@@ -153,8 +150,7 @@ on_every_store! {
         let words = ["run", "-w", "inf", "--overdue", "26h", "--give-up-if", "1h", "x", "true"];
         sandbox.csalock(words).run();
         assert_eq!(sandbox.waiting("x"), 0);
-        let done = sandbox.csalock(words).with_clocks("+27h").capture();
-        assert!(done.code == Some(86) && done.stderr.contains("; its job has not succeeded since "), "{done:?}");
+        sandbox.csalock(words).with_clocks("+27h").capture().says(86, "; its job has not succeeded since ");
     }
 
     fn of_several_locks_each_may_be_too_late(sandbox: &Sandbox) {
@@ -177,7 +173,7 @@ on_every_store! {
         let _reader = sandbox.csalock(["run", "-s", "shared", "cat"]).spawn();
         wait_until("the reader holds", || sandbox.state("shared") == "held");
         assert_eq!(sandbox.sight("shared")["expected"]["turn"], json!(0.0));
-        assert_eq!(sandbox.csalock(["lock", "-q", "--give-up-if", "1h", "shared"]).capture().code, Some(75));
+        sandbox.csalock(["lock", "-q", "--give-up-if", "1h", "shared"]).capture().exits(75);
         sandbox.csalock(["run", "-s", "--give-up-if", "1h", "shared", "echo", "ran"]).stdout("ran\n").run();
     }
 
@@ -224,9 +220,7 @@ on_every_store! {
     }
 
     fn the_page_of_a_lock_shows_the_turn_of_the_next_caller(sandbox: &Sandbox) {
-        if !has("script") {
-            return;
-        }
+        require!(has("script"));
         plant(sandbox, "x", Mode::Exclusive);
         let usually = "usually  held 20h (9 of 10 times at most 1d6h)";
         assert_eq!(facts(sandbox, "x", "usually", "+0s"), usually);
@@ -259,9 +253,7 @@ on_every_store! {
     }
 
     fn the_page_of_a_lock_shows_its_job(sandbox: &Sandbox) {
-        if !has("script") {
-            return;
-        }
+        require!(has("script"));
         let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
         let job = |clock: &str| facts(sandbox, "job", "job ", clock).replace(&format!(" on {host}"), " on HOST");
         sandbox.csalock(["run", "--overdue", "26h", "job", "false"]).status(1).run();

@@ -10,9 +10,7 @@ use crate::sandbox::{CLOCK, Job, Kind, Sandbox, wait_until};
 
 /// A follower that has read the history of its start.
 fn follower(sandbox: &Sandbox, words: &[&str]) -> Job {
-    let mut job = sandbox.csalock(["history", "--follow"].iter().chain(words)).spawn();
-    job.lines(1);
-    job
+    sandbox.csalock(["history", "--follow"].iter().chain(words)).ready()
 }
 
 /// A follower that prints JSON, and has printed the ending of the lock `first`.
@@ -35,7 +33,6 @@ fn kept(sandbox: &Sandbox) -> Vec<String> {
     serde_json::from_str::<Vec<Value>>(&text).unwrap().iter().map(Value::to_string).collect()
 }
 
-/// Waits until the follower has printed all that the history has, and compares both.
 #[track_caller]
 fn prints_what_is_kept(sandbox: &Sandbox, job: &Job) {
     let (kept, mut printed) = (kept(sandbox), Vec::new());
@@ -153,9 +150,7 @@ on_every_kind_of_store! {
     }
 
     fn it_ends_with_its_reader(sandbox: &Sandbox) {
-        if !crate::sandbox::has("bash") {
-            return;
-        }
+        require!(crate::sandbox::has("bash"));
         let script = "csalock history --follow | head -n 2; echo ${PIPESTATUS[0]}";
         let job = sandbox.script("bash", script).spawn();
         wait_until("a row comes", || {
@@ -188,16 +183,8 @@ on_every_kind_of_store! {
 
     fn an_end_in_the_past_cannot_be_followed(sandbox: &Sandbox) {
         for option in ["--until", "--at"] {
-            let done = sandbox.csalock(["history", "--follow", option, "12h"]).capture();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{done:?}");
+            sandbox.csalock(["history", "--follow", option, "12h"]).capture().prints(64, "");
         }
-        let why = "what is kept beside files goes away with the last lock; keep locks in a store of their own to have one: \
-                   --store dir:PATH or CSALOCK_STORE\n";
-        let call = sandbox.csalock(["history", "-f", "./data"]).without("CSALOCK_STORE").status(64);
-        call.stderr(format!("csalock: lock SANDBOX/files/data has no history: {why}")).run();
-        let store = format!("dir:{}", sandbox.path("files/.csalock").display());
-        let call = sandbox.csalock(["history", "-f", "--store", &store]).status(64);
-        call.stderr(format!("csalock: store dir:SANDBOX/files/.csalock has no history: {why}")).run();
         let closed = "csalock: stdout is closed, so each ending would be lost; open it, for example to a file: >> FILE\n";
         sandbox.script("dash", "csalock history -f >&-").status(74).stderr(closed).run();
     }
@@ -275,9 +262,7 @@ fn a_follower_survives_a_restart_and_a_compaction_of_etcd() {
 }
 
 fn endings_of_another_host_are_printed(sandbox: &Sandbox) {
-    if !crate::sandbox::has_namespaces("a host with another name") {
-        return;
-    }
+    require!(crate::sandbox::has_namespaces("a host with another name"));
     let mut job = follower(sandbox, &["x"]);
     let script = "hostname zz-other; echo $$; exec csalock run -F x true";
     let pid = sandbox.call("unshare", ["--uts", "dash", "-c", script]).capture().line();

@@ -50,16 +50,14 @@ on_every_kind_of_store! {
             // Otherwise another caller may record the death of the owner and grant the lock.
             assert_eq!(sandbox.state("x"), "abandoned");
         }
-        assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(0));
+        sandbox.csalock(["gc"]).capture().exits(0);
         assert_eq!((sandbox.holders("x"), sandbox.state("x").as_str()), (vec![waits], "held"));
         both.into_iter().for_each(|pid| kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap());
         assert_eq!(waiter.wait().stdout, "ran\n");
     }
 
     fn old_witnesses_are_removed_where_hosts_share_the_store(sandbox: &Sandbox) {
-        if !sandbox.is_shared() {
-            return;
-        }
+        require!(sandbox.is_shared());
         // Another test may remove the old one, too.
         let [old, young] = ["old", "young"].map(|age| format!("/dev/shm/csalock-{age}-{:?}", sandbox.kind()));
         sandbox.call("touch", ["-d", "31 days ago", &old]).run();
@@ -83,8 +81,7 @@ on_every_kind_of_store! {
     fn an_unreadable_record_keeps_nothing_else_from_being_removed(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "bad"]).run();
         let script = "csalock lock dead; echo; csalock lock -w 600 bad; :";
-        let mut job = sandbox.script("dash", script).spawn();
-        job.lines(1);
+        let mut job = sandbox.script("dash", script).ready();
         wait_until("the wait is noted", || sandbox.internal() > 0);
         // The note of this wait leads to the unreadable record.
         kill(Pid::from_raw(sandbox.record("bad").unwrap().waiters[0].process.pid), Signal::SIGKILL).unwrap();

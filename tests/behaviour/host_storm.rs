@@ -23,9 +23,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::checker;
-use crate::etcd::{Cluster, Place, Setup};
+use crate::etcd::Place;
 use crate::extent;
 use crate::sandbox::{Job, Kind, Network, Sandbox, proc, wait_until};
+use crate::servers::{Servers, place};
 use crate::storm::{Dice, members};
 use crate::{postgres, ssh};
 
@@ -38,14 +39,12 @@ const ELECTION: Duration = Duration::from_secs(1);
 /// The time that a busy machine needs to let all workers do their last step one after the other.
 const BUSY: Duration = Duration::from_secs(8);
 
-/// The tests. A quick run has one of them.
 pub(crate) const STORMS: [&str; 3] = [
     "a_storm_over_three_hosts_with_etcd_never_admits_two_holders",
     "a_storm_over_three_hosts_with_postgres_never_admits_two_holders",
     "a_storm_over_three_hosts_with_ssh_never_admits_two_holders",
 ];
 
-/// The file of all commits, below the directory of the sandbox.
 const TRACE: &str = "commits.trace";
 
 /// The directory of the referee, the names of the section, and whether it may outlast the lease.
@@ -90,16 +89,9 @@ const WORKERS: [&Work; 12] =
 /// ran; a process was killed.
 const ENDS: [&str; 6] = ["0", "69", "81", "82", "85", "137"];
 
-/// The servers of a store, on the first hosts.
-enum Servers {
-    Etcd(Cluster),
-    Postgres(Database),
-    Ssh(ssh::Server),
-}
-
-/// A PostgreSQL server, the standby that each commit waits for, and sessions that are in the way of others.
+/// The standby of a PostgreSQL server that each commit waits for, and sessions that are in the way of others.
+#[derive(Default)]
 struct Database {
-    server: postgres::Server,
     standby: RefCell<Option<postgres::Server>>,
     sessions: RefCell<Vec<Child>>,
 }
@@ -107,17 +99,14 @@ struct Database {
 impl Database {
     const CONNECTIONS: usize = 40;
 
-    fn start(on: Place) -> Option<Database> {
+    fn start(on: Place) -> Option<postgres::Server> {
         let most = format!("max_connections={}", Database::CONNECTIONS);
-        let settings = [&most, "synchronous_standby_names=follower", "max_wal_senders=3"];
-        let server = postgres::Server::start_at(on, &settings)?;
-        let standby = RefCell::new(Some(server.standby("follower")));
-        Some(Database { server, standby, sessions: RefCell::default() })
+        postgres::Server::start_at(on, &[&most, "synchronous_standby_names=follower", "max_wal_senders=3"])
     }
 
     /// Begins a session that stays until [`Database::end_sessions`].
-    fn begin_session(&self, sql: &str) {
-        let mut psql = self.server.psql();
+    fn begin_session(&self, server: &postgres::Server, sql: &str) {
+        let mut psql = server.psql();
         let mut session = psql.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         // A session that a full server has refused reads nothing.
         let _ = session.stdin.as_mut().unwrap().write_all(sql.as_bytes());
@@ -131,57 +120,11 @@ impl Database {
         }
     }
 
-    fn fail_over(&self) {
-        self.server.fail_over(&self.standby.take().unwrap());
-    }
-
-    fn follow(&self) {
-        self.standby.replace(Some(self.server.standby("follower")));
+    fn follow(&self, server: &postgres::Server) {
+        self.standby.replace(Some(server.standby("follower")));
     }
 }
 
-impl Servers {
-    fn count(&self) -> usize {
-        if let Servers::Etcd(cluster) = self { cluster.size() } else { 1 }
-    }
-
-    fn kill(&self, server: usize) {
-        match self {
-            Servers::Etcd(cluster) => cluster.kill(server),
-            Servers::Postgres(database) => database.server.kill(),
-            Servers::Ssh(sshd) => sshd.kill_all(),
-        }
-    }
-
-    fn restart(&self, server: usize) {
-        match self {
-            Servers::Etcd(cluster) => cluster.restart(server),
-            Servers::Postgres(database) => database.server.restart(),
-            Servers::Ssh(sshd) => sshd.restart(),
-        }
-    }
-
-    fn stop(&self, server: usize, stands: bool) {
-        match self {
-            Servers::Etcd(cluster) => cluster.stop(server, stands),
-            Servers::Postgres(database) => database.server.stop(stands),
-            Servers::Ssh(sshd) => sshd.stop(stands),
-        }
-    }
-
-    fn database(&self) -> Option<&Database> {
-        if let Servers::Postgres(database) = self { Some(database) } else { None }
-    }
-
-    /// Waits until the servers have a majority again.
-    fn await_health(&self) {
-        if let Servers::Etcd(cluster) = self {
-            cluster.await_health();
-        }
-    }
-}
-
-/// Something that happens to a server or to a host.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Killed(usize),
@@ -203,31 +146,30 @@ enum DatabaseFault {
 impl DatabaseFault {
     const ALL: [DatabaseFault; 4] = [Self::SessionsEnded, Self::TableLocked, Self::Full, Self::StandbyPromoted];
 
-    fn happens(self, database: &Database) {
+    fn happens(self, server: &postgres::Server, database: &Database) {
         match self {
             Self::SessionsEnded => {
-                let all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'csalock'";
-                database.server.sql(all);
+                server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'csalock'");
             }
             Self::TableLocked => {
-                database.begin_session("BEGIN; LOCK TABLE store.records IN ACCESS EXCLUSIVE MODE;\n");
+                database.begin_session(server, "BEGIN; LOCK TABLE store.records IN ACCESS EXCLUSIVE MODE;\n");
             }
-            Self::Full => (0..Database::CONNECTIONS).for_each(|_| database.begin_session("SELECT 1;\n")),
-            Self::StandbyPromoted => database.fail_over(),
+            Self::Full => (0..Database::CONNECTIONS).for_each(|_| database.begin_session(server, "SELECT 1;\n")),
+            Self::StandbyPromoted => server.fail_over(&database.standby.take().unwrap()),
         }
     }
 
-    fn is_over(self, database: &Database) {
+    fn is_over(self, server: &postgres::Server, database: &Database) {
         database.end_sessions();
         if let Self::StandbyPromoted = self {
-            database.follow();
+            database.follow(server);
         }
     }
 }
 
 impl Fault {
     fn pick(dice: &mut Dice, servers: &Servers, may_cut: bool) -> Fault {
-        if servers.database().is_some() && dice.roll(2) == 0 {
+        if matches!(servers, Servers::Postgres(_)) && dice.roll(2) == 0 {
             return Fault::InDatabase(DatabaseFault::ALL[dice.roll(4)]);
         }
         let leader = if let Servers::Etcd(cluster) = servers { cluster.leader() } else { 0 };
@@ -241,29 +183,21 @@ impl Fault {
         }
     }
 
-    fn happens(self, servers: &Servers, network: Option<&Network>) {
-        match self {
-            Fault::Killed(server) => servers.kill(server),
-            Fault::Stopped(server) => servers.stop(server, true),
-            Fault::CutOff(host) => network.unwrap().cut(host, true),
-            Fault::Left(server) => others(servers, server).for_each(|other| servers.stop(other, true)),
-            Fault::InDatabase(fault) => fault.happens(servers.database().unwrap()),
+    /// Begins, or ends.
+    fn strike(self, begins: bool, servers: &Servers, database: &Database, network: Option<&Network>) {
+        match (self, servers) {
+            (Fault::Killed(server), _) if begins => servers.kill(server),
+            (Fault::Killed(server), _) => servers.restart(server),
+            (Fault::Stopped(server), _) => servers.stop(server, begins),
+            (Fault::CutOff(host), _) => network.unwrap().cut(host, begins),
+            (Fault::Left(server), _) => {
+                (0..servers.count()).filter(|other| *other != server).for_each(|other| servers.stop(other, begins));
+            }
+            (Fault::InDatabase(fault), Servers::Postgres(server)) if begins => fault.happens(server, database),
+            (Fault::InDatabase(fault), Servers::Postgres(server)) => fault.is_over(server, database),
+            (Fault::InDatabase(_), _) => unreachable!("only PostgreSQL has it"),
         }
     }
-
-    fn is_over(self, servers: &Servers, network: Option<&Network>) {
-        match self {
-            Fault::Killed(server) => servers.restart(server),
-            Fault::Stopped(server) => servers.stop(server, false),
-            Fault::CutOff(host) => network.unwrap().cut(host, false),
-            Fault::Left(server) => others(servers, server).for_each(|other| servers.stop(other, false)),
-            Fault::InDatabase(fault) => fault.is_over(servers.database().unwrap()),
-        }
-    }
-}
-
-fn others(servers: &Servers, server: usize) -> impl Iterator<Item = usize> {
-    (0..servers.count()).filter(move |other| *other != server)
 }
 
 /// Kills and stops processes of workers.
@@ -318,7 +252,6 @@ fn words_of_section() -> String {
     format!("{this} host_storm::section --exact --ignored --test-threads=1")
 }
 
-/// Begins one of the workers, in its own process group, on its host.
 fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
     let work = WORKERS[at];
     let script = format!("while [ ! -e over ]; do {{ {}; }} > /dev/null 2>> said; echo $? >> ends; done", work.round);
@@ -361,29 +294,18 @@ fn loops(at: usize, job: &Job, network: Option<&Network>) -> Vec<i32> {
     all
 }
 
-fn place(network: &Network, host: usize) -> Place {
-    Place { address: network.address(host), enter: network.on(host) }
-}
-
 #[test]
 fn a_storm_over_three_hosts_with_etcd_never_admits_two_holders() {
     let network = Network::new(3);
-    let setup = Setup {
-        members: 3,
-        places: network.iter().flat_map(|network| (0..3).map(|host| place(network, host))).collect(),
-        reach: network.as_ref().map(Network::on_the_switch).unwrap_or_default(),
-        arguments: vec!["--heartbeat-interval=100", "--election-timeout=1000"],
-        ..Setup::default()
-    };
-    let Some(cluster) = Cluster::start(setup) else { return };
-    storm(Sandbox::at(&cluster), Servers::Etcd(cluster), network);
+    let Some(servers) = Servers::etcd(network.as_ref(), &[0, 1, 2]) else { return };
+    storm(servers.sandbox(), servers, network);
 }
 
 #[test]
 fn a_storm_over_three_hosts_with_postgres_never_admits_two_holders() {
     let Some(network) = Network::new(3) else { return };
-    let Some(database) = Database::start(place(&network, 0)) else { return };
-    storm(Sandbox::in_database(&database.server.url("")), Servers::Postgres(database), Some(network));
+    let Some(server) = Database::start(place(&network, 0)) else { return };
+    storm(Sandbox::in_database(&server.url("")), Servers::Postgres(server), Some(network));
 }
 
 #[test]
@@ -401,6 +323,10 @@ fn storm(sandbox: Sandbox, servers: Servers, network: Option<Network>) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let network = network.as_ref();
+    let database = Database::default();
+    if let Servers::Postgres(server) = &servers {
+        database.follow(server);
+    }
     let seed = extent::seed();
     println!("CSALOCK_SEED={seed}");
     let mut dice = Dice(seed | 1);
@@ -416,14 +342,14 @@ fn storm(sandbox: Sandbox, servers: Servers, network: Option<Network>) {
         let fault = Fault::pick(&mut dice, &servers, network.is_some());
         let span = span(&mut dice);
         println!("{:5.1} s: {fault:?} for {:.1} s", begun.elapsed().as_secs_f64(), span.as_secs_f64());
-        fault.happens(&servers, network);
+        fault.strike(true, &servers, &database, network);
         faults.push(fault);
         let happened = Instant::now();
         while happened.elapsed() < span {
             shooter.shoot(&mut dice);
             std::thread::sleep(MILLISECOND * dice.roll(200) as u32);
         }
-        fault.is_over(&servers, network);
+        fault.strike(false, &servers, &database, network);
         servers.await_health();
     }
     let killed = shooter.killed;

@@ -28,7 +28,6 @@ pub(crate) fn enter(own: &Path, host: u8) -> Vec<String> {
     words.map(str::to_string).to_vec()
 }
 
-/// Returns a call of csalock on the host with this number.
 fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
     let words = enter(&sandbox.path(format!("host{host}")), host);
     sandbox.csalock_by(&words, arguments).env("CSALOCK_LEASE", LEASE)
@@ -36,13 +35,10 @@ fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
 
 on_every_shared_store! {
     fn a_job_runs_once_in_a_slot_on_two_hosts(sandbox: &Sandbox) {
-        if !has_namespaces("hosts") {
-            return;
-        }
+        require!(has_namespaces("hosts"));
         let words = ["run", "-w", "inf", LONG, "job", "dash", "-c", "read name < /proc/sys/kernel/hostname; echo $name >> runs"];
         for job in [1, 2, 1, 2].map(|host| on(sandbox, host, &words).spawn()) {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+            job.wait().succeeds();
         }
         let ran = sandbox.read("files/runs");
         assert!(ran == "host1\n" || ran == "host2\n", "{ran}");
@@ -53,15 +49,12 @@ on_every_shared_store! {
         }
         // Each host knows the success.
         for host in [1, 2] {
-            let done = on(sandbox, host, &["run", "-n", "--overdue", "1h", "job", "true"]).capture();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+            on(sandbox, host, &["run", "-n", "--overdue", "1h", "job", "true"]).capture().succeeds();
         }
     }
 
     fn the_clock_of_the_store_says_which_slot_it_is(sandbox: &Sandbox) {
-        if !has_namespaces("hosts") {
-            return;
-        }
+        require!(has_namespaces("hosts"));
         let words = ["run", "--once-per=1000d", "job", "echo", "runs"];
         let run = |host, clock: &str, store: &str| {
             on(sandbox, host, &words).env(CLOCK, clock).env(FILE_TIMES, store).capture().stdout
@@ -75,16 +68,13 @@ on_every_shared_store! {
     }
 
     fn the_clock_of_the_store_says_which_job_is_overdue(sandbox: &Sandbox) {
-        if !has_namespaces("hosts") {
-            return;
-        }
+        require!(has_namespaces("hosts"));
         let words = ["run", "-n", "--overdue", "1h", "job", "true"];
         let call = |host, words: &[&str], clock: &str, store: &str| {
             on(sandbox, host, words).env(CLOCK, clock).env(FILE_TIMES, store).capture()
         };
         assert_eq!(call(1, &words, "-10d", "+0").code, Some(0));
-        let mut holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).spawn();
-        holder.lines(1);
+        let holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).ready();
         for (host, clock) in [(1, "-10d"), (2, "+10d")] {
             let done = [&words[..], &["overdue"]].map(|words| call(host, words, clock, "+0"));
             assert!(done.iter().all(|done| done.code == Some(0)), "{done:?}");
@@ -95,31 +85,23 @@ on_every_shared_store! {
             assert_eq!([done[0].code, done[1].code], [Some(86), Some(code)], "{done:?}");
             assert!(done[0].stdout.contains(" (2h"), "{done:?}");
         }
-        holder.release();
         holder.wait();
     }
 
     fn the_job_of_a_host_that_died_runs_on_another(sandbox: &Sandbox) {
-        if !has_namespaces("hosts") {
-            return;
-        }
-        let mut first = on(sandbox, 1, &["run", LONG, "job", "dash", "-c", "echo; sleep 1000; echo late >> runs"]).spawn();
-        first.lines(1);
+        require!(has_namespaces("hosts"));
+        let first = on(sandbox, 1, &["run", LONG, "job", "dash", "-c", "echo; sleep 1000; echo late >> runs"]).ready();
         let second = on(sandbox, 2, &["run", "-q", "-w", "inf", LONG, "job", "dash", "-c", "echo second >> runs"]).spawn();
         wait_until("the other host waits", || sandbox.record("job").is_some_and(|record| record.waiters.len() == 1));
         first.send(Signal::SIGKILL);
         first.wait();
-        let done = second.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        second.wait().succeeds();
         assert_eq!(sandbox.read("files/runs"), "second\n");
     }
 
     fn the_newest_of_the_callers_on_two_hosts_waits(sandbox: &Sandbox) {
-        if !has_namespaces("hosts") {
-            return;
-        }
-        let mut holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).spawn();
-        holder.lines(1);
+        require!(has_namespaces("hosts"));
+        let mut holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).ready();
         let waits = |host: u8| {
             let before = sandbox.record("job").and_then(|record| record.waiters.first().map(|waiter| waiter.proof));
             let words = ["run", "-w", "inf", "--busy", "latest", "job", "dash", "-c", "echo runs"];
@@ -138,7 +120,6 @@ on_every_shared_store! {
             assert!(done.stderr.contains(&format!(" on {host} (user ")) || done.stderr.contains(" on host2 (user "), "{done:?}");
         }
         holder.release();
-        let done = newest.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "runs\n"), "{done:?}");
+        newest.wait().prints(0, "runs\n");
     }
 }

@@ -100,7 +100,7 @@ on_every_kind_of_store! {
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(0), said));
         sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
         sandbox.csalock(["run", LONG, "job", "echo", "again"]).run();
-        assert_eq!(sandbox.csalock(["run", LONG, "--retries=0", "other", "false"]).capture().code, Some(1));
+        sandbox.csalock(["run", LONG, "--retries=0", "other", "false"]).capture().exits(1);
         sandbox.csalock(["run", LONG, "--retries=0", "other", "echo", "again"]).run();
     }
 
@@ -110,8 +110,7 @@ on_every_kind_of_store! {
         job.send(Signal::SIGKILL);
         job.wait();
         wait_until("the command is dead", || kill(Pid::from_raw(command), None).is_err());
-        let done = sandbox.csalock(["run", "-q", LONG, "job", "echo", "runs"]).capture();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "runs\n"));
+        sandbox.csalock(["run", "-q", LONG, "job", "echo", "runs"]).capture().prints(0, "runs\n");
     }
 
     fn a_stopped_supervisor_keeps_the_lock_until_it_has_reported_the_success(sandbox: &Sandbox) {
@@ -138,8 +137,7 @@ on_every_kind_of_store! {
         job.release();
         wait_until("the command has ended", || !proc::lives(command));
         job.kill();
-        let done = waits.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "again\n"));
+        waits.wait().prints(0, "again\n");
     }
 
     fn one_of_the_callers_that_come_at_once_complains(sandbox: &Sandbox) {
@@ -163,13 +161,11 @@ on_every_kind_of_store! {
     }
 
     fn a_job_that_is_forgotten_while_it_runs_succeeds_in_its_slot(sandbox: &Sandbox) {
-        let mut job = sandbox.csalock(["run", LONG, "--overdue=1h", "job", "dash", "-c", "echo; cat"]).spawn();
-        job.lines(1);
+        let job = sandbox.csalock(["run", LONG, "--overdue=1h", "job", "dash", "-c", "echo; cat"]).ready();
         sandbox.csalock(["overdue", "--forget", "job"]).run();
-        job.release();
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         sandbox.csalock(["run", LONG, "job", "echo", "again"]).run();
-        assert_eq!(sandbox.csalock(["overdue", "job"]).capture().code, Some(81));
+        sandbox.csalock(["overdue", "job"]).capture().exits(81);
         sandbox.csalock(["overdue", "--forget", "job"]).run();
         assert!(sandbox.record("job").is_none());
         sandbox.csalock(["run", LONG, "job", "echo", "runs"]).stdout("runs\n").run();
@@ -213,10 +209,7 @@ on_every_kind_of_store! {
         // would leave the queue after its supervisor: on a slow machine these would become ever more.
         let others = "while [ ! -e done ]; do csalock run -Fq -w inf job true & wait=$!; sleep 0.01; kill -9 $wait; wait; done";
         let others: Vec<Job> = (0..2).map(|_| sandbox.script("dash", others).spawn()).collect();
-        for worker in workers {
-            let done = worker.wait();
-            assert_eq!(done.code, Some(0), "{done:?}");
-        }
+        workers.into_iter().for_each(|worker| worker.wait().exits(0));
         sandbox.file("files/done", "");
         others.into_iter().for_each(|other| assert_eq!(other.wait().code, Some(0)));
         let expected: String = (1..=slots).map(|slot| format!("{slot}\n")).collect();
@@ -238,7 +231,7 @@ on_every_kind_of_store! {
         };
         let silent = (0, String::new());
         assert_eq!(overdue(0, &[]), silent);
-        let mut holder = sandbox.holder("job");
+        let holder = sandbox.holder("job");
         // The promise begins with the first call.
         assert_eq!([call(0), call(59), overdue(59, &[])], [silent.clone(), silent.clone(), silent.clone()]);
         let (code, said) = call(61);
@@ -256,7 +249,6 @@ on_every_kind_of_store! {
         sandbox.csalock(["overdue", "-q", "other"]).status(81).run();
         sandbox.csalock(["overdue", "--json", "other"]).status(81).stdout("[]\n").run();
         assert_eq!(call(122).0, 86);
-        holder.release();
         holder.wait();
         assert_eq!(call(123), silent);
         assert_eq!([overdue(124, &[]), overdue(182, &[])], [silent.clone(), silent.clone()]);
@@ -269,14 +261,13 @@ on_every_kind_of_store! {
         let document: Value = serde_json::from_str(&at(sandbox.csalock(["overdue", "--json"]), 184).capture().stdout).unwrap();
         assert_eq!((code, document.as_array().unwrap().len(), &document[0]["name"], &document[0]["within"]), (86, 1, &json!("job"), &json!(3600.0)), "{said}");
         assert_eq!(document[0]["refused"], json!(0));
-        let mut holder = sandbox.holder("job");
+        let holder = sandbox.holder("job");
         let (code, said) = call(184);
         assert!(code == 86 && said.contains("; its job last succeeded at TIME (AGE ago), and must succeed once in 1h; "), "{said}");
-        holder.release();
         holder.wait();
         // A run that fails keeps no promise.
         let words = ["run", "--overdue", "1h", "job", "false"];
-        assert_eq!(at(sandbox.csalock(words), 185).capture().code, Some(1));
+        at(sandbox.csalock(words), 185).capture().exits(1);
         assert_eq!(overdue(186, &[]).0, 86);
         sandbox.csalock(["overdue", "--forget", "job"]).run();
         assert_eq!(overdue(186, &[]), silent);

@@ -18,35 +18,32 @@ on_every_shared_store! {
     }
 
     fn a_lease_that_is_renewed_is_never_seen_to_be_over(sandbox: &Sandbox) {
-        let mut job = sandbox.script("dash", "csalock lock x; echo; cat; :").env("CSALOCK_LEASE", "3s").spawn();
-        job.lines(1);
+        let job = sandbox.script("dash", "csalock lock x; echo; cat; :").env("CSALOCK_LEASE", "3s").ready();
         let (mut ends, mut renewals) = (None, 0);
         wait_until("it was renewed three times", || {
             let sight = sandbox.sight("x");
             assert_eq!(sight["state"], "held", "{sight}");
-            assert_eq!(sandbox.csalock(["lock", "-qn", "--fail-on-stale", "x"]).capture().code, Some(75));
+            sandbox.csalock(["lock", "-qn", "--fail-on-stale", "x"]).capture().exits(75);
             let seen = sight["holders"][0]["renewed_until"].as_str().unwrap().to_string();
             let before = ends.replace(seen.clone());
             renewals += usize::from(before.is_some_and(|before| before != seen));
             renewals == 3
         });
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn a_lease_that_is_not_due_is_not_renewed_during_a_release(sandbox: &Sandbox) {
-        let mut job = sandbox.script("dash", "csalock lock x y > /dev/null; csalock unlock x; echo; cat; :").spawn();
-        job.lines(1);
+        let job = sandbox.script("dash", "csalock lock x y > /dev/null; csalock unlock x; echo; cat; :").ready();
         let before = sandbox.stored();
         for _ in 0..10 {
             assert_eq!(sandbox.state("y"), "held");
             assert_eq!(sandbox.stored(), before);
         }
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn the_keeper_of_a_script_and_its_parent_replace_each_other(sandbox: &Sandbox) {
-        let mut job = sandbox.script("dash", "csalock lock x; echo; read line; csalock unlock x; echo $?; read line").env("CSALOCK_LEASE", "3s").spawn();
-        job.lines(1);
+        let mut job = sandbox.script("dash", "csalock lock x; echo; read line; csalock unlock x; echo $?; read line").env("CSALOCK_LEASE", "3s").ready();
         let of_sandbox = format!("CSALOCK_STORE={}", sandbox.store());
         let named = |name: &str| -> Vec<i32> {
             let all = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -69,7 +66,7 @@ on_every_shared_store! {
             let ends = || sandbox.sight("x")["holders"][0]["renewed_until"].to_string();
             let before = ends();
             wait_until("the lease is renewed", || ends() != before);
-            assert_eq!(sandbox.csalock(["lock", "-qn", "--fail-on-stale", "x"]).capture().code, Some(75));
+            sandbox.csalock(["lock", "-qn", "--fail-on-stale", "x"]).capture().exits(75);
         }
         job.tell("go");
         assert_eq!(job.lines(2)[1], "0");
@@ -85,15 +82,13 @@ on_every_shared_store! {
         job.tell("go");
         job.lines(1);
         wait_until("it ends", || keepers(job.pid()).is_empty());
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 }
 
 #[test]
 fn a_keeper_for_which_there_is_no_process_is_named_and_nothing_is_run() {
-    if !is_root("a limit of processes") || !has("prlimit") {
-        return;
-    }
+    require!(is_root("a limit of processes") && has("prlimit"));
     let sandbox = Sandbox::new(Kind::Directory);
     // No other test has processes of this user.
     let user = 4199;
@@ -105,5 +100,5 @@ fn a_keeper_for_which_there_is_no_process_is_named_and_nothing_is_run() {
                 see the limit of processes (ulimit -u) and the free memory, then try again\n";
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(71), "", said));
     let free = sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", sandbox.store_at("mine/store"));
-    assert_eq!(free.user(user).capture().code, Some(0));
+    free.user(user).capture().exits(0);
 }

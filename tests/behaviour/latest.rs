@@ -34,11 +34,10 @@ on_every_store! {
         assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""));
         assert_eq!(sandbox.plain(&done.stderr), REPLACED);
         let third = deploy(sandbox, "echo 3", 0);
-        assert_eq!(second.wait().code, Some(75));
+        second.wait().exits(75);
         assert_eq!(sandbox.waiters("x").len(), 1);
         holder.release();
-        let done = third.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "3\n", ""));
+        third.wait().is(0, "3\n", "");
         assert_eq!((sandbox.state("x"), sandbox.is_tidy()), ("free".to_string(), true));
     }
 
@@ -48,7 +47,7 @@ on_every_store! {
         let old = deploy(sandbox, "echo old >> order", 1);
         waiters.push(sandbox.waiter("x", "echo 3 >> order"));
         waiters.push(deploy(sandbox, "echo 2 >> order", 1));
-        assert_eq!(old.wait().code, Some(75));
+        old.wait().exits(75);
         holder.release();
         waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
         assert_eq!(sandbox.read("files/order"), "1\n2\n3\n");
@@ -71,7 +70,7 @@ on_every_store! {
         both.into_iter().for_each(|pid| nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap());
         let new = deploy(sandbox, "echo new >> order", 0);
         holder.release();
-        assert_eq!(new.wait().code, Some(0));
+        new.wait().exits(0);
         // The second has ended already if it was to become the command.
         both.into_iter().for_each(|pid| _ = nix::sys::signal::kill(pid, Signal::SIGCONT));
         let done = old.wait();
@@ -83,25 +82,22 @@ on_every_store! {
     }
 
     fn a_replaced_waiter_has_the_exit_code_of_a_busy_lock(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let words = ["run", "-q", "-F", "-E", "9", "--busy=latest", "-w", "inf", "x", "true"];
         let old = sandbox.csalock(words).spawn();
         wait_until("it waits", || sandbox.waiters("x") == [old.pid()]);
         let mut new = deploy(sandbox, "echo new", 0);
         let done = old.wait();
         assert_eq!((done.code, done.stderr.as_str()), (Some(9), ""));
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         // On a busy machine the time may be over before the caller is in the queue. It then replaces no one.
         wait_until("a caller with a deadline has replaced the waiter", || {
-            let done = sandbox.csalock(["run", "-w", "20ms", "--busy", "latest", "x", "true"]).capture();
-            assert_eq!(done.code, Some(75));
-            assert!(done.stderr.contains(" is busy: held by "), "{}", done.stderr);
+            sandbox.csalock(["run", "-w", "20ms", "--busy", "latest", "x", "true"]).capture().says(75, " is busy: held by ");
             new.has_ended()
         });
         let replaced = new.wait();
         assert_eq!((replaced.code, replaced.stdout.as_str()), (Some(75), ""));
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         // A lock that is free is acquired like any other.
         sandbox.csalock(["run", "--busy", "latest", "x", "echo", "runs"]).stdout("runs\n").run();
         assert_eq!(sandbox.state("x"), "free");
@@ -126,10 +122,9 @@ on_every_store! {
         let old = sandbox.csalock(words).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         let new = deploy(sandbox, "true", 0);
-        let done = old.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        old.wait().succeeds();
         holder.release();
-        assert_eq!(new.wait().code, Some(0));
+        new.wait().exits(0);
     }
 
     fn in_a_storm_never_more_than_one_of_them_waits(sandbox: &Sandbox) {
@@ -169,7 +164,7 @@ on_every_store! {
             }
             assert!(watches.join().unwrap() <= 1, "more than one waits");
         });
-        assert_eq!(other.wait().code, Some(0));
+        other.wait().exits(0);
         let codes = sandbox.read("files/codes");
         let of = |code: &str| codes.lines().filter(|line| *line == code).count();
         println!("{} ran, {} were replaced, {} were killed", of("0"), of("75"), of("137"));
@@ -195,8 +190,7 @@ fn busy_that_makes_no_sense_is_refused() {
         sandbox.csalock(["run", option, "--busy=skip", "x", "touch", "ran"]).status(64).stderr(&said).run();
     }
     for words in [["--busy", "latest", "-n"], ["--busy", "skip", "--nonblock"], ["--busy", "sometimes", "-q"]] {
-        let done = sandbox.csalock(["run"].iter().chain(&words).chain(&["x", "touch", "ran"])).capture();
-        assert_eq!(done.code, Some(64), "{done:?}");
+        sandbox.csalock(["run"].iter().chain(&words).chain(&["x", "touch", "ran"])).capture().exits(64);
     }
     assert!(!sandbox.path("files/ran").exists() && !sandbox.store_exists());
 }

@@ -28,7 +28,7 @@ on_every_kind_of_store! {
     fn the_next_caller_after_a_lease_acquires_and_is_told_the_last_holder(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "1s");
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --print-handle --ttl 1s x; echo; cat; :, which let its time run out\n";
-        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -42,9 +42,7 @@ on_every_kind_of_store! {
         job.tell("go");
         assert_eq!(job.lines(3)[1..], ["82", "82"]);
         for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!(done.code, Some(82));
-            assert!(done.stderr.contains("which let its time run out"), "{}", done.stderr);
+            sandbox.csalock(words).capture().says(82, "which let its time run out");
         }
         assert_eq!(sandbox.sight("x"), before);
         drop(holder);
@@ -55,16 +53,13 @@ on_every_kind_of_store! {
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         let before = sandbox.stored();
         for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!(done.code, Some(81));
-            assert!(done.stderr.contains("which let its time run out"), "{}", done.stderr);
+            sandbox.csalock(words).capture().says(81, "which let its time run out");
         }
         if sandbox.is_directory() || sandbox.is_shared() {
             assert_eq!(sandbox.stored(), before);
         }
         sandbox.csalock(["run", "-q", "-n", "x", "true"]).run();
-        let done = sandbox.csalock(["unlock", "--handle", &handle, "x"]).capture();
-        assert_eq!(done.code, Some(81), "{done:?}");
+        sandbox.csalock(["unlock", "--handle", &handle, "x"]).capture().exits(81);
     }
 
     fn a_stale_lock_can_be_refused(sandbox: &Sandbox) {
@@ -98,8 +93,7 @@ on_every_kind_of_store! {
         let mut job = sandbox.script("dash", script).spawn();
         assert_eq!(job.lines(1), ["0"]);
         let expires = sandbox.sight("x")["holders"][0]["expires"].clone();
-        let done = sandbox.csalock(["run", "-w", "1500ms", "x", "true"]).capture();
-        assert_eq!(done.code, Some(75));
+        sandbox.csalock(["run", "-w", "1500ms", "x", "true"]).capture().exits(75);
         assert_eq!(sandbox.sight("x")["holders"][0]["expires"], expires);
     }
 
@@ -113,8 +107,8 @@ on_every_kind_of_store! {
     fn renewing_is_the_holders_alone(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "1h");
         let before = sandbox.sight("x");
-        assert_eq!(sandbox.csalock(["renew", "--ttl", "2h", "x"]).capture().code, Some(82));
-        assert_eq!(sandbox.csalock(["renew", "--ttl", "2h", "none"]).capture().code, Some(81));
+        sandbox.csalock(["renew", "--ttl", "2h", "x"]).capture().exits(82);
+        sandbox.csalock(["renew", "--ttl", "2h", "none"]).capture().exits(81);
         assert_eq!(sandbox.sight("x"), before);
     }
 
@@ -168,9 +162,7 @@ on_every_kind_of_store! {
     }
 
     fn an_immediate_renewal_is_noticed(sandbox: &Sandbox) {
-        if !crate::sandbox::has("strace") {
-            return;
-        }
+        require!(crate::sandbox::has("strace"));
         // A lease that a loaded machine can keep; one that is not heard of would end much later.
         // Before the keeper looks for the first time, and before the supervisor could listen.
         for (late, options) in [("-f -e inject=setsid:delay_exit=200000", "--ttl 10s"), ("-e inject=bind:delay_enter=200000", "")] {
@@ -202,9 +194,7 @@ on_every_kind_of_store! {
 
     fn a_command_that_became_another_users_is_reported_as_not_ended(sandbox: &Sandbox) {
         let other = 65534;
-        if !crate::sandbox::is_root("a command that changes its user") {
-            return;
-        }
+        require!(crate::sandbox::is_root("a command that changes its user"));
         // By setpriv(1), as others do by sudo: saved and real user are root's then.
         sandbox.script("dash", "cp $(command -v setpriv) root && chmod 4755 root && chmod 777 . && chmod 755 ..").run();
         let ids = sandbox.call("./root", ["--reuid", "0", "--regid", "0", "--clear-groups", "id", "-u"]).user(other).capture();
@@ -219,9 +209,7 @@ on_every_kind_of_store! {
 
     fn a_supervisor_that_was_stopped_reports_the_actions_of_its_keeper(sandbox: &Sandbox) {
         // Otherwise only its supervisor could end a command without a time limit.
-        if !sandbox.is_shared() {
-            return;
-        }
+        require!(sandbox.is_shared());
         let script = "touch runs; while [ ! -e begin ]; do sleep 0.01; done; csalock renew --ttl 3s x; touch renewed; while :; do sleep 0.01; done";
         let job = sandbox.csalock(["run", "x", "-c", script]).spawn();
         wait_until("it runs", || sandbox.path("files/runs").exists());
@@ -246,8 +234,7 @@ on_every_kind_of_store! {
             wait_until("its time would be over", || begun.elapsed().as_secs() >= 4);
             sandbox.file("files/over", "");
             job.send(Signal::SIGCONT);
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(7), ""), "{script}");
+            job.wait().complains(7, "");
             ["runs", "begin", "over"].iter().for_each(|file| std::fs::remove_file(sandbox.path("files").join(file)).unwrap());
         }
     }
@@ -281,8 +268,7 @@ on_every_kind_of_store! {
                 }
                 (ended == "released").then_some(done)
             };
-            let done = std::iter::repeat_with(released).take(3).flatten().next().expect("a release in time");
-            assert_eq!((done.code, done.stderr.as_str()), (Some(85), said), "{options:?}");
+            std::iter::repeat_with(released).take(3).flatten().next().expect("a release in time").complains(85, said);
             assert_eq!(sandbox.state("x"), "free", "{options:?}");
         }
     }
@@ -314,7 +300,7 @@ on_every_kind_of_store! {
         // Killed between grant and exec, it would take the command with it.
         wait_until("the command runs", || sandbox.path("files/runs").exists());
         job.kill();
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         sandbox.file("files/go", "");
         sandbox.csalock(["run", "-q", "x", "true"]).run();
     }
@@ -341,7 +327,7 @@ on_every_kind_of_store! {
     }
 
     fn a_waiter_that_is_stopped_keeps_its_grant_until_its_lease_ends(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let words = ["run", "--ttl", "4s", "x", "dash", "-c", "echo stopped >> order"];
         let stopped = sandbox.csalock(words).env("CSALOCK_LEASE", "4s").spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -349,13 +335,11 @@ on_every_kind_of_store! {
         let send = |signal| both.map(|pid| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap());
         send(Signal::SIGSTOP);
         wait_until("both are stopped", || both.iter().all(|pid| matches!(proc::stat(*pid), Some(('T', _)))));
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
-        let mut next = sandbox.csalock(["run", "-q", "x", "dash", "-c", "echo in >> order; cat; echo out >> order"]).spawn();
+        holder.wait().exits(0);
+        let next = sandbox.csalock(["run", "-q", "x", "dash", "-c", "echo in >> order; cat; echo out >> order"]).spawn();
         wait_until("the next one has it", || sandbox.path("files/order").exists());
         send(Signal::SIGCONT);
         wait_until("it waits again", || sandbox.waiters("x") == both[1..]);
-        next.release();
         assert_eq!((next.wait().code, stopped.wait().code), (Some(0), Some(0)));
         assert_eq!(sandbox.read("files/order"), "in\nout\nstopped\n");
     }

@@ -10,9 +10,7 @@ use crate::sandbox::{Kind, Mount, PATIENCE, Sandbox, has, has_namespaces, wait_u
 #[test]
 fn a_guard_that_is_dropped_does_not_wait_for_a_hung_file_system() {
     let sandbox = Sandbox::new(Kind::Shared);
-    if !has_namespaces("a frozen file system") || !has("fsfreeze") {
-        return;
-    }
+    require!(has_namespaces("a frozen file system") && has("fsfreeze"));
     let Some(mount) = Mount::ext4(&sandbox, "a frozen file system") else { return };
     let url = sandbox.store_at("files/mount/locks");
     let locks = Locks::open(&url).unwrap();
@@ -36,11 +34,10 @@ on_every_kind_of_store! {
     fn a_guard_holds_all_names_or_none(sandbox: &Sandbox) {
         let locks = Locks::open(&sandbox.store()).unwrap();
         let request = LockRequest::new(["b", "a", "b"]).label("month end");
-        let mut holder = sandbox.holder("b");
+        let holder = sandbox.holder("b");
         assert!(locks.acquire(&request).unwrap().is_none());
         assert_eq!((sandbox.state("a").as_str(), sandbox.state("b").as_str()), ("free", "held"));
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         let guard = locks.acquire(&request).unwrap().unwrap();
         assert_eq!((sandbox.state("a").as_str(), sandbox.state("b").as_str()), ("held", "held"));
         assert_eq!(sandbox.csalock(["lock", "-n", "a"]).capture().code, Some(75), "another thread may release it");
@@ -75,7 +72,7 @@ on_every_kind_of_store! {
     fn a_time_limit_ends_a_guard(sandbox: &Sandbox) {
         let locks = Locks::open(&sandbox.store()).unwrap();
         let guard = locks.acquire(&LockRequest::new(["x"]).ttl(Duration::from_millis(700))).unwrap().unwrap();
-        assert_eq!(sandbox.csalock(["run", "-w", "60s", "x", "true"]).capture().code, Some(0));
+        sandbox.csalock(["run", "-w", "60s", "x", "true"]).capture().exits(0);
         assert!(!guard.release().unwrap());
     }
 
@@ -88,7 +85,7 @@ on_every_kind_of_store! {
             holder.release();
             assert_eq!(waits.join().unwrap(), Some(true));
         });
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
     }
 
     fn a_request_that_can_never_be_granted_is_an_error(sandbox: &Sandbox) {

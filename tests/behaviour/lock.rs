@@ -2,7 +2,6 @@
 
 use crate::sandbox::{Sandbox, wait_until};
 
-/// The names of a JSON object's members, sorted.
 fn members(value: &serde_json::Value) -> Vec<&str> {
     let mut members: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
     members.sort_unstable();
@@ -11,9 +10,7 @@ fn members(value: &serde_json::Value) -> Vec<&str> {
 
 /// A script that holds the lock until its stdin ends.
 fn holding(sandbox: &Sandbox, options: &str) -> crate::sandbox::Job {
-    let mut job = sandbox.script("dash", &format!("csalock lock {options} x; echo; cat; :")).spawn();
-    job.lines(1);
-    job
+    sandbox.script("dash", &format!("csalock lock {options} x; echo; cat; :")).ready()
 }
 
 on_every_kind_of_store! {
@@ -75,11 +72,11 @@ on_every_kind_of_store! {
 
     fn the_last_of_two_timeouts_counts(sandbox: &Sandbox) {
         let mut job = holding(sandbox, "");
-        assert_eq!(sandbox.csalock(["lock", "-w", "inf", "-n", "x"]).capture().code, Some(75));
+        sandbox.csalock(["lock", "-w", "inf", "-n", "x"]).capture().exits(75);
         let waiter = sandbox.csalock(["lock", "-n", "-w", "inf", "x"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         job.release();
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
     }
 
     fn forever_survives_its_owner(sandbox: &Sandbox) {
@@ -137,8 +134,7 @@ on_every_kind_of_store! {
     fn odd_durations_are_usage_errors(sandbox: &Sandbox) {
         for options in [["--ttl", "0"], ["--ttl", "-1"], ["--ttl", "1x"], ["-w", "-1"], ["-w", "soon"], ["--ttl", "inf"], ["--ttl", "5M"],
                         ["-w", ""], ["--backoff", "1s"], ["--backoff", "2s..1s"], ["--attempts", "0"], ["-E", "256"]] {
-            let done = sandbox.csalock(["lock", options[0], options[1], "x"]).capture();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{options:?} {done:?}");
+            sandbox.csalock(["lock", options[0], options[1], "x"]).capture().prints(64, "");
         }
         assert!(!sandbox.store_exists());
     }
@@ -170,8 +166,7 @@ on_every_kind_of_store! {
     fn a_lock_call_killed_before_its_output_does_not_end_the_owner(sandbox: &Sandbox) {
         let script = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null
                       csalock lock --print-handle --pid $$ x >&7 & echo $!; read line; kill -9 $!; wait; echo killed; read line";
-        let mut owner = sandbox.script("dash", script).spawn();
-        owner.lines(1);
+        let mut owner = sandbox.script("dash", script).ready();
         wait_until("it is granted", || sandbox.state("x") == "held");
         owner.tell("now");
         assert_eq!(owner.lines(2)[1], "killed");
@@ -187,8 +182,7 @@ on_every_kind_of_store! {
                       &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"],
                       &["renew", "x"], &["lock", "--no-such", "x"], &["lock", "-Z", "x"], &["run", "-Z", "x", "true"], &["run", "x", "-n", "true"], &["run", "x", "-c"],
                       &["no-such"], &[], &["unlock", "--force", "--handle", "00", "x"]] {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");
+            sandbox.csalock(words).capture().prints(64, "");
         }
         assert!(!sandbox.store_exists());
     }

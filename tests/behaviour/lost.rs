@@ -22,9 +22,7 @@ const MANY: usize = 6;
 /// A command under lock x, after it has printed a line; it runs until its stdin ends.
 fn running(sandbox: &Sandbox, options: &[&str], script: &str) -> Job {
     let script = format!("{script}; echo; cat > /dev/null; exit 3");
-    let mut job = sandbox.csalock([&["run"], options, &["x", "dash", "-c", &script]].concat()).spawn();
-    job.lines(1);
-    job
+    sandbox.csalock([&["run"], options, &["x", "dash", "-c", &script]].concat()).ready()
 }
 
 /// Other commands that hold the lock, one after the other.
@@ -63,8 +61,7 @@ fn a_command_whose_lock_is_broken_at_once_is_ended_at_once() {
 /// Only the exit status of the command is left of the grant.
 #[track_caller]
 fn is_not_lost(sandbox: &Sandbox, job: Job) {
-    let done = job.wait();
-    assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""));
+    job.wait().complains(3, "");
     assert!(sandbox.record("x").is_none(), "{:?}", sandbox.record("x"));
 }
 
@@ -93,13 +90,10 @@ on_every_kind_of_store! {
 
     fn a_success_under_a_lost_lock_is_not_recorded_though_a_later_holder_died(sandbox: &Sandbox) {
         let words = ["run", "--overdue", "1h", "--on-lost", "warn", "x", "dash", "-c", "echo; cat"];
-        let mut job = sandbox.csalock(words).spawn();
-        job.lines(1);
+        let job = sandbox.csalock(words).ready();
         remove_record(sandbox);
         assert_eq!(sandbox.script("dash", "csalock lock x; kill -9 $$").capture().signal, Some(9));
-        let done = job.wait();
-        assert_eq!(done.code, Some(85), "{done:?}");
-        assert!(done.stderr.contains(NO_SUCCESS), "{done:?}");
+        job.wait().says(85, NO_SUCCESS);
         sandbox.csalock(["run", "-q", "x", "true"]).run();
     }
 
@@ -229,8 +223,7 @@ on_every_store_of_files! {
             if more {
                 others(sandbox);
             }
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(85), REPLACED));
+            job.wait().complains(85, REPLACED);
         }
     }
 
@@ -256,8 +249,7 @@ fn a_change_of_its_record_in_etcd_is_seen_at_once() {
     let began = std::time::Instant::now();
     let lease = "10m";
     let words = ["run", "x", "dash", "-c", "echo; exec sleep 600"];
-    let mut job = sandbox.csalock(words).env("CSALOCK_LEASE", lease).spawn();
-    job.lines(1);
+    let mut job = sandbox.csalock(words).env("CSALOCK_LEASE", lease).ready();
     // Waiters change it, too, and end nothing.
     for _ in 0..2 {
         sandbox.csalock(["run", "-q", "-w", "1s", "x", "true"]).env("CSALOCK_LEASE", lease).status(75).run();

@@ -16,7 +16,6 @@ fn pipe(sandbox: &Sandbox) -> std::fs::File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// Kills a script that waits for its `put`.
 fn kill_script(script: &mut Job) {
     let is_put = |pid: i32| proc::command(pid).starts_with("csalock put");
     wait_until("put reads its stdin", || proc::in_group(script.pid()).into_iter().any(is_put));
@@ -48,8 +47,7 @@ on_every_store! {
         for (others, end) in [(0, ":"), (3, "csalock unlock x"), (6, "csalock unlock x"), (3, ":"), (6, ":")] {
             sandbox.csalock(["put", "x", "10"]).run();
             let pipe = pipe(sandbox);
-            let mut script = sandbox.script("bash", "n=$(csalock get --lock x); echo $n; csalock put x - < line; :").spawn();
-            script.lines(1);
+            let mut script = sandbox.script("bash", "n=$(csalock get --lock x); echo $n; csalock put x - < line; :").ready();
             kill_script(&mut script);
             count(sandbox, others, end);
             let said = send(pipe, "11", script);
@@ -63,8 +61,7 @@ on_every_store! {
         sandbox.csalock(["put", "x", "10"]).run();
         let pipe = pipe(sandbox);
         let text = "csalock get --lock x; echo; ( csalock put x - < line; echo $? ) & wait; :";
-        let mut script = sandbox.script("dash", text).spawn();
-        script.lines(1);
+        let mut script = sandbox.script("dash", text).ready();
         kill_script(&mut script);
         count(sandbox, 2, ":");
         let said = send(pipe, "11", script);
@@ -76,8 +73,7 @@ on_every_store! {
         sandbox.csalock(["put", "x", "10"]).run();
         count(sandbox, 6, ":");
         let pipe = pipe(sandbox);
-        let mut script = sandbox.script("dash", "echo in; ( csalock put x - < line ); :").spawn();
-        script.lines(1);
+        let mut script = sandbox.script("dash", "echo in; ( csalock put x - < line ); :").ready();
         kill_script(&mut script);
         assert_eq!(send(pipe, "new", script), "");
         assert_eq!(value(sandbox), "new");
@@ -91,8 +87,7 @@ on_every_store! {
                 "n=$(csalock get --lock {option} x); echo in; read line; csalock put -q x $((n + 1)); echo $?
                  csalock put -q --unlock x late; echo $?; csalock del -q x; echo $?"
             );
-            let mut script = sandbox.script("dash", &text).spawn();
-            script.lines(1);
+            let mut script = sandbox.script("dash", &text).ready();
             if option.is_empty() {
                 sandbox.csalock(["unlock", "--force", "x"]).capture();
             }

@@ -64,8 +64,7 @@ const BY_TURNS: [&str; 4] = ["lease", "lost_updates", "renewed", "untrusted"];
 
 /// Tests that are not for ssh. Their callers would need a key, a program or an environment of their own, or the test
 /// expects that no store comes to be, which only the host of the store can prevent.
-const NOT_ON_SSH: [&str; 7] = [
-    "a_cgi_script_under_lighttpd",
+const NOT_ON_SSH: [&str; 6] = [
     "a_cron_job_has_next_to_no_environment",
     "other_users_of_a_store_write_to_it_as_well",
     "sudo_is_stepped_over",
@@ -74,7 +73,6 @@ const NOT_ON_SSH: [&str; 7] = [
     "the_trial_of_doctor_leaves_nothing",
 ];
 
-/// Returns why this run does not try a test; an empty reason if no run does.
 fn why_not(test: &harness::Test) -> Option<&'static str> {
     let modules: Vec<&str> = test.module.split("::").skip(1).collect();
     if let Some(storm) =
@@ -168,7 +166,6 @@ mod jobs;
 mod keeper;
 mod latest;
 mod lease;
-mod leftovers;
 mod library;
 mod lock;
 mod locked_database;
@@ -188,10 +185,10 @@ mod queue;
 mod records;
 mod referee;
 mod renewed;
-mod round_trips;
 mod run;
 mod screen;
 mod screens;
+mod servers;
 mod several;
 mod shells;
 mod signals;

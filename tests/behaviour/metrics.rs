@@ -22,19 +22,16 @@ fn plain(sandbox: &Sandbox, text: &str) -> String {
     text.replace(&sandbox.store(), "STORE").lines().map(line).collect()
 }
 
-/// Returns the value of a series, without its store.
 fn value(sandbox: &Sandbox, words: &[&str], series: &str) -> Option<String> {
     let text = sandbox.csalock(["metrics"].iter().chain(words)).capture().line();
     let wanted = series.replace('{', &format!("{{store=\"{}\",", sandbox.store())).replace(",}", "}");
     text.lines().find_map(|line| Some(line.strip_prefix(&wanted)?.trim().to_string()))
 }
 
-/// Expects that promtool has nothing to say about this text.
 #[track_caller]
 fn promtool_accepts(sandbox: &Sandbox, text: &str) {
     if has("promtool") {
-        let done = sandbox.call("promtool", ["check", "metrics"]).stdin(text).capture();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "", ""), "{text}");
+        sandbox.call("promtool", ["check", "metrics"]).stdin(text).capture().is(0, "", "");
     }
 }
 
@@ -98,7 +95,7 @@ on_every_store! {
         assert_eq!(lines(), [""; 0]);
         sandbox.csalock(["run", "--overdue", "1h", "job", "true"]).run();
         let times: Vec<f64> = lines().iter().map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
-        let mut holder = sandbox.holder("job");
+        let holder = sandbox.holder("job");
         let refused = || {
             let text = sandbox.csalock(["metrics"]).capture().stdout;
             text.lines().find(|line| line.starts_with("csalock_refused_calls{")).unwrap().rsplit(' ').next().unwrap().to_string()
@@ -109,7 +106,6 @@ on_every_store! {
         }
         assert_eq!(refused(), "3");
         promtool_accepts(sandbox, &sandbox.csalock(["metrics"]).capture().stdout);
-        holder.release();
         holder.wait();
         sandbox.csalock(["run", "--overdue", "1h", "job", "true"]).run();
         assert_eq!(refused(), "0");
@@ -123,7 +119,7 @@ on_every_store! {
         sandbox.csalock(["run", "y", "true"]).run();
         sandbox.csalock(["run", "y", "true"]).run();
         sandbox.csalock(["lock", "--forever", "y"]).run();
-        assert_eq!(sandbox.csalock(["unlock", "-q", "--force", "y"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "-q", "--force", "y"]).capture().exits(0);
         let holder = sandbox.holder("x");
         let _waiter = sandbox.waiter("x", "true");
         // When a waiter comes, the supervisor of the holder creates the file for its release in advance.
@@ -245,7 +241,7 @@ on_every_store! {
         let done = sandbox.csalock(["metrics", "--json"]).capture();
         assert_eq!((done.code, done.stderr.as_str()), (Some(64), ""), "{done:?}");
         assert!(done.stdout.contains("\"message\":\"metrics has one format, the text format of Prometheus\""), "{done:?}");
-        assert_eq!(sandbox.csalock(["metrics", "--limit", "0"]).capture().code, Some(64));
+        sandbox.csalock(["metrics", "--limit", "0"]).capture().exits(64);
     }
 }
 
@@ -262,16 +258,13 @@ fn a_store_that_does_not_answer_is_down() {
     assert_eq!((done.code, done.stdout.as_str()), (Some(69), down.as_str()), "{done:?}");
     assert_eq!(done.stderr.lines().count(), 1, "{done:?}");
     promtool_accepts(&sandbox, &done.stdout);
-    let done = sandbox.csalock(["metrics", "-q", "--store", &store, "-o", file.to_str().unwrap()]).capture();
-    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(69), "", ""));
+    sandbox.csalock(["metrics", "-q", "--store", &store, "-o", file.to_str().unwrap()]).capture().is(69, "", "");
     assert_eq!(fs::read_to_string(file).unwrap(), down);
 }
 
 #[test]
 fn node_exporter_serves_the_file() {
-    if !has("prometheus-node-exporter") {
-        return;
-    }
+    require!(has("prometheus-node-exporter"));
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let place = sandbox.path("metrics");
     fs::create_dir(&place).unwrap();

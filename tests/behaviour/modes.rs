@@ -9,7 +9,6 @@ fn holder(sandbox: &Sandbox, mode: &[&str]) -> Job {
     sandbox.csalock(words).spawn()
 }
 
-/// Starts a holder in this mode and returns it once it holds.
 fn holding(sandbox: &Sandbox, mode: &[&str]) -> Job {
     let mut job = holder(sandbox, mode);
     job.lines(1);
@@ -45,24 +44,23 @@ on_every_store! {
         assert_eq!(sandbox.holders("x").len(), 2);
         assert_eq!(sandbox.sight("x")["mode"], "shared");
         sandbox.csalock(["run", "-s", "-n", "x", "true"]).run();
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         let mut writer = waiting(sandbox, &["-x"], 0);
         first.release();
         wait_until("one reader is left", || sandbox.holders("x").len() == 1);
         assert!(!is_in(&writer));
         second.release();
         writer.lines(1);
-        assert_eq!(sandbox.csalock(["run", "-s", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-s", "-n", "x", "true"]).capture().exits(75);
         assert_eq!(sandbox.sight("x")["mode"], "exclusive");
-        writer.release();
-        assert_eq!(writer.wait().code, Some(0));
+        writer.wait().exits(0);
     }
 
     fn a_reader_never_passes_a_waiting_writer(sandbox: &Sandbox) {
         let mut reader = holding(sandbox, &["-s"]);
         let mut writer = waiting(sandbox, &[], 0);
         let mut late: Vec<Job> = (1..4).map(|before| waiting(sandbox, &["-s"], before)).collect();
-        assert_eq!(sandbox.csalock(["run", "-s", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-s", "-n", "x", "true"]).capture().exits(75);
         reader.release();
         writer.lines(1);
         assert!(late.iter().all(|job| !is_in(job)));
@@ -72,10 +70,7 @@ on_every_store! {
             job.lines(1);
         }
         assert_eq!(sandbox.holders("x").len(), 3);
-        for mut job in late {
-            job.release();
-            assert_eq!(job.wait().code, Some(0));
-        }
+        late.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn a_writer_that_gives_up_admits_the_readers_behind_it(sandbox: &Sandbox) {
@@ -84,9 +79,8 @@ on_every_store! {
         let mut late = waiting(sandbox, &["-s"], 1);
         writer.kill();
         late.lines(1);
-        for mut job in [reader, late] {
-            job.release();
-            assert_eq!(job.wait().code, Some(0));
+        for job in [reader, late] {
+            job.wait().exits(0);
         }
         reader = holding(sandbox, &["-s"]);
         reader.release();
@@ -96,7 +90,7 @@ on_every_store! {
         let mut jobs: Vec<Job> = (0..3).map(|_| holding(sandbox, &["-j", "3"])).collect();
         let told: Vec<String> = jobs.iter().map(Job::printed).collect();
         assert_eq!(told, ["in 0\n", "in 1\n", "in 2\n"]);
-        assert_eq!(sandbox.csalock(["run", "-n", "--slots", "3", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "--slots", "3", "x", "true"]).capture().exits(75);
         // The lowest free one is given again.
         let mut last = waiting(sandbox, &["-j", "3"], 0);
         jobs[1].release();
@@ -110,17 +104,16 @@ on_every_store! {
     }
 
     fn another_number_of_slots_is_a_usage_error_while_the_lock_is_in_use(sandbox: &Sandbox) {
-        let mut job = holding(sandbox, &["-j", "3"]);
+        let job = holding(sandbox, &["-j", "3"]);
         let text = "csalock: lock x in store STORE has 3 slots, by the word of its holders and waiters; use -j 3\n";
         for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {
             sandbox.csalock(words).status(64).stderr(text).run();
         }
         assert_eq!(sandbox.holders("x").len(), 1);
         // Alone, or shared, one has to wait for them.
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
-        assert_eq!(sandbox.csalock(["run", "-n", "-s", "x", "true"]).capture().code, Some(75));
-        job.release();
-        assert_eq!(job.wait().code, Some(0));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
+        sandbox.csalock(["run", "-n", "-s", "x", "true"]).capture().exits(75);
+        job.wait().exits(0);
         sandbox.csalock(["run", "-j", "2", "x", "true"]).run();
     }
 
@@ -140,7 +133,7 @@ on_every_store! {
         // As with flock(1), the last of -s and -x counts.
         let mut job = holding(sandbox, &["-x", "-s"]);
         sandbox.csalock(["run", "-n", "-x", "-s", "x", "true"]).run();
-        assert_eq!(sandbox.csalock(["run", "-n", "-s", "-e", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "-s", "-e", "x", "true"]).capture().exits(75);
         job.release();
         for words in [["-s", "-j", "2"], ["-x", "-j", "2"], ["-n", "-j", "0"], ["-n", "-j", "x"], ["-n", "-j", "-1"]] {
             let done = sandbox.csalock([&["run"], &words[..], &["x", "true"]].concat()).capture();
@@ -157,10 +150,7 @@ on_every_store! {
              || exit 1; done"
         );
         let jobs: Vec<Job> = (0..8).map(|_| sandbox.script("dash", &script).spawn()).collect();
-        for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(sandbox.read("files/broken"), "");
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -175,9 +165,7 @@ on_every_store! {
              csalock run x '{words}' > /dev/null || exit 1; done"
         );
         let jobs: Vec<Job> = (0..6).map(|_| sandbox.script("dash", &script).env(name, &place).spawn()).collect();
-        for job in jobs {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        jobs.into_iter().for_each(|job| job.wait().exits(0));
         assert_eq!(referee::steps(sandbox).len(), 6 * times);
     }
 }

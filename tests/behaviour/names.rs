@@ -8,55 +8,10 @@ use crate::sandbox::{is_root, wait_until};
 
 /// Names that a careless store would take for one another, or for a path.
 fn odd_names() -> Vec<Vec<u8>> {
-    let mut names: Vec<Vec<u8>> = [
-        &b"a"[..],
-        b"A",
-        b"a ",
-        b" a",
-        b"a\n",
-        b"\n",
-        b"a\nb",
-        b".",
-        b"..",
-        b"...",
-        b".a",
-        b"-",
-        b"--",
-        b"-a",
-        b"-n",
-        b"%",
-        b"%41",
-        b"%61",
-        b"a%2Fb",
-        b"a%2fb",
-        b"%00",
-        b"\xff",
-        b"\xfe",
-        b"\xff\xfe",
-        b"\xc3\xa4",
-        b"a\xcc\x88",
-        b"*",
-        b"?",
-        b"[a]",
-        b"~",
-        b"$HOME",
-        b"`id`",
-        b"'",
-        b"\"",
-        b"\\",
-        b"a\\",
-        b"\x01",
-        b"\x7f",
-        b"\x1b[2J",
-        b".work",
-        b".csalock",
-        b"cur.1",
-        b"new.1",
-        b"a;b",
-        b"x'; DROP TABLE records; --",
-    ]
-    .map(<[u8]>::to_vec)
-    .to_vec();
+    let odd = b"a|A|a | a|a\n|\n|a\nb|.|..|...|.a|-|--|-a|-n|%|%41|%61|a%2Fb|a%2fb|%00|\xff|\xfe|\xff\xfe|\xc3\xa4|\
+        a\xcc\x88|*|?|[a]|~|$HOME|`id`|'|\"|\\|a\\|\x01|\x7f|\x1b[2J|.work|.csalock|cur.1|new.1|a;b|\
+        x'; DROP TABLE records; --";
+    let mut names: Vec<Vec<u8>> = odd.split(|byte| *byte == b'|').map(<[u8]>::to_vec).collect();
     for length in [127, 128, 200, 201, 255, 256, 1023, 1024] {
         names.push(vec![b'n'; length]);
     }
@@ -75,8 +30,7 @@ on_every_store! {
     fn an_option_may_come_after_a_name(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "job", "--forever", "--", "other"]).run();
         let held = |words: &[&str], code| {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!(done.code, Some(code), "{words:?} {done:?}");
+            sandbox.csalock(words).capture().exits(code);
         };
         held(&["lock", "job", "-n", "-E", "9"], 9);
         held(&["status", "job", "-q", "other"], 0);
@@ -165,8 +119,8 @@ on_every_store! {
             let said = "csalock: a name of 1025 bytes is too long; a name is 1 to 1024 bytes, anything but NUL\n";
             sandbox.csalock(words(command, &[b'n'; 1025])).status(64).stderr(said).run();
         }
-        assert_eq!(sandbox.csalock(["run", "", "true"]).capture().code, Some(64));
-        assert_eq!(sandbox.csalock([&"n".repeat(1025)[..]].iter().fold(vec!["run"], |mut all, name| { all.push(name); all.push("true"); all })).capture().code, Some(64));
+        sandbox.csalock(["run", "", "true"]).capture().exits(64);
+        sandbox.csalock([&"n".repeat(1025)[..]].iter().fold(vec!["run"], |mut all, name| { all.push(name); all.push("true"); all })).capture().exits(64);
         assert!(!sandbox.store_exists());
     }
 
@@ -208,18 +162,18 @@ on_every_store! {
                 if store == "beside" { call.without("CSALOCK_STORE") } else { call }
             };
             for taken in ["real/file", whole.as_str()] {
-                assert_eq!(call(taken, "lock").capture().code, Some(0));
+                call(taken, "lock").capture().exits(0);
                 for other in ["./real/file", "link/file", "./straight", "./round", "real/../link//./file", &whole] {
                     assert_eq!(call(other, "lock").capture().code, Some(75), "{store} {taken} {other}");
                     let shown = sandbox.csalock(["status", "-1", other]);
                     let shown = if store == "beside" { shown.without("CSALOCK_STORE") } else { shown };
                     shown.stdout("SANDBOX/files/real/file\n").run();
                 }
-                assert_eq!(call("./round", "unlock").capture().code, Some(0));
+                call("./round", "unlock").capture().exits(0);
             }
-            assert_eq!(call("./dangling", "lock").capture().code, Some(0));
-            assert_eq!(call("link/new", "lock").capture().code, Some(75));
-            assert_eq!(call("real/new", "unlock").capture().code, Some(0));
+            call("./dangling", "lock").capture().exits(0);
+            call("link/new", "lock").capture().exits(75);
+            call("real/new", "unlock").capture().exits(0);
         }
         assert!(!sandbox.path("files/real/.csalock").exists());
     }
@@ -232,9 +186,7 @@ on_every_store! {
     }
 
     fn a_file_in_a_directory_that_is_not_there_is_out_of_reach(sandbox: &Sandbox) {
-        let done = sandbox.csalock(["lock", "none/file"]).without("CSALOCK_STORE").capture();
-        assert_eq!(done.code, Some(69), "{done:?}");
-        assert!(done.stderr.contains(&sandbox.path("files/none").display().to_string()), "{}", done.stderr);
+        sandbox.csalock(["lock", "none/file"]).without("CSALOCK_STORE").capture().says(69, &sandbox.path("files/none").display().to_string());
     }
 
     fn a_file_has_one_lock_even_under_another_lock(sandbox: &Sandbox) {

@@ -15,7 +15,6 @@ fn by<'a>(sandbox: &'a Sandbox, words: &[&str], arguments: &[&str]) -> Call<'a> 
     sandbox.csalock_by(&words, arguments).env("CSALOCK_LEASE", "3s")
 }
 
-/// Returns csalock with these arguments in a container with a boot id of its own.
 fn with_own_boot_id<'a>(sandbox: &'a Sandbox, arguments: &[&str]) -> Call<'a> {
     by(sandbox, &["unshare", "-mpf", "--kill-child", "dash", "-c", OWN_BOOT_ID, "dash"], arguments)
 }
@@ -40,9 +39,7 @@ const HOLDS: [&str; 5] = ["run", "x", "sh", "-c", "echo held; cat"];
 
 on_every_store_of_files! {
     fn containers_with_boot_ids_of_their_own_exclude_each_other(sandbox: &Sandbox) {
-        if !has_namespaces("mounts") {
-            return;
-        }
+        require!(has_namespaces("mounts"));
         let mut holder = with_own_boot_id(sandbox, &HOLDS).spawn();
         assert_eq!(holder.lines(1), ["held"]);
         with_own_boot_id(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
@@ -53,27 +50,23 @@ on_every_store_of_files! {
         let mut holder = sandbox.csalock(HOLDS).spawn();
         assert_eq!(holder.lines(1), ["held"]);
         with_own_boot_id(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
     }
 
     fn containers_in_time_namespaces_exclude_each_other(sandbox: &Sandbox) {
-        if !has_time_namespaces() {
-            return;
-        }
+        require!(has_time_namespaces());
         let mut holder = ahead(sandbox, "100", &HOLDS).spawn();
         assert_eq!(holder.lines(1), ["held"]);
         ahead(sandbox, "500000", &["run", "-nq", "x", "true"]).status(75).run();
         sandbox.csalock(["run", "-nq", "x", "true"]).status(75).run();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         let lock = ["lock", "--ttl", "1h", "--print-handle", "x"];
         ahead(sandbox, "100", &lock).capture().line();
         ahead(sandbox, "500000", &["run", "-nq", "x", "true"]).status(75).run();
     }
 
     fn the_lock_of_a_dead_owner_in_a_time_namespace_is_free(sandbox: &Sandbox) {
-        if !has_time_namespaces() {
-            return;
-        }
+        require!(has_time_namespaces());
         let mut holder = ahead(sandbox, "500000", &HOLDS).spawn();
         assert_eq!(holder.lines(1), ["held"]);
         holder.kill();
@@ -92,9 +85,7 @@ on_every_store_of_files! {
 
 #[test]
 fn a_file_that_is_mounted_without_its_directory_is_refused() {
-    if !has_namespaces("mounts") {
-        return;
-    }
+    require!(has_namespaces("mounts"));
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.script("dash", "mkdir -p host there/directory; touch host/count there/count; mkdir host/directory").run();
     let script = |what: &str, command: &str| {
@@ -107,8 +98,7 @@ fn a_file_that_is_mounted_without_its_directory_is_refused() {
                 or name a store of all callers with --store\n"
             .replace("DIR", &sandbox.path("").canonicalize().unwrap().display().to_string());
     for command in ["run -n there/count true", "lock there/count", "unlock there/count", "status there/count"] {
-        let done = script("count", command);
-        assert_eq!((done.code, done.stderr.as_str()), (Some(77), said.as_str()), "{command}");
+        script("count", command).complains(77, &said);
     }
     let done = script("count", "fence --token 5 there/count < /dev/null");
     let said = said.replace(", or name a store of all callers with --store", "");

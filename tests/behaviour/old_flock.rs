@@ -37,9 +37,7 @@ fn old_holder(sandbox: &Sandbox, file: &str) -> Job {
 /// One of ours, who holds `./f` with these options until its stdin ends.
 fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
     let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "dash", "-c", "echo $$; cat"]);
-    let mut job = sandbox.csalock(words).spawn();
-    job.lines(1);
-    job
+    sandbox.csalock(words).ready()
 }
 
 /// One of ours, who has the lock of `./f` and waits for the file.
@@ -82,8 +80,7 @@ on_every_store! {
         let next = waiter(sandbox, &[], &["echo", "in"]);
         assert_eq!(sandbox.state("./f"), "held");
         old.release();
-        let done = next.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "in\n", ""));
+        next.wait().is(0, "in\n", "");
         assert!(is_free(sandbox, "f"));
     }
 
@@ -96,7 +93,7 @@ on_every_store! {
             wait_until("the old one waits", || flocks(sandbox, "f").1 == 1);
             job.release();
             assert_eq!(old.wait().line(), "in");
-            assert_eq!(job.wait().code, Some(0));
+            job.wait().exits(0);
             assert!(is_free(sandbox, "f"));
         }
     }
@@ -121,10 +118,7 @@ on_every_store! {
             sandbox.script("dash", &script).spawn()
         };
         let jobs: Vec<Job> = (0..4).flat_map(|_| [each("csalock run --flock -w inf ./f"), each("flock f")]).collect();
-        for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(sandbox.read("files/f"), format!("{}\n", 8 * times));
         assert_eq!(sandbox.state("./f"), "free");
     }
@@ -133,10 +127,10 @@ on_every_store! {
         let mut job = holder(sandbox, &[]);
         job.kill();
         assert!(!is_free(sandbox, "f"));
-        assert_eq!(sandbox.csalock(["run", "-n", "./f", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "./f", "true"]).capture().exits(75);
         job.release();
         wait_until("the file is free", || is_free(sandbox, "f"));
-        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+        sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().exits(0);
     }
 
     fn the_file_is_free_when_all_processes_are_killed(sandbox: &Sandbox) {
@@ -144,7 +138,7 @@ on_every_store! {
         killpg(Pid::from_raw(job.pid()), Signal::SIGKILL).unwrap();
         wait_until("the supervisor has ended", || job.has_ended());
         wait_until("the file is free", || is_free(sandbox, "f"));
-        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+        sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().exits(0);
     }
 
     fn a_background_process_of_the_command_blocks_no_caller(sandbox: &Sandbox) {
@@ -153,7 +147,7 @@ on_every_store! {
         wait_until("the command has ended", || job.has_ended());
         assert!(proc::lives(child) && has_open(sandbox, child, "f"));
         assert!(is_free(sandbox, "f"));
-        assert_eq!(job.wait().code, Some(4));
+        job.wait().exits(4);
     }
 
     fn the_lock_of_a_killed_job_without_a_supervisor_ends(sandbox: &Sandbox) {
@@ -168,9 +162,7 @@ on_every_store! {
             job.release();
             wait_until("the command has ended", || !proc::lives(command));
             assert!(!is_free(sandbox, "f"));
-            let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
-            assert_eq!(done.code, Some(75));
-            assert!(done.stderr.contains(&format!(" by pid {child}: sleep 60; ")), "{done:?}");
+            sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture().says(75, &format!(" by pid {child}: sleep 60; "));
             kill(Pid::from_raw(child), Signal::SIGKILL).unwrap();
             wait_until("the file is free", || is_free(sandbox, "f"));
         }
@@ -211,7 +203,7 @@ on_every_store! {
     }
 
     fn a_waiter_that_is_killed_leaves_nothing(sandbox: &Sandbox) {
-        let mut old = old_holder(sandbox, "f");
+        let old = old_holder(sandbox, "f");
         for (options, whom) in [(&[][..], "supervisor"), (&[], "command"), (&["-F"], "supervisor")] {
             let mut job = waiter(sandbox, options, &["touch", "ran"]);
             let pid = if whom == "command" { sandbox.holders("./f")[0] } else { job.pid() };
@@ -220,9 +212,8 @@ on_every_store! {
             wait_until("no process waits", || flocks(sandbox, "f") == (1, 0));
             wait_until("the lock is free", || sandbox.state("./f") != "held");
         }
-        old.release();
-        assert_eq!(old.wait().code, Some(0));
-        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+        old.wait().exits(0);
+        sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().exits(0);
         assert!(!sandbox.path("files/ran").exists());
     }
 
@@ -235,8 +226,7 @@ on_every_store! {
         kill(Pid::from_raw(first), Signal::SIGKILL).unwrap();
         wait_until("another one waits", || waits().is_some_and(|pid| pid != first) && flocks(sandbox, "f").1 == 1);
         old.release();
-        let done = next.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        next.wait().is(0, "ran\n", "");
     }
 
     fn a_wait_for_the_file_shortens_neither_lease_nor_max_hold(sandbox: &Sandbox) {
@@ -254,17 +244,15 @@ on_every_store! {
         let begun = std::time::Instant::now();
         wait_until("most of the first lease is over", || begun.elapsed().as_millis() > 3200);
         old.release();
-        let done = next.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        next.wait().is(0, "ran\n", "");
     }
 
     fn a_lock_that_is_broken_while_its_file_is_waited_for_is_not_used(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let next = waiter(sandbox, &[], &["touch", "ran"]);
-        assert_eq!(sandbox.csalock(["unlock", "--force", "./f"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "--force", "./f"]).capture().exits(0);
         old.release();
-        let done = next.wait();
-        assert!(done.code == Some(81) && done.stderr.contains(" is not held any more: "), "{done:?}");
+        next.wait().says(81, " is not held any more: ");
         assert!(!sandbox.path("files/ran").exists() && is_free(sandbox, "f"));
     }
 
@@ -301,8 +289,7 @@ on_every_store! {
 
     fn three_holders_are_named_and_the_others_counted(sandbox: &Sandbox) {
         let script = "exec 9> f; flock 9; for i in 1 2 3 4; do sleep 60 & done; echo ready; cat";
-        let mut old = sandbox.script("dash", script).spawn();
-        old.lines(1);
+        let _old = sandbox.script("dash", script).ready();
         let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
         let said = sandbox.plain(&done.stderr);
         assert!(done.code == Some(75) && said.contains("; and pid PID: sleep 60; and "), "{said}");
@@ -310,9 +297,7 @@ on_every_store! {
     }
 
     fn a_holder_of_another_user_is_named_as_well(sandbox: &Sandbox) {
-        if !is_root("two users") {
-            return;
-        }
+        require!(is_root("two users"));
         std::fs::set_permissions(sandbox.path("files"), PermissionsExt::from_mode(0o1777)).unwrap();
         let _old = old_holder(sandbox, "f");
         let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).without("CSALOCK_STORE").user(1234).capture();
@@ -357,12 +342,11 @@ on_every_store! {
         for option in ["-s", "-j2"] {
             sandbox.csalock(["run", "--flock", option, "./f", "-c", inside]).stdout("0\n1\n").run();
         }
-        let mut old = sandbox.call("flock", ["-F", "-s", "f", "cat"]).spawn();
+        let old = sandbox.call("flock", ["-F", "-s", "f", "cat"]).spawn();
         wait_until("the old one holds", || flocks(sandbox, "f").0 == 1);
         sandbox.csalock(["run", "--flock", "-n", "-s", "./f", "true"]).run();
         sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).status(75).stderr(BUSY).run();
-        old.release();
-        assert_eq!(old.wait().code, Some(0));
+        old.wait().exits(0);
     }
 
     fn the_files_among_several_names_are_locked(sandbox: &Sandbox) {
@@ -371,12 +355,11 @@ on_every_store! {
         let inside = "for f in f g too; do flock -n $f true; echo $?; done";
         let words = ["run", "--flock", "x", "--also", "./f", "--also", "./g", "--also", "./too", "--", "dash", "-c", inside];
         sandbox.csalock(words).stdout("1\n1\n1\n").run();
-        let mut old = old_holder(sandbox, "g");
+        let old = old_holder(sandbox, "g");
         let words = ["run", "--flock", "-n", "x", "--also", "./f", "--also", "./g", "--", "true"];
         sandbox.csalock(words).status(75).stderr(BUSY.replace("files/f", "files/g")).run();
         assert!(is_free(sandbox, "f") && ["x", "./f", "./g"].iter().all(|name| sandbox.state(name) == "free"));
-        old.release();
-        assert_eq!(old.wait().code, Some(0));
+        old.wait().exits(0);
     }
 
     fn a_pipe_is_not_waited_for(sandbox: &Sandbox) {
@@ -393,9 +376,7 @@ on_every_store! {
     }
 
     fn a_file_that_cannot_be_opened_is_an_error_and_the_lock_is_released(sandbox: &Sandbox) {
-        if !is_root("a file of another user") {
-            return;
-        }
+        require!(is_root("a file of another user"));
         std::fs::set_permissions(sandbox.path("files"), PermissionsExt::from_mode(0o1777)).unwrap();
         let file = sandbox.file("files/f", "");
         std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
@@ -445,9 +426,7 @@ mod shared_stores {
 
     on_every_shared_store! {
         fn a_slow_keeper_does_not_hold_the_file(sandbox: &Sandbox) {
-            if !has("strace") {
-                return;
-            }
+            require!(has("strace"));
             // Each prctl(2), of which only a keeper makes some after the end of its parent, takes half a second.
             let script = "strace -f -qq -o /dev/null -e trace=prctl --inject=prctl:delay_enter=500000 \
                           dash -c 'echo $$ > pid; exec csalock run -F --flock ./f no-such-command 2> said' & \
@@ -466,8 +445,7 @@ mod shared_stores {
             wait_until("it waits for the file", || flocks(sandbox, "f").1 == 1);
             await_renewals(sandbox, &mut next, "renewed_until");
             old.release();
-            let done = next.wait();
-            assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+            next.wait().is(0, "ran\n", "");
         }
     }
 }

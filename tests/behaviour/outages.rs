@@ -11,63 +11,27 @@ use nix::sys::signal::Signal;
 
 use crate::etcd::between::{Between, Fate, as_it_was};
 use crate::etcd::fair::{fair, is_within};
-use crate::etcd::{Cluster, Place, Setup};
+use crate::etcd::{Cluster, Setup};
 use crate::sandbox::proc::{keepers, lives};
-use crate::sandbox::{Call, Job, Network, Sandbox, has_namespaces, wait_until};
+use crate::sandbox::{Call, Job, Network, Sandbox, wait_until};
+use crate::servers::{
+    ALIVE, BUSY, ENDED, LEASE, LEASE_SECONDS, NEXT, as_on_another_host, calm, has_noted, noted, uptime,
+};
 use crate::storm::members;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Short, but long enough for a machine that has other things to do.
-const LEASE: &str = "5s";
-const LEASE_SECONDS: f64 = 5.0;
-
-/// The longest time in which a busy machine starts a program and sees its end.
-const BUSY: Duration = Duration::from_secs(3);
-
-/// Notes CLOCK_BOOTTIME, in seconds, in a file.
-const STAMP: &str = "stamp() { read up rest < /proc/uptime; echo $up > $1.new; mv $1.new $1; }; ";
-
-/// The message of a command that was ended because of its lease.
-const ENDED: &str = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see \
-                     `csalock doctor`\n";
-
-/// With times as etcd has them where nothing is said, for elections that happen by chance would prolong leases.
 fn cluster_of(members: usize) -> Option<Cluster> {
     Cluster::start(Setup { members, arguments: calm(), ..Setup::default() })
-}
-
-fn calm() -> Vec<&'static str> {
-    vec!["--heartbeat-interval=100", "--election-timeout=1000"]
 }
 
 fn csalock<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Call<'a> {
     sandbox.csalock(words).env("CSALOCK_LEASE", LEASE)
 }
 
-/// A command that notes again and again that it lives, and that nothing but SIGKILL ends before `over` is there.
-fn noting(file: &str) -> String {
-    format!("{STAMP}trap '' TERM; while [ ! -e over ]; do stamp {file}; sleep 0.02; done")
-}
-
-/// Returns the notes of a script.
-#[track_caller]
-fn noted(sandbox: &Sandbox, file: &str) -> f64 {
-    let text = sandbox.read(&format!("files/{file}"));
-    text.trim().parse().unwrap_or_else(|_| panic!("{file}: {text:?}"))
-}
-
-fn has_noted(sandbox: &Sandbox, file: &str) -> bool {
-    sandbox.path(format!("files/{file}")).exists()
-}
-
-fn uptime() -> f64 {
-    std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap()
-}
-
 /// A holder of lock x that notes its progress in `alive`.
 fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
-    let job = csalock(sandbox, &[&["run"], options, &["x", "dash", "-c", &noting("alive")]].concat()).spawn();
+    let job = csalock(sandbox, &[&["run"], options, &["x", "dash", "-c", ALIVE]].concat()).spawn();
     wait_until("the holder holds", || has_noted(sandbox, "alive"));
     job
 }
@@ -79,17 +43,10 @@ fn waiter(sandbox: &Sandbox) -> Job {
 
 /// Starts it with these words before its command line.
 fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
-    let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next")];
+    let words = ["run", "-w", "inf", "x", "dash", "-c", NEXT];
     let job = sandbox.csalock_by(before, &words).env("CSALOCK_LEASE", LEASE).spawn();
     wait_until("the waiter waits", || sandbox.waiters("x").len() == 1);
     job
-}
-
-/// The words before a command line that hide all other processes, as on another host. A caller that sees a live owner
-/// does not evict it. `None`: only root can hide them.
-fn as_on_another_host() -> Option<Vec<String>> {
-    let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
-    has_namespaces("another pid namespace").then(|| alone.map(str::to_string).to_vec())
 }
 
 #[track_caller]
@@ -103,7 +60,6 @@ fn renewed_until(sandbox: &Sandbox) -> String {
     sandbox.sight("x")["holders"][0]["renewed_until"].as_str().unwrap_or("not renewed").to_string()
 }
 
-/// Waits until the lease of lock x has been renewed so often.
 #[track_caller]
 fn await_renewals(sandbox: &Sandbox, times: usize) {
     for _ in 0..times {
@@ -111,39 +67,6 @@ fn await_renewals(sandbox: &Sandbox, times: usize) {
         wait_until("the lease is renewed", || renewed_until(sandbox) != before);
         assert_ne!(renewed_until(sandbox), "not renewed");
     }
-}
-
-/// The one server there is goes away in one way, for longer than the lease, and comes back.
-fn the_only_server_goes(go: impl Fn(&Cluster), come_back: impl Fn(&Cluster)) {
-    let Some(cluster) = cluster_of(1) else { return };
-    let sandbox = Sandbox::at(&cluster);
-    let holder = holder(&sandbox, &[]);
-    let waiter = waiter(&sandbox);
-    await_renewals(&sandbox, 1);
-    let gone = uptime();
-    go(&cluster);
-    let done = await_end(holder);
-    let took = uptime() - gone;
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains(ENDED), "{done:?}");
-    let last_alive = noted(&sandbox, "alive");
-    assert!(last_alive < gone + LEASE_SECONDS, "it lived {} s without the server", last_alive - gone);
-    assert!(took < LEASE_SECONDS + 1.0 + fair(BUSY).as_secs_f64(), "{took} s");
-    come_back(&cluster);
-    let done = await_end(waiter);
-    assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
-    println!("ended after {:.2} s, said so after {took:.2} s", last_alive - gone);
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_only_server_stands_still() {
-    the_only_server_goes(|cluster| cluster.stop(0, true), |cluster| cluster.stop(0, false));
-}
-
-#[test]
-fn a_command_is_ended_before_its_lease_when_the_only_server_is_killed() {
-    the_only_server_goes(|cluster| cluster.kill(0), |cluster| cluster.restart(0));
 }
 
 #[test]
@@ -160,16 +83,13 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     let keepers = keepers(holder.pid());
     keepers.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
     cluster.restart(0);
-    let done = await_end(waiter);
-    assert_eq!(done.code, Some(0), "{done:?}");
+    await_end(waiter).exits(0);
     keepers.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
     holder.send(Signal::SIGCONT);
     let next = noted(&sandbox, "next");
     wait_until("the holder is still there", || noted(&sandbox, "alive") > next);
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains("csalock: lost while the command ran: lock x: "), "{done:?}");
+    await_end(holder).says(85, "csalock: lost while the command ran: lock x: ");
 }
 
 fn send(pid: i32, signal: Signal) {
@@ -187,85 +107,8 @@ fn a_command_that_is_only_warned_ends_with_85_even_if_the_server_stays_away() {
     wait_until("the holder is still there", || noted(&sandbox, "alive") > gone + LEASE_SECONDS + 0.5);
     sandbox.file("files/over", "");
     let begun = Instant::now();
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains("csalock: lost while the command ran: lock x: its lease is over"), "{done:?}");
+    await_end(holder).says(85, "csalock: lost while the command ran: lock x: its lease is over");
     assert!(is_within(begun, 2 * SECOND + BUSY), "{:?}", begun.elapsed());
-}
-
-/// Three hosts: one that holds, one that waits, one with the store.
-fn three_hosts() -> Option<(Network, Cluster)> {
-    let network = Network::new(3)?;
-    let place = Place { address: network.address(2), enter: network.on(2) };
-    let setup = Setup { places: vec![place], reach: network.on_the_switch(), arguments: calm(), ..Setup::default() };
-    let cluster = Cluster::start(setup)?;
-    Some((network, cluster))
-}
-
-/// Returns the JSON status of lock x on a host.
-fn sight_on(network: &Network, sandbox: &Sandbox, host: usize) -> serde_json::Value {
-    let done = sandbox.csalock_by(&network.on(host), &["status", "--json", "x"]).capture();
-    assert!(matches!(done.code, Some(0 | 81)), "{done:?}");
-    serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0].clone()
-}
-
-/// A waiter for lock x on host 1, without a timeout.
-fn waiter_on_a_machine(network: &Network, sandbox: &Sandbox) -> Job {
-    let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next; echo $CSALOCK_TOKEN; cat; :")];
-    let waiter = sandbox.csalock_by(&network.on_a_machine(1), &words).env("CSALOCK_LEASE", LEASE).spawn();
-    wait_until("the waiter waits", || sight_on(network, sandbox, 1)["waiters"].as_array().unwrap().len() == 1);
-    waiter
-}
-
-#[test]
-fn a_command_on_a_partitioned_host_ends_before_the_next_begins_elsewhere() {
-    let Some((network, cluster)) = three_hosts() else { return };
-    let sandbox = Sandbox::at(&cluster);
-    let words = ["run", "x", "dash", "-c", &noting("alive")];
-    let holder = sandbox.csalock_by(&network.on_a_machine(0), &words).env("CSALOCK_LEASE", LEASE).spawn();
-    wait_until("the holder holds", || has_noted(&sandbox, "alive"));
-    let mut waiter = waiter_on_a_machine(&network, &sandbox);
-    let cut = uptime();
-    network.cut(0, true);
-    let token: u64 = waiter.lines(1)[0].parse().unwrap();
-    let (last_alive, next) = (noted(&sandbox, "alive"), noted(&sandbox, "next"));
-    assert!(last_alive <= next, "two holders at once: {last_alive} {next}");
-    assert!(last_alive > cut, "it lived on after the cut");
-    assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains(ENDED), "{done:?}");
-    assert!(token > 0 && waiter.wait().code == Some(0));
-    println!("cut: the command ended after {:.2} s, the next began after {:.2} s", last_alive - cut, next - cut);
-}
-
-#[test]
-fn a_script_on_a_partitioned_host_loses_its_lock_and_is_told() {
-    let Some((network, cluster)) = three_hosts() else { return };
-    let sandbox = Sandbox::at(&cluster);
-    // It takes the lock, and then does what it is told, in a line each.
-    let script = "csalock lock --json x; while read words; do csalock $words; echo $?; done";
-    let words = [&network.on_a_machine(0)[..], &["dash", "-c", script].map(str::to_string)].concat();
-    let mut holder = sandbox.call(&words[0], &words[1..]).env("CSALOCK_LEASE", LEASE).spawn();
-    let taken: serde_json::Value = serde_json::from_str(&holder.lines(1)[0]).unwrap();
-    let mut waiter = waiter_on_a_machine(&network, &sandbox);
-    let cut = uptime();
-    network.cut(0, true);
-    let token: u64 = waiter.lines(1)[0].parse().unwrap();
-    let next = noted(&sandbox, "next");
-    assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
-    assert!(token > taken["token"].as_u64().unwrap(), "{token} {taken}");
-    // While it is alone, it cannot know.
-    holder.tell("unlock x");
-    assert_eq!(holder.lines(2)[1], "69");
-    network.cut(0, false);
-    for (at, words) in ["put x value", "renew --ttl 5s x", "unlock x"].into_iter().enumerate() {
-        holder.tell(words);
-        let code = &holder.lines(3 + at)[2 + at];
-        assert!(["81", "82"].contains(&&code[..]), "{words}: {code} {:?}", holder.said());
-    }
-    assert_eq!(waiter.wait().code, Some(0));
-    println!("cut: the next began after {:.2} s", next - cut);
 }
 
 /// A fault hits a cluster of three. The holder keeps the lock, and the waiter gets in afterwards.
@@ -273,7 +116,7 @@ fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     // An election takes up to two seconds, and must fit between a renewal and the end of the command.
-    let words = ["run", "x", "dash", "-c", &noting("alive")];
+    let words = ["run", "x", "dash", "-c", ALIVE];
     let holder = sandbox.csalock(words).env("CSALOCK_LEASE", "15s").spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
     let waiter = waiter(&sandbox);
@@ -284,11 +127,9 @@ fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     assert_eq!(sandbox.sight("x")["holders"][0]["token"], before);
     assert!(!has_noted(&sandbox, "next"));
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(holder).succeeds();
     // If the supervisor asks a server that hangs, the keeper is faster, and records the death of the command.
-    let done = await_end(waiter);
-    assert_eq!(done.code, Some(0), "{done:?}");
+    await_end(waiter).exits(0);
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
 }
 
@@ -296,22 +137,18 @@ fn a_follower(cluster: &Cluster) -> usize {
     (cluster.leader() + 1) % cluster.size()
 }
 
-#[test]
-fn a_cluster_loses_nothing_when_one_of_three_servers_is_killed() {
-    nothing_is_lost_when(|cluster| cluster.kill(a_follower(cluster)));
+cases! {
+    fn a_cluster_loses_nothing_when_one_of_three_servers_is_killed() {
+        nothing_is_lost_when(|cluster| cluster.kill(a_follower(cluster)))
+    }
+    fn a_cluster_loses_nothing_when_the_leader_is_killed() {
+        nothing_is_lost_when(|cluster| cluster.kill(cluster.leader()))
+    }
+    fn a_cluster_loses_nothing_when_the_leader_hangs() {
+        nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true))
+    }
 }
 
-#[test]
-fn a_cluster_loses_nothing_when_the_leader_is_killed() {
-    nothing_is_lost_when(|cluster| cluster.kill(cluster.leader()));
-}
-
-#[test]
-fn a_cluster_loses_nothing_when_the_leader_hangs() {
-    nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true));
-}
-
-/// Takes the majority away, or gives it back.
 fn stop_majority(cluster: &Cluster, stands: bool) {
     (0..2).for_each(|number| cluster.stop(number, stands));
 }
@@ -320,7 +157,7 @@ fn stop_majority(cluster: &Cluster, stands: bool) {
 fn a_short_loss_of_the_majority_loses_nothing() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
-    let words = ["run", "x", "dash", "-c", &noting("alive")];
+    let words = ["run", "x", "dash", "-c", ALIVE];
     let holder = sandbox.csalock(words).env("CSALOCK_LEASE", "30s").spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
     let held = uptime();
@@ -333,8 +170,7 @@ fn a_short_loss_of_the_majority_loses_nothing() {
     wait_until("the lease is renewed", || renewed_until(&sandbox) != before);
     assert!(!has_noted(&sandbox, "next"));
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(holder).succeeds();
     assert_eq!(await_end(waiter).code, Some(0));
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
 }
@@ -347,9 +183,7 @@ fn a_long_loss_of_the_majority_ends_the_command_before_the_next_begins() {
     let waiter = waiter(&sandbox);
     stop_majority(&cluster, true);
     let gone = uptime();
-    let done = await_end(holder);
-    assert_eq!(done.code, Some(85), "{done:?}");
-    assert!(done.stderr.contains(ENDED), "{done:?}");
+    await_end(holder).says(85, ENDED);
     assert!(noted(&sandbox, "alive") < gone + LEASE_SECONDS);
     assert!(!has_noted(&sandbox, "next"));
     stop_majority(&cluster, false);
@@ -489,7 +323,7 @@ fn a_caller_that_misreads_a_live_lease_does_not_get_the_lock() {
         Fate { instead, ..Fate::default() }
     });
     let stale = Sandbox::at_servers(&[between.address]);
-    let holder = sandbox.csalock(["run", "x", "dash", "-c", &noting("alive")]).spawn();
+    let holder = sandbox.csalock(["run", "x", "dash", "-c", ALIVE]).spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
     let calls: [(&[&str], i32); 5] = [
         (&["run", "-n", "x", "echo", "ran"], 75),
@@ -506,16 +340,14 @@ fn a_caller_that_misreads_a_live_lease_does_not_get_the_lock() {
         assert_eq!(sandbox.state("x"), "held", "{words:?}");
     }
     sandbox.file("files/over", "");
-    let done = await_end(holder);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(holder).succeeds();
 }
 
 #[test]
 fn a_wait_without_a_deadline_outlasts_an_outage() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
-    let mut script = sandbox.script("dash", "csalock lock x; echo; cat; csalock unlock x; echo $?").spawn();
-    script.lines(1);
+    let script = sandbox.script("dash", "csalock lock x; echo; cat; csalock unlock x; echo $?").ready();
     let waiter = waiter(&sandbox);
     cluster.kill(0);
     let gone = uptime();
@@ -525,8 +357,7 @@ fn a_wait_without_a_deadline_outlasts_an_outage() {
     cluster.await_health();
     let done = script.wait();
     assert_eq!(done.stdout.lines().last(), Some("0"), "{done:?}");
-    let done = await_end(waiter);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    await_end(waiter).succeeds();
     assert!(has_noted(&sandbox, "next"));
 }
 
@@ -586,8 +417,7 @@ fn a_wait_without_a_server_ends_in_time_and_other_commands_at_once() {
     ];
     for words in at_once {
         let begun = Instant::now();
-        let done = sandbox.csalock(words).capture();
-        assert!(done.code == Some(69) && done.stderr.contains(&reason), "{words:?}: {done:?}");
+        sandbox.csalock(words).capture().says(69, &reason);
         // No call waits longer than a busy machine needs; the default timeout is 30 seconds.
         assert!(is_within(begun, 5 * BUSY), "{words:?}: {:?}", begun.elapsed());
     }
@@ -620,8 +450,7 @@ fn a_wait_for_a_misconfigured_server_ends_at_once() {
         let sandbox = Sandbox::at_servers(&[]);
         let begun = Instant::now();
         let url = format!("{scheme}://{server}/store");
-        let done = sandbox.csalock(["lock", "-w", "10m", "--store", &url, "x"]).capture();
-        assert!(done.code == Some(69) && done.stderr.contains(&server), "{done:?}");
+        sandbox.csalock(["lock", "-w", "10m", "--store", &url, "x"]).capture().says(69, &server);
         assert!(is_within(begun, 60 * SECOND), "{:?}", begun.elapsed());
     }
 }
@@ -658,7 +487,7 @@ fn a_caller_that_learns_of_its_grant_after_the_lease_does_not_hold() {
         let early = late[0].printed();
         println!("{words}: {early:?} {:?}", late[0].said());
         assert!(["", "ended with 85\n"].contains(&&early[..]), "{words}: {early:?} {:?}", late[0].said());
-        assert_eq!(next.wait().code, Some(0));
+        next.wait().exits(0);
         let [late] = late;
         let done = late.wait();
         assert!(!early.is_empty() || done.stdout.ends_with("ended with 0\n"), "{words}: {done:?}");

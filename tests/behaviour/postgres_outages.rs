@@ -1,7 +1,5 @@
 //! PostgreSQL servers that are killed, stopped and restarted under commands that hold and wait, and behind a pooler.
 
-use std::io::Write;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -9,34 +7,26 @@ use nix::unistd::Pid;
 
 use crate::etcd::fair::is_within;
 use crate::postgres::{Bouncer, Server};
-use crate::sandbox::{FILE_TIMES, Sandbox, has_namespaces, is_root, proc, wait_until};
-
-/// Short, but long enough for a machine that has other things to do.
-const LEASE: (&str, &str) = ("CSALOCK_LEASE", "5s");
-
-/// The words before a command line that hide all other processes, as on another host.
-const ALONE: [&str; 8] = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
+use crate::sandbox::{ALONE, FILE_TIMES, Sandbox, has_namespaces, is_root, proc, wait_until};
+use crate::servers::LEASE;
 
 #[test]
 fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
     let Some(server) = Server::start(&[]) else { return };
     let sandbox = Sandbox::in_database(&server.url(""));
-    let mut holder = sandbox.holder("x");
+    let holder = sandbox.holder("x");
     let waiter = sandbox.waiter("x", "exit 7");
     server.kill();
     let late = sandbox.csalock(["run", "-w", "inf", "y", "true"]).spawn();
     server.restart();
-    assert_eq!(late.wait().code, Some(0));
+    late.wait().exits(0);
     assert_eq!(sandbox.holders("x"), [sandbox.sight("x")["holders"][0]["pid"].as_i64().unwrap() as i32]);
-    holder.release();
     assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(7)));
 }
 
 #[test]
 fn waiters_behind_a_pooler_and_beyond_hosts_take_turns() {
-    if !has_namespaces("another pid namespace") {
-        return;
-    }
+    require!(has_namespaces("another pid namespace"));
     let Some(server) = Server::start(&[]) else { return };
     let bouncer = Bouncer::start(&server);
     for (is_pooled, url) in [(false, server.url("direct_")), (true, bouncer.url("pooled_"))] {
@@ -59,34 +49,8 @@ fn waiters_behind_a_pooler_and_beyond_hosts_take_turns() {
 }
 
 #[test]
-fn a_storm_with_a_server_that_crashes_has_one_holder_at_a_time() {
-    let Some(server) = Server::start(&[]) else { return };
-    let sandbox = Sandbox::in_database(&server.url(""));
-    sandbox.file("files/count", "0\n");
-    // An unprotected read and write, and tokens that only grow.
-    let critical = "mkdir inside || echo two >> faults; read n < count; echo $((n + 1)) > count
-                    read t < token 2> /dev/null || t=0; [ $CSALOCK_TOKEN -gt $t ] || echo token >> faults
-                    echo $CSALOCK_TOKEN > token; rmdir inside";
-    let script = format!("for i in $(seq 25); do csalock run -w inf x dash -c '{critical}' || echo $? >> codes; done");
-    let callers: Vec<_> = (0..6).map(|_| sandbox.script("dash", &script).spawn()).collect();
-    let progress = || sandbox.read("files/count").trim().parse::<u32>().unwrap_or(0);
-    for step in 1..=4 {
-        wait_until("they get on", || progress() > step * 20);
-        server.kill();
-        std::thread::sleep(Duration::from_millis(100));
-        server.restart();
-    }
-    callers.into_iter().for_each(|caller| drop(caller.wait()));
-    assert_eq!((sandbox.read("files/faults"), sandbox.read("files/codes")), (String::new(), String::new()));
-    assert_eq!(progress(), 150);
-    assert!(sandbox.is_tidy());
-}
-
-#[test]
 fn a_waiter_on_another_host_is_woken_by_the_server() {
-    if !has_namespaces("another network namespace") {
-        return;
-    }
+    require!(has_namespaces("another network namespace"));
     let Some(server) = Server::start(&[]) else { return };
     // The socket is a file, so it is there in every network namespace.
     let socket = server.path("").display().to_string().replace('/', "%2F");
@@ -96,7 +60,7 @@ fn a_waiter_on_another_host_is_woken_by_the_server() {
     let elsewhere = ["unshare", "-n"].map(str::to_string);
     // It polls so rarely that it would not end in time.
     let words = ["run", "-w", "inf", "--backoff", "10m..10m", "x", "true"];
-    let mut waiter = sandbox.csalock_by(&elsewhere, &words).env(LEASE.0, "1h").spawn();
+    let mut waiter = sandbox.csalock_by(&elsewhere, &words).env("CSALOCK_LEASE", "1h").spawn();
     let listens = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%; LISTEN %' AND pid <> pg_backend_pid()";
     wait_until("it listens", || server.sql(listens) == "1");
     wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -107,35 +71,22 @@ fn a_waiter_on_another_host_is_woken_by_the_server() {
 
 #[test]
 fn a_step_of_the_servers_clock_neither_ends_a_lease_nor_keeps_the_lock_of_a_dead_host() {
-    if !is_root("another pid namespace") {
-        return;
-    }
+    require!(is_root("another pid namespace"));
     let Some(server) = Server::start(&[]) else { return };
     let sandbox = Sandbox::in_database(&server.url(""));
     let alone = ALONE.map(str::to_string);
-    let mut holder = sandbox.csalock_by(&alone, &["run", "x", "sleep", "1000"]).env(LEASE.0, LEASE.1).spawn();
+    let mut holder = sandbox.csalock_by(&alone, &["run", "x", "sleep", "1000"]).env("CSALOCK_LEASE", LEASE).spawn();
     wait_until("it holds", || sandbox.holders("x").len() == 1);
     let call = |words: &[&str], step: &str| {
-        sandbox.csalock_by(&alone, words).env(FILE_TIMES, step).env(LEASE.0, LEASE.1).capture()
+        sandbox.csalock_by(&alone, words).env(FILE_TIMES, step).env("CSALOCK_LEASE", LEASE).capture()
     };
     for step in ["+1h", "-1h", "+0"] {
         assert_eq!(call(&["run", "-q", "-n", "x", "true"], step).code, Some(75), "{step}");
     }
     holder.kill();
     let begun = Instant::now();
-    let done = call(&["run", "-q", "-w", "60s", "x", "echo", "ran"], "-1h");
-    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{done:?}");
+    call(&["run", "-q", "-w", "60s", "x", "echo", "ran"], "-1h").prints(0, "ran\n");
     assert!(is_within(begun, Duration::from_secs(20)), "{:?}", begun.elapsed());
-}
-
-/// A client of the server that has locked a table which each commit needs, until its stdin ends.
-fn locked(server: &Server) -> Child {
-    let mut blocker = server.psql().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let lock = "BEGIN; LOCK TABLE store.removed IN EXCLUSIVE MODE;\n";
-    blocker.stdin.as_mut().unwrap().write_all(lock.as_bytes()).unwrap();
-    let is_locked = "SELECT count(*) FROM pg_locks WHERE mode = 'ExclusiveLock' AND locktype = 'relation'";
-    wait_until("it is locked", || server.sql(is_locked) == "1");
-    blocker
 }
 
 #[test]
@@ -154,7 +105,7 @@ fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while
     assert!((0..20).any(|_| makes_one()));
 
     // The child waits for the answer to its commit.
-    let mut blocker = locked(&server);
+    let blocker = server.lock_table("store.removed", "EXCLUSIVE");
     // A child whose call has taken too long makes another one.
     let waits = || server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted") != "0";
     let before = connections();
@@ -163,25 +114,11 @@ fn a_run_makes_one_connection_but_shares_none_with_a_child_that_was_killed_while
     let child = proc::children(job.pid())[0];
     kill(Pid::from_raw(child), Signal::SIGKILL).unwrap();
     wait_until("the supervisor has a connection of its own", || connections() > before + 1);
-    drop(blocker.stdin.take());
-    blocker.wait().unwrap();
+    Server::end(blocker);
     let done = job.wait();
     assert_eq!((done.seen_by_shell(), done.stdout.as_str()), (137, ""), "{done:?}");
     sandbox.csalock(["run", "-q", "-w", "50s", "x", "true"]).run();
     assert!(sandbox.is_tidy());
-}
-
-#[test]
-fn a_commit_that_no_caller_waits_for_any_more_leaves_the_server() {
-    let Some(server) = Server::start(&[]) else { return };
-    let sandbox = Sandbox::in_database(&server.url(""));
-    sandbox.csalock(["run", "x", "true"]).run();
-    let mut blocker = locked(&server);
-    let job = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).spawn();
-    wait_until("it has left", || server.log().contains("canceling statement due to lock timeout"));
-    drop(blocker.stdin.take());
-    blocker.wait().unwrap();
-    assert_eq!(job.wait().line(), "ran");
 }
 
 #[test]
@@ -191,7 +128,7 @@ fn each_process_has_an_encrypted_connection_of_its_own() {
     let encrypted = || server.log().matches("SSL enabled (protocol").count();
     sandbox.csalock(["run", "x", "true"]).run();
     let before = encrypted();
-    let holder = sandbox.csalock(["run", "x", "sh", "-c", "> held; sleep 3.5"]).env(LEASE.0, "3s").spawn();
+    let holder = sandbox.csalock(["run", "x", "sh", "-c", "> held; sleep 3.5"]).env("CSALOCK_LEASE", "3s").spawn();
     // Otherwise the second supervisor might be the first one to have the lock, and end before its keeper connects.
     wait_until("it is held", || sandbox.path("files/held").exists());
     let waiter = sandbox.csalock(["run", "y", "sh", "-c", "csalock run -w inf x echo next"]).spawn();

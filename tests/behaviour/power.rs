@@ -300,7 +300,6 @@ impl Said {
     }
 }
 
-/// Looks at a state and goes on working in it.
 fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     let host = Arc::new(Rebooted { unix: Unix::new(), set_back });
     let store = rig.open(host.clone())?;
@@ -432,9 +431,7 @@ fn fault(rig: &Rig, tree: &Tree, said: &Said, set_back: Duration) -> Option<Stri
 }
 
 fn every_cut(place: Where) {
-    if !has("strace") {
-        return;
-    }
+    require!(has("strace"));
     let rig = Rig::new(place);
     let calls = rig.trace();
     let said = calls.iter().filter(|call| matches!(call, Call::Say(said) if said.starts_with("done"))).count();
@@ -465,19 +462,10 @@ fn every_cut(place: Where) {
     assert!(lost);
 }
 
-#[test]
-fn a_directory_keeps_acknowledged_writes() {
-    every_cut(Where::Directory);
-}
-
-#[test]
-fn a_directory_beside_files_keeps_acknowledged_writes() {
-    every_cut(Where::Beside);
-}
-
-#[test]
-fn a_database_keeps_acknowledged_writes() {
-    every_cut(Where::Sqlite);
+cases! {
+    fn a_directory_keeps_acknowledged_writes() { every_cut(Where::Directory) }
+    fn a_directory_beside_files_keeps_acknowledged_writes() { every_cut(Where::Beside) }
+    fn a_database_keeps_acknowledged_writes() { every_cut(Where::Sqlite) }
 }
 
 #[test]
@@ -490,8 +478,7 @@ fn the_program_treats_locks_of_another_boot_as_free() {
         sandbox.edit("x", |record| record.holders[0].owner_mut().domain.boot = earlier.into());
         let script = "csalock get y; echo; csalock run -n x echo mine; csalock gc -q; csalock status -1
                       csalock doctor > doctor || cat doctor";
-        let done = sandbox.script("dash", script).capture();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "value\nmine\ny\n"), "{done:?}");
+        sandbox.script("dash", script).capture().prints(0, "value\nmine\ny\n");
         drop(holder);
     }
 }

@@ -15,7 +15,6 @@ const TAKE_OVERS: (usize, u128) = (25, 100);
 /// The values for stores where each acquisition takes some replies of a server.
 const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 200);
 
-/// Kills the supervisor and the command that it guards.
 fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
     let command = Pid::from_raw(sandbox.holders("x")[0]);
     holder.kill();
@@ -37,7 +36,7 @@ fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&m
             std::thread::sleep(Duration::from_millis(1));
         }
         spans.push(begun.elapsed().as_millis());
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
     }
     spans.sort_unstable();
     println!("median {} ms of {spans:?}", spans[take_overs / 2]);
@@ -92,10 +91,9 @@ on_every_store_of_files! {
     }
 
     fn a_grant_of_a_stopped_waiter_ends_with_its_script(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let (_job, script, waits) = script_with_stopped_waiter(sandbox);
         let next = sandbox.waiter("x", "echo ran");
-        holder.release();
         assert_eq!((holder.wait().code, sandbox.state("x").as_str()), (Some(0), "held"));
         kill(script, Signal::SIGKILL).unwrap();
         assert_eq!((next.wait().stdout.as_str(), is_stopped(waits)), ("ran\n", true));
@@ -104,19 +102,6 @@ on_every_store_of_files! {
 }
 
 on_every_store! {
-    fn the_queue_is_granted_in_order_of_arrival(sandbox: &Sandbox) {
-        for round in 0..sandbox.many(20) {
-            let mut holder = sandbox.holder("x");
-            let waiters: Vec<Job> = (0..5).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
-            holder.release();
-            for waiter in waiters {
-                assert_eq!(waiter.wait().code, Some(0));
-            }
-            assert_eq!(sandbox.read("files/order"), "0\n1\n2\n3\n4\n", "round {round}");
-            std::fs::remove_file(sandbox.path("files/order")).unwrap();
-        }
-    }
-
     fn lock_and_run_wait_in_one_queue(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters = Vec::new();
@@ -137,12 +122,11 @@ on_every_store! {
     fn no_caller_overtakes_a_queue(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo ran; cat");
-        let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
-        assert_eq!(done.code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         holder.release();
         wait_until("the waiter holds", || waiter.printed() == "ran\n");
-        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
-        assert_eq!(waiter.wait().code, Some(0));
+        sandbox.csalock(["lock", "-n", "x"]).capture().exits(75);
+        waiter.wait().exits(0);
     }
 
     fn the_second_of_three_waiters_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
@@ -164,28 +148,16 @@ on_every_store! {
     }
 
     fn a_waiter_that_gave_up_leaves_nothing(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let before = sandbox.sight("x");
         for words in [["run", "-w", "30ms", "x", "touch"], ["run", "-F", "-w30ms", "x", "touch"], ["lock", "-w", "30ms", "--", "x"]] {
             let words = words.iter().chain(["ran"].iter().filter(|_| words[0] == "run"));
-            assert_eq!(sandbox.csalock(words).capture().code, Some(75));
+            sandbox.csalock(words).capture().exits(75);
         }
         assert_eq!(sandbox.sight("x"), before);
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
         assert!(!sandbox.path("files/ran").exists());
-    }
-
-    fn a_waiter_that_gives_up_does_not_block_later_waiters(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let first = sandbox.csalock(["run", "-w", "3s", "x", "touch", "ran"]).spawn();
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        let second = sandbox.waiter("x", "echo ran");
-        assert_eq!(first.wait().code, Some(75));
-        assert_eq!(sandbox.waiters("x").len(), 1);
-        holder.release();
-        assert_eq!(second.wait().stdout, "ran\n");
     }
 
     fn the_waiter_after_a_killed_exec_command_runs_at_once(sandbox: &Sandbox) {
@@ -210,14 +182,13 @@ on_every_store! {
     }
 
     fn a_waiter_that_is_stopped_holds_up_its_turn_and_no_more(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo first >> order");
         let stopped = Pid::from_raw(sandbox.waiters("x")[0]);
         kill(stopped, Signal::SIGSTOP).unwrap();
         wait_until("it is stopped", || is_stopped(stopped));
         let second = sandbox.waiter("x", "echo second >> order");
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.holders("x"), [stopped.as_raw()]);
         kill(stopped, Signal::SIGCONT).unwrap();
         assert_eq!((waiter.wait().code, second.wait().code), (Some(0), Some(0)));
@@ -225,14 +196,12 @@ on_every_store! {
     }
 
     fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let (mut job, _script, waits) = script_with_stopped_waiter(sandbox);
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.state("x"), "held");
         kill(waits, Signal::SIGKILL).unwrap();
-        let done = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"));
+        sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture().prints(0, "ran\n");
         assert!(!job.has_ended() && job.printed().is_empty());
     }
 }

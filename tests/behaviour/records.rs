@@ -45,10 +45,10 @@ fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
             done.stderr
         );
     }
-    assert_eq!(sandbox.csalock(["status"]).capture().code, Some(65));
+    sandbox.csalock(["status"]).capture().exits(65);
     assert_eq!(sandbox.stored(), before);
     // Other leftovers may be swept.
-    assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(65));
+    sandbox.csalock(["gc"]).capture().exits(65);
     assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, body);
     sandbox.csalock(["run", "other", "true"]).run();
     sandbox.csalock(["unlock", "--force", "x"]).stdout("removed x: its record was unreadable\n").run();
@@ -99,15 +99,12 @@ on_every_store! {
         sandbox.csalock(["lock", "--forever", "x"]).run();
         sandbox.overwrite("x", &of_y);
         for words in [&["lock", "-n", "x"][..], &["unlock", "x"], &["status", "x"]] {
-            let done = sandbox.csalock(words).capture();
-            assert_eq!(done.code, Some(65), "{done:?}");
+            sandbox.csalock(words).capture().exits(65);
         }
     }
 
     fn force_removes_any_object_in_the_place_of_a_record(sandbox: &Sandbox) {
-        if !sandbox.is_directory() {
-            return;
-        }
+        require!(sandbox.is_directory());
         for (number, spoil) in [
             "mv $r $STORE/$x/cur.5.6c5a0748d58b4039c56de127",
             "truncate -s 5M $r",

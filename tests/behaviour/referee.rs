@@ -24,7 +24,6 @@ pub(crate) fn place(sandbox: &Sandbox) -> (&'static str, std::path::PathBuf) {
     (PLACE, sandbox.path("files"))
 }
 
-/// Returns the observations of the referee: the counted steps, in order.
 #[track_caller]
 pub(crate) fn steps(sandbox: &Sandbox) -> Vec<u64> {
     assert_eq!(sandbox.read("files/broken"), "", "two processes were inside at once");

@@ -22,7 +22,6 @@ fn renewed_until(sandbox: &Sandbox, name: &str) -> Option<String> {
     sandbox.sight(name)["holders"][0]["renewed_until"].as_str().map(str::to_string)
 }
 
-/// Waits until the lease has been renewed so often.
 #[track_caller]
 fn await_renewals(sandbox: &Sandbox, name: &str, times: usize) {
     for _ in 0..times {
@@ -75,8 +74,7 @@ fn send(pid: i32, signal: Signal) {
 
 on_every_shared_store! {
     fn a_lock_outlasts_its_first_lease_as_long_as_its_owner_lives(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x y; echo; cat; :").spawn();
-        job.lines(1);
+        let _job = script(sandbox, "csalock lock x y; echo; cat; :").ready();
         await_renewals(sandbox, "x", 4);
         assert_eq!(sandbox.state("y"), "held");
         csalock(sandbox, &["lock", "-qn", "y"]).status(75).run();
@@ -84,8 +82,7 @@ on_every_shared_store! {
     }
 
     fn a_lease_is_renewed_once_each_third_of_its_duration(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        let _job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let version = || sandbox.open().read(b"x").unwrap().map(|stored| stored.version);
         await_renewals(sandbox, "x", 1);
         let (first, begun) = (version(), std::time::Instant::now());
@@ -101,8 +98,7 @@ on_every_shared_store! {
     }
 
     fn a_keeper_sees_its_owner_die(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        let mut job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let keeper = the_keeper(sandbox);
         job.kill();
         wait_until("the keeper has ended", || !lives(keeper));
@@ -112,11 +108,8 @@ on_every_shared_store! {
     }
 
     fn a_keeper_ends_some_time_after_its_store_is_gone(sandbox: &Sandbox) {
-        if !sandbox.is_of_files() {
-            return;
-        }
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        require!(sandbox.is_of_files());
+        let job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let keeper = the_keeper(sandbox);
         sandbox.script("dash", "rm -r ../store; echo > ../store").run();
         let mut ticks = 0;
@@ -126,12 +119,11 @@ on_every_shared_store! {
             !lives(keeper)
         });
         assert!(ticks < 50, "it used {ticks} ticks");
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn a_keeper_ends_when_its_lock_is_released(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; cat; :").spawn();
-        job.lines(1);
+        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; cat; :").ready();
         let keeper = the_keeper(sandbox);
         let words = std::fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap();
         assert_eq!(words.trim_end_matches('\0'), "csalock-keeper");
@@ -141,18 +133,16 @@ on_every_shared_store! {
     }
 
     fn a_keeper_ends_when_its_lock_is_broken(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
-        job.lines(1);
+        let _job = script(sandbox, "csalock lock x; echo; cat; :").ready();
         let keeper = the_keeper(sandbox);
-        assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
+        csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().exits(0);
         wait_until("the keeper has ended", || !lives(keeper));
     }
 
     fn a_keeper_is_small_and_inherits_nothing_of_the_script(sandbox: &Sandbox) {
         // The substitution that reads the handle, `wait` and a pipe do not wait for the keeper.
         let text = "h=$(csalock lock --print-handle x); csalock lock y | cat > /dev/null; wait; echo $h; cat; :";
-        let mut job = script(sandbox, text).spawn();
-        job.lines(1);
+        let job = script(sandbox, text).ready();
         wait_until("there are two", || keepers(sandbox).len() == 2);
         await_renewals(sandbox, "x", 1);
         for keeper in keepers(sandbox) {
@@ -169,8 +159,7 @@ on_every_shared_store! {
     }
 
     fn a_lock_without_its_keeper_ends_with_the_lease_for_other_hosts(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :").spawn();
-        job.lines(1);
+        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :").ready();
         // Each of the two replaces the other if that alone is killed.
         let keeper = the_keeper(sandbox);
         let parent = crate::sandbox::proc::stat(keeper).unwrap().1;
@@ -181,9 +170,7 @@ on_every_shared_store! {
         let now = || csalock::duration::rfc3339_millis(std::time::UNIX_EPOCH.elapsed().unwrap());
         wait_until("the lease is over", || now() > until);
         csalock(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
-        if !has_namespaces("another pid namespace") {
-            return;
-        }
+        require!(has_namespaces("another pid namespace"));
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :, which did not renew its lease\n";
         let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-w", "inf", "x", "true"];
         sandbox.call("unshare", words).env("CSALOCK_LEASE", LEASE).stderr(said).run();
@@ -195,7 +182,7 @@ on_every_shared_store! {
         let (job, _) = running(sandbox, &[]);
         await_renewals(sandbox, "x", 4);
         let keeper = the_keeper(sandbox);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
         assert!(!lives(keeper));
     }
@@ -205,7 +192,7 @@ on_every_shared_store! {
         send(command, Signal::SIGSTOP);
         await_renewals(sandbox, "x", 4);
         send(command, Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn a_supervisor_that_stands_still_loses_nothing(sandbox: &Sandbox) {
@@ -217,7 +204,7 @@ on_every_shared_store! {
         wait_until("its keeper says so", || sandbox.state("x") != "held");
         csalock(sandbox, &["run", "-qn", "x", "true"]).run();
         job.send(Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn a_job_keeps_its_lock_until_its_stopped_supervisor_reports_the_success(sandbox: &Sandbox) {
@@ -225,15 +212,8 @@ on_every_shared_store! {
         await_renewals(sandbox, "x", 4);
         csalock(sandbox, &["run", "-qn", "--once-per=99999d", "x", "echo", "again"]).status(75).run();
         job.send(Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         csalock(sandbox, &["run", "--once-per=99999d", "x", "echo", "again"]).run();
-    }
-
-    fn a_job_whose_stopped_supervisor_is_killed_is_repeated(sandbox: &Sandbox) {
-        let mut job = job_with_stopped_supervisor(sandbox);
-        await_renewals(sandbox, "x", 1);
-        job.kill();
-        csalock(sandbox, &["run", "-q", "--once-per=99999d", "x", "echo", "again"]).stdout("again\n").run();
     }
 
     fn a_command_never_runs_without_a_keeper(sandbox: &Sandbox) {
@@ -258,32 +238,6 @@ on_every_shared_store! {
         assert_eq!(sandbox.state("x"), "abandoned");
     }
 
-    fn a_command_whose_lease_is_broken_is_ended(sandbox: &Sandbox) {
-        let (mut job, command) = running(sandbox, &[]);
-        assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
-        wait_until("the command has ended", || !lives(command));
-        wait_until("the supervisor has ended", || job.has_ended());
-        assert_eq!(job.wait().code, Some(85));
-    }
-
-    fn a_command_that_releases_its_lock_goes_on(sandbox: &Sandbox) {
-        let words = ["run", "x", "dash", "-c", "csalock unlock x; echo $?; cat; :"];
-        let mut job = csalock(sandbox, &words).spawn();
-        assert_eq!(job.lines(1), ["0"]);
-        wait_until("its keeper has ended", || keepers(sandbox).is_empty());
-        csalock(sandbox, &["run", "-n", "x", "true"]).run();
-        assert_eq!(job.wait().code, Some(0));
-    }
-
-    fn a_keeper_that_dies_has_a_successor(sandbox: &Sandbox) {
-        let (job, _) = running(sandbox, &[]);
-        let first = the_keeper(sandbox);
-        send(first, Signal::SIGKILL);
-        await_renewals(sandbox, "x", 4);
-        assert_ne!(the_keeper(sandbox), first);
-        assert_eq!(job.wait().code, Some(0));
-    }
-
     fn a_command_whose_lease_is_not_renewed_is_ended_before_it_expires(sandbox: &Sandbox) {
         let (mut job, command) = running(sandbox, &["--kill-after", "100ms"]);
         send(the_keeper(sandbox), Signal::SIGSTOP);
@@ -306,7 +260,7 @@ on_every_shared_store! {
         assert!(children(command).iter().all(|child| *child != the_keeper(sandbox)));
         await_renewals(sandbox, "x", 4);
         let keeper = the_keeper(sandbox);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         wait_until("the keeper has ended", || !lives(keeper));
     }
 
@@ -316,7 +270,7 @@ on_every_shared_store! {
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         await_renewals(sandbox, "x", 5);
         assert_eq!(sandbox.waiters("x").len(), 1);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         assert_eq!(waiter.wait().stdout, "served\n");
     }
 
@@ -326,20 +280,19 @@ on_every_shared_store! {
         wait_until("it holds", || sandbox.state("x") == "held");
         await_renewals(sandbox, "x", 4);
         assert_eq!(keepers(sandbox), [0; 0]);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
     }
 
     fn a_garbled_lease_is_a_usage_error(sandbox: &Sandbox) {
         for (lease, why) in [("2s", "is less than three seconds"), ("soon", "is no duration")] {
             let done = sandbox.csalock(["run", "x", "true"]).env("CSALOCK_LEASE", lease).capture();
-            assert_eq!(done.code, Some(64), "{done:?}");
+            done.exits(64);
             assert!(done.stderr.contains("CSALOCK_LEASE") && (lease == "soon" || done.stderr.contains(why)), "{done:?}");
         }
     }
 }
 
-/// Returns the open files of a process.
 fn open_files(pid: i32) -> Vec<std::path::PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().path());
     descriptors.filter_map(|path| std::fs::read_link(path).ok()).collect()

@@ -9,10 +9,15 @@ use crate::sandbox::wait_until;
 const BUSY: &str = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
                     cat; wait longer with -w, or see `csalock status x`\n";
 
+fn cannot_run(sandbox: &crate::sandbox::Sandbox, command: &str, code: i32, said: &str) {
+    sandbox.csalock(["run", "x", command]).status(code).stderr(said).run();
+    sandbox.csalock(["run", "-F", "x", command]).status(code).stderr(said).run();
+    assert_eq!(sandbox.state("x"), "free");
+}
+
 on_every_store! {
     fn a_supervisor_that_was_stopped_while_others_held_the_lock_has_lost_nothing(sandbox: &Sandbox) {
-        let mut job = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line; exit 3"]).spawn();
-        job.lines(1);
+        let mut job = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line; exit 3"]).ready();
         job.send(Signal::SIGSTOP);
         job.release();
         for _ in 0..6 {
@@ -20,8 +25,7 @@ on_every_store! {
         }
         let _other = sandbox.holder("x");
         job.send(Signal::SIGCONT);
-        let done = job.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""));
+        job.wait().complains(3, "");
     }
 
     fn every_exit_status_of_the_command_is_ours(sandbox: &Sandbox) {
@@ -45,8 +49,7 @@ on_every_store! {
             ("/etc/passwd/x", "Not a directory"),
         ] {
             let said = format!("csalock: cannot run {command}: {why}; check the spelling and `$PATH`\n");
-            sandbox.csalock(["run", "x", command]).status(127).stderr(&said).run();
-            sandbox.csalock(["run", "-F", "x", command]).status(127).stderr(&said).run();
+            cannot_run(sandbox, command, 127, &said);
         }
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -60,8 +63,7 @@ on_every_store! {
             ("FOO=1", 127, "No such file or directory; to set a variable, use: env NAME=VALUE COMMAND"),
         ] {
             let said = format!("csalock: cannot run {command}: {said}\n");
-            sandbox.csalock(["run", "x", command]).status(code).stderr(&said).run();
-            sandbox.csalock(["run", "-F", "x", command]).status(code).stderr(&said).run();
+            cannot_run(sandbox, command, code, &said);
         }
     }
 
@@ -75,8 +77,7 @@ on_every_store! {
             ("/etc", "it is a directory; name a program"),
         ] {
             let said = format!("csalock: cannot run {command}: Permission denied; {hint}\n");
-            sandbox.csalock(["run", "x", command]).status(126).stderr(&said).run();
-            sandbox.csalock(["run", "-F", "x", command]).status(126).stderr(&said).run();
+            cannot_run(sandbox, command, 126, &said);
         }
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -123,7 +124,7 @@ on_every_store! {
         sandbox.csalock(["run", "-c", "true", "x", "true"]).status(64).stderr(&both).run();
         let empty = format!("csalock: the command's name is empty; {cure}");
         sandbox.csalock(["run", "x", ""]).status(64).stderr(&empty).run();
-        assert_eq!(sandbox.csalock(["run"]).capture().code, Some(64));
+        sandbox.csalock(["run"]).capture().exits(64);
         assert!(!sandbox.store_exists());
     }
 
@@ -173,7 +174,7 @@ on_every_store! {
         wait_until("the command has ended", || job.has_ended());
         assert!(crate::sandbox::proc::lives(child));
         assert_eq!(sandbox.state("x"), "free");
-        assert_eq!(job.wait().code, Some(4));
+        job.wait().exits(4);
     }
 
     fn a_lock_within_the_same_lock_would_never_come(sandbox: &Sandbox) {
@@ -181,10 +182,6 @@ on_every_store! {
                     since TIME (AGE ago), while it lives: /bin/sh -c csalock run x true; release it first with \
                     `csalock unlock x`\n";
         sandbox.csalock(["run", "x", "-c", "csalock run x true"]).status(84).stderr(said).run();
-    }
-
-    fn locks_of_two_names_nest(sandbox: &Sandbox) {
-        sandbox.csalock(["run", "x", "csalock", "run", "y", "csalock", "status", "-1"]).stdout("x\ny\n").run();
     }
 
     fn the_command_may_give_the_lock_back_itself(sandbox: &Sandbox) {
@@ -200,7 +197,7 @@ on_every_store! {
             let mut job = sandbox.csalock([&["run"], options, &["x", "cat"]].concat()).spawn();
             job.tell("begun");
             job.lines(1);
-            assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+            sandbox.csalock(["unlock", "--force", "x"]).capture().exits(0);
             wait_until("it is ended", || job.has_ended());
             let done = job.wait();
             assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(85), said));

@@ -62,7 +62,6 @@ fn scene(still: &mut Still<'_>, sandbox: &Sandbox) {
     still.start(85, "./import", "/bin/sh ./import");
 }
 
-/// The screens at this width, each with its heading and its command.
 fn screens(columns: u32) -> Option<String> {
     // The process ids of two machines would come from the same place.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

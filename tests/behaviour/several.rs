@@ -28,8 +28,7 @@ fn states(sandbox: &Sandbox, names: &[&str]) -> Vec<String> {
 /// A caller that wants both names and keeps a while it waits for b; and the holder of b, which does this when it is
 /// released.
 fn keeping_a(sandbox: &Sandbox, words: &str, then: &str) -> (Job, Job) {
-    let mut b = sandbox.csalock(["run", "b", "sh", "-c", &format!("echo in; read line; {then}")]).spawn();
-    b.lines(1);
+    let b = sandbox.csalock(["run", "b", "sh", "-c", &format!("echo in; read line; {then}")]).ready();
     let both = sandbox.script("dash", &format!("csalock {words}; exit $?")).spawn();
     wait_until("it keeps a", || sandbox.state("a") == "held" && sandbox.waiters("b").len() == 1);
     (both, b)
@@ -56,7 +55,7 @@ fn a_release_that_lacks_a_descriptor_once_is_no_loss_of_the_other_lock() {
 
 on_every_store! {
     fn several_names_are_acquired_all_or_none(sandbox: &Sandbox) {
-        let mut other = holding(sandbox, &["b"]);
+        let other = holding(sandbox, &["b"]);
         for words in [
             &["lock", "-n", "a", "b", "c"][..],
             &["lock", "-w", "50ms", "c", "b", "a"],
@@ -68,8 +67,7 @@ on_every_store! {
             assert!(sandbox.plain(&done.stderr).starts_with("csalock: lock b in store STORE is busy: held by pid "), "{}", done.stderr);
             assert_eq!(states(sandbox, &["a", "b", "c"]), ["free", "held", "free"]);
         }
-        other.release();
-        assert_eq!(other.wait().code, Some(0));
+        other.wait().exits(0);
         let script = "h=$(csalock lock --print-handle c a b) && csalock status -1 | sort && csalock unlock --handle $h a b c && csalock status -1";
         sandbox.script("dash", script).stdout("a\nb\nc\n").run();
     }
@@ -112,8 +110,7 @@ on_every_store! {
             other.release();
             both.lines(1);
             assert_eq!(states(sandbox, &["a", "b", "c"]), ["held", "held", "held"]);
-            both.release();
-            assert_eq!(both.wait().code, Some(0));
+            both.wait().exits(0);
         }
     }
 
@@ -127,9 +124,7 @@ on_every_store! {
             sandbox.csalock(["run", "-w", "20s", "b", "--also", "a", "true"]).run();
         }
         sandbox.file("files/done", "");
-        for job in busy {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        busy.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn opposite_orders_never_block_each_other(sandbox: &Sandbox) {
@@ -141,10 +136,7 @@ on_every_store! {
         let jobs: Vec<Job> = [["a", "b"], ["b", "a"]].iter().map(|order| {
             sandbox.call("dash", [&["-c", script.as_str()], &order[..]].concat()).spawn()
         }).collect();
-        for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(states(sandbox, &["a", "b"]), ["free", "free"]);
     }
 
@@ -165,8 +157,7 @@ on_every_store! {
             let (both, mut b) = keeping_a(sandbox, words, ":");
             sandbox.csalock(["run", "-q", "-w", "2500ms", "a", "true"]).status(75).run();
             b.release();
-            let done = both.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+            both.wait().succeeds();
             sandbox.csalock(["run", "-q", "-w", "5s", "a", "true"]).run();
         }
     }
@@ -174,33 +165,20 @@ on_every_store! {
     fn a_waiter_that_loses_a_kept_lock_continues_to_wait(sandbox: &Sandbox) {
         for words in ["lock -w inf a b > handle", "run -w inf a --also b -- true"] {
             let (both, mut b) = keeping_a(sandbox, words, ":");
-            assert_eq!(sandbox.csalock(["unlock", "--force", "a"]).capture().code, Some(0));
+            sandbox.csalock(["unlock", "--force", "a"]).capture().exits(0);
             let mut a = holding(sandbox, &["a"]);
             b.release();
             wait_until("it waits for a", || sandbox.waiters("a").len() == 1);
             a.release();
-            let done = both.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+            both.wait().succeeds();
             sandbox.csalock(["run", "-qn", "a", "--also", "b", "true"]).run();
         }
     }
 
     fn a_caller_that_keeps_a_lock_during_its_wait_may_be_in_a_cycle(sandbox: &Sandbox) {
-        let (both, mut b) = keeping_a(sandbox, "run -w inf --ttl 1h a --also b -- true", "csalock run -w 20s a true; exit $?");
-        b.release();
-        assert_eq!(b.wait().code, Some(84));
-        assert_eq!(both.wait().code, Some(0));
-    }
-
-    fn a_caller_killed_between_two_locks_leaves_none_held(sandbox: &Sandbox) {
-        let mut other = holding(sandbox, &["b"]);
-        let mut both = holder(sandbox, &["a", "b"]);
-        wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
-        both.kill();
-        sandbox.csalock(["run", "-w", "5s", "a", "true"]).run();
-        other.release();
-        assert_eq!(other.wait().code, Some(0));
-        sandbox.csalock(["run", "-w", "5s", "b", "--also", "a", "true"]).run();
+        let (both, b) = keeping_a(sandbox, "run -w inf --ttl 1h a --also b -- true", "csalock run -w 20s a true; exit $?");
+        b.wait().exits(84);
+        both.wait().exits(0);
     }
 
     fn unlock_all_releases_all_grants_of_the_caller(sandbox: &Sandbox) {
@@ -243,6 +221,7 @@ on_every_store! {
         sandbox.script("dash", script).stdout("q\nr\n").run();
         let script = "csalock lock a > /dev/null; (csalock lock b > /dev/null; csalock unlock --all; csalock status -1) & wait";
         sandbox.script("dash", script).stdout("a\n").run();
+        sandbox.script("dash", "csalock unlock --all").run();
     }
 
     fn a_caller_killed_during_its_wait_keeps_no_lock(sandbox: &Sandbox) {
@@ -259,15 +238,11 @@ on_every_store! {
             drop(job);
         }
         sandbox.file("files/done", "");
-        for job in busy {
-            assert_eq!(job.wait().code, Some(0));
-        }
+        busy.into_iter().for_each(|job| job.wait().exits(0));
     }
 
     fn a_caller_killed_at_any_step_has_all_or_none(sandbox: &Sandbox) {
-        if !has("strace") {
-            return;
-        }
+        require!(has("strace"));
         // An action that changes locks of others, or that runs now and then meanwhile.
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => ["renameat", "unlinkat"],
@@ -315,9 +290,7 @@ on_every_store! {
 
 #[test]
 fn stores_that_some_callers_know_by_another_path_are_taken_in_one_order() {
-    if !has_namespaces("bind mounts") {
-        return;
-    }
+    require!(has_namespaces("bind mounts"));
     let sandbox = Sandbox::new(Kind::Directory);
     ["m", "z", "a"].iter().for_each(|name| std::fs::create_dir(sandbox.path(format!("files/{name}"))).unwrap());
     ["m/f", "z/g"].iter().for_each(|name| drop(sandbox.file(&format!("files/{name}"), "")));
@@ -338,9 +311,6 @@ fn stores_that_some_callers_know_by_another_path_are_taken_in_one_order() {
             sandbox.call(&alone[0], &words).without("CSALOCK_STORE").spawn()
         })
         .collect();
-    for job in jobs {
-        let done = job.wait();
-        assert_eq!(done.code, Some(0), "{done:?}");
-    }
+    jobs.into_iter().for_each(|job| job.wait().exits(0));
     println!("{:?}", begun.elapsed());
 }

@@ -92,8 +92,7 @@ on_every_store! {
 
     fn a_script_that_becomes_another_program_keeps_its_lock(sandbox: &Sandbox) {
         for shell in shells() {
-            let mut job = sandbox.script(shell, "csalock lock x; echo; exec cat").spawn();
-            job.lines(1);
+            let job = sandbox.script(shell, "csalock lock x; echo; exec cat").ready();
             wait_until("it has become cat", || proc::program(job.pid()) == "cat");
             assert_eq!(sandbox.holders("x"), [job.pid()], "{shell}");
             assert_eq!(sandbox.state("x"), "held", "{shell}");
@@ -111,9 +110,7 @@ on_every_store! {
     }
 
     fn a_script_within_a_script_is_its_own_owner_where_addresses_are_not_random(sandbox: &Sandbox) {
-        if !has("setarch") {
-            return;
-        }
+        require!(has("setarch"));
         let script = "if [ $1 = 1 ]; then csalock lock x > /dev/null; else dash ./script 1; csalock run -q -w 20s x true; echo $?; fi";
         sandbox.file("files/script", script);
         // A shell that is the first to export PWD would move its arguments.

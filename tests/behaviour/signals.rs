@@ -13,25 +13,30 @@ const FORWARDED: [(Signal, &str); 6] = [
     (Signal::SIGUSR2, "USR2"),
 ];
 
+fn stop(pid: i32) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    wait_until("it is stopped", || matches!(proc::stat(pid), Some(('T', _))));
+}
+
 on_every_store! {
     fn a_child_of_the_caller_that_ends_ends_no_wait(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let waiter = sandbox.script("dash", "sh -c 'read line < pipe; :' & exec csalock run -F -w inf x echo mine");
         nix::unistd::mkfifo(&sandbox.path("files/pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let waiter = waiter.spawn();
-        crate::sandbox::wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        sandbox.file("files/pipe", "go\n");
-        assert_eq!(sandbox.csalock(["run", "-w", "200ms", "x", "true"]).capture().code, Some(75));
-        holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "mine\n"), "{done:?}");
+        for run in ["run", "run -F"] {
+            let mut holder = sandbox.holder("x");
+            let script = format!("sh -c 'read line < pipe; :' & exec csalock {run} -w inf x echo mine");
+            let waiter = sandbox.script("dash", &script).spawn();
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            sandbox.file("files/pipe", "go\n");
+            sandbox.csalock(["run", "-w", "200ms", "x", "true"]).capture().exits(75);
+            holder.release();
+            waiter.wait().prints(0, "mine\n");
+        }
     }
 
     fn signals_reach_the_command_and_csalock_waits_for_it(sandbox: &Sandbox) {
         for (signal, name) in FORWARDED {
             let script = format!("trap 'kill $!; echo {name}; exit 3' {name}; sleep 60 & echo ready; wait");
-            let mut job = sandbox.csalock(["run", "x", "dash", "-c", &script]).spawn();
-            job.lines(1);
+            let job = sandbox.csalock(["run", "x", "dash", "-c", &script]).ready();
             job.send(signal);
             let done = job.wait();
             assert_eq!((done.code, done.stdout), (Some(3), format!("ready\n{name}\n")), "{name}");
@@ -40,8 +45,7 @@ on_every_store! {
 
     fn a_command_that_dies_of_a_forwarded_signal_is_128_and_the_signal(sandbox: &Sandbox) {
         for (signal, name) in FORWARDED {
-            let mut job = sandbox.csalock(["run", "x", "dash", "-c", "ulimit -c 0; echo ready; exec sleep 60"]).spawn();
-            job.lines(1);
+            let job = sandbox.csalock(["run", "x", "dash", "-c", "ulimit -c 0; echo ready; exec sleep 60"]).ready();
             job.send(signal);
             assert_eq!(job.wait().code, Some(128 + signal as i32), "{name}");
             assert_eq!(sandbox.state("x"), "free");
@@ -49,22 +53,20 @@ on_every_store! {
     }
 
     fn a_command_that_ignores_a_signal_is_waited_for(sandbox: &Sandbox) {
-        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "trap '' TERM; echo ready; cat; exit 6"]).spawn();
-        job.lines(1);
+        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "trap '' TERM; echo ready; cat; exit 6"]).ready();
         job.send(Signal::SIGTERM);
         job.tell("still here");
         assert_eq!(job.lines(2)[1], "still here");
-        assert_eq!(job.wait().code, Some(6));
+        job.wait().exits(6);
     }
 
     fn a_signal_that_was_ignored_from_the_start_is_not_forwarded(sandbox: &Sandbox) {
         let script = "trap '' HUP; exec csalock run x dash -c 'echo ready; cat; exit 6'";
-        let mut job = sandbox.script("dash", script).spawn();
-        job.lines(1);
+        let mut job = sandbox.script("dash", script).ready();
         job.send(Signal::SIGHUP);
         job.tell("still here");
         assert_eq!(job.lines(2)[1], "still here");
-        assert_eq!(job.wait().code, Some(6));
+        job.wait().exits(6);
     }
 
     fn a_job_whose_supervisor_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
@@ -73,10 +75,10 @@ on_every_store! {
         job.kill();
         let sight = sandbox.sight("x");
         assert_eq!((&sight["state"], &sight["holders"][0]["pid"]), (&"held".into(), &command.into()));
-        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
         let next = sandbox.waiter("x", "echo next >> log");
         job.release();
-        assert_eq!(next.wait().code, Some(0));
+        next.wait().exits(0);
         assert_eq!(sandbox.read("files/log"), "end\nnext\n");
     }
 
@@ -88,9 +90,9 @@ on_every_store! {
         wait_until("the command has ended", || !proc::lives(command));
         let next = sandbox.holder("x");
         job.send(Signal::SIGCONT);
-        assert_eq!(job.wait().code, Some(5));
+        job.wait().exits(5);
         assert_eq!(sandbox.state("x"), "held");
-        assert_eq!(next.wait().code, Some(0));
+        next.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
     }
 
@@ -113,62 +115,38 @@ on_every_store! {
     }
 
     fn a_waiter_whose_supervisor_is_killed_never_runs_its_command(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let mut waiter = sandbox.waiter("x", "touch ran");
-        let parked = sandbox.waiters("x")[0];
-        assert_ne!(parked, waiter.pid());
-        waiter.kill();
-        wait_until("the parked child is gone", || !proc::lives(parked));
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
-        sandbox.csalock(["run", "x", "true"]).run();
-        assert!(!sandbox.path("files/ran").exists());
-        assert_eq!(sandbox.state("x"), "free");
-    }
-
-    fn a_waiter_that_ignores_signals_dies_with_its_supervisor_as_well(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let script = "trap '' TERM HUP INT; exec csalock run -w inf x touch ran";
-        let mut waiter = sandbox.script("dash", script).spawn();
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        let parked = sandbox.waiters("x")[0];
-        waiter.kill();
-        wait_until("the parked child is gone", || !proc::lives(parked));
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
-        assert!(!sandbox.path("files/ran").exists());
-    }
-
-    fn a_waiter_that_is_stopped_dies_with_its_supervisor(sandbox: &Sandbox) {
-        // Elsewhere the child leaves the queue before it ends, for which it must go on.
-        if !sandbox.is_of_files() || sandbox.is_shared() {
-            return;
+        for state in ["as it is", "without signals", "stopped"] {
+            // Elsewhere the child leaves the queue before it ends, for which it must go on.
+            if state == "stopped" && (!sandbox.is_of_files() || sandbox.is_shared()) {
+                continue;
+            }
+            let holder = sandbox.holder("x");
+            let ignored = if state == "without signals" { "trap '' TERM HUP INT; " } else { "" };
+            let mut waiter = sandbox.script("dash", &format!("{ignored}exec csalock run -w inf x touch ran")).spawn();
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            let parked = sandbox.waiters("x")[0];
+            assert_ne!(parked, waiter.pid());
+            if state == "stopped" {
+                stop(parked);
+            }
+            waiter.kill();
+            wait_until("the parked child is gone", || !proc::lives(parked));
+            holder.wait().exits(0);
+            sandbox.csalock(["run", "x", "true"]).run();
+            assert!(!sandbox.path("files/ran").exists(), "{state}");
+            assert_eq!(sandbox.state("x"), "free", "{state}");
         }
-        let mut holder = sandbox.holder("x");
-        let mut waiter = sandbox.waiter("x", "touch ran");
-        let parked = sandbox.waiters("x")[0];
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
-        wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
-        waiter.kill();
-        wait_until("the parked child is gone", || !proc::lives(parked));
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
-        assert!(!sandbox.path("files/ran").exists());
     }
 
     fn a_waiter_whose_parked_child_is_stopped_ends_by_a_signal(sandbox: &Sandbox) {
         // Elsewhere the child acquires the lock itself, which it cannot do while it is stopped.
-        if !sandbox.is_of_files() || sandbox.is_shared() {
-            return;
-        }
+        require!(sandbox.is_of_files() && !sandbox.is_shared());
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
-            let mut holder = sandbox.holder("x");
+            let holder = sandbox.holder("x");
             let waiter = sandbox.waiter("x", "touch ran");
             let parked = sandbox.waiters("x")[0];
-            nix::sys::signal::kill(nix::unistd::Pid::from_raw(parked), Signal::SIGSTOP).unwrap();
-            wait_until("it is stopped", || matches!(proc::stat(parked), Some(('T', _))));
-            holder.release();
-            assert_eq!(holder.wait().code, Some(0));
+            stop(parked);
+            holder.wait().exits(0);
             wait_until("it has the lock", || sandbox.holders("x") == [parked]);
             waiter.send(signal);
             assert_eq!(waiter.wait().signal, Some(signal as i32));
@@ -178,34 +156,17 @@ on_every_store! {
     }
 
     fn a_waiter_whose_parked_child_is_killed_gives_up(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "touch ran");
         let parked = nix::unistd::Pid::from_raw(sandbox.waiters("x")[0]);
         nix::sys::signal::kill(parked, Signal::SIGKILL).unwrap();
-        assert_eq!(waiter.wait().code, Some(137));
+        waiter.wait().exits(137);
         // A real-time signal, which has no name.
         let waiter = sandbox.waiter("x", "touch ran");
         sandbox.script("bash", &format!("kill -35 {}", sandbox.waiters("x")[0])).run();
-        assert_eq!(waiter.wait().code, Some(163));
+        waiter.wait().exits(163);
         assert!(sandbox.waiters("x").is_empty());
-        holder.release();
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert!(!sandbox.path("files/ran").exists());
-    }
-
-    fn children_that_the_caller_had_before_do_not_end_a_wait(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let script = "sleep 0.02 & exec csalock run -w inf x echo ran";
-        let waiter = sandbox.script("dash", script).spawn();
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        // A supervisor may reap it, so it need not stay a zombie.
-        let is_earlier = |child: &i32| matches!(&proc::program(*child)[..], "sleep" | "dash");
-        wait_until("the earlier child has ended", || {
-            !proc::children(waiter.pid()).iter().any(|child| is_earlier(child) && proc::lives(*child))
-        });
-        assert_eq!(sandbox.waiters("x").len(), 1);
-        holder.release();
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{done:?}");
     }
 }

@@ -1,7 +1,6 @@
 //! Servers that accept and are silent, that are full, or whose tables are locked: waiters hear signals and go on, and
 //! nothing that csalock started outlives it.
 
-use std::io::Write;
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use nix::sys::signal::Signal;
 use crate::etcd::fair::is_within;
 use crate::postgres::Server;
 use crate::sandbox::{Call, Kind, Sandbox, wait_until};
+use crate::ssh_outages::instead_of_ssh;
 
 /// The longest time in which a busy machine hears a signal, far below that of a call.
 const SOON: Duration = Duration::from_secs(5);
@@ -54,7 +54,6 @@ fn a_waiter_hears_signals_while_a_server_is_silent() {
     }
 }
 
-/// The processes that run this program.
 fn running(program: &str) -> usize {
     let lines =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
@@ -67,8 +66,7 @@ fn an_ssh_that_does_not_connect_ends_with_csalock() {
     let program = sandbox.program("files/hung", "#!/bin/sh\nwhile :; do sleep 1; done\n").display().to_string();
     let store = format!("ssh://there{}", sandbox.path("store").display());
     let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).env("CSALOCK_SSH", &program);
-    let done = call(&["run", "-n", "x", "true"]).capture();
-    assert_eq!(done.code, Some(69), "{done:?}");
+    call(&["run", "-n", "x", "true"]).capture().exits(69);
     assert_eq!(running(&program), 0);
     assert_heard(call(&["run", "-w", "60", "x", "true"]), "ssh", || running(&program) > 0);
     wait_until("it has ended", || running(&program) == 0);
@@ -79,10 +77,9 @@ fn ssh_has_the_signals_that_csalock_was_started_with() {
     let sandbox = Sandbox::new(Kind::Directory);
     let signals = "grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status";
     let seen = sandbox.path("files/seen").display().to_string();
-    let text = format!("#!/bin/sh\nfor command do :; done\n{signals} > {seen}\nexec sh -c \"$command\"\n");
-    let program = sandbox.program("files/seeing", text).display().to_string();
-    let store = format!("ssh://there{}", sandbox.path("store").display());
+    let program = instead_of_ssh(&sandbox, "seeing", &format!("{signals} > {seen}\nexec"), "");
     let call = sandbox.csalock(["run", "-n", "x", "sh", "-c", signals]);
+    let store = format!("ssh://there{}", sandbox.path("store").display());
     let by_command = call.env("CSALOCK_STORE", &store).env("CSALOCK_SSH", program).capture().stdout;
     assert_eq!(std::fs::read_to_string(seen).unwrap(), by_command);
     assert!(by_command.starts_with("SigBlk:\t0000000000000000\n"), "{by_command}");
@@ -92,8 +89,7 @@ fn ssh_has_the_signals_that_csalock_was_started_with() {
 fn a_login_script_may_print_much() {
     let sandbox = Sandbox::new(Kind::Directory);
     let much = "head -c 300000 /dev/zero | tr '\\0' x >&2";
-    let text = format!("#!/bin/sh\nfor command do :; done\n{much}\nexec sh -c \"$command\"\n");
-    let program = sandbox.program("files/noisy", text).display().to_string();
+    let program = instead_of_ssh(&sandbox, "noisy", &format!("{much}\nexec"), "");
     let store = format!("ssh://there{}", sandbox.path("store").display());
     let begun = Instant::now();
     let done =
@@ -107,19 +103,14 @@ fn a_caller_waits_for_a_table_that_is_locked_for_longer_than_a_call() {
     let Some(server) = Server::start(&[]) else { return };
     let sandbox = Sandbox::in_database(&server.url(""));
     sandbox.csalock(["run", "x", "true"]).run();
-    let mut blocker = server.psql().stdin(Stdio::piped()).spawn().unwrap();
-    let lock = b"BEGIN; LOCK TABLE store.records IN ACCESS EXCLUSIVE MODE;\n";
-    blocker.stdin.as_mut().unwrap().write_all(lock).unwrap();
-    let is_locked = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted";
-    wait_until("it is locked", || server.sql(is_locked) != "0");
+    let blocker = server.lock_table("store.records", "ACCESS EXCLUSIVE");
     let begun = Instant::now();
     let job = sandbox.csalock(["run", "-w", "inf", "y", "echo", "ran"]).spawn();
     let refusals = || server.log().matches("canceling statement due to lock timeout").count();
     // The first call lasts ten seconds, and the login that preceded it is no answer.
     wait_until("its first call is over", || begun.elapsed() > Duration::from_secs(12) && refusals() >= 3);
     assert_eq!(server.sql("SELECT count(*) <= 2 FROM pg_stat_activity WHERE application_name = 'csalock'"), "t");
-    drop(blocker.stdin.take());
-    blocker.wait().unwrap();
+    Server::end(blocker);
     assert_eq!(job.wait().line(), "ran");
 }
 
@@ -135,10 +126,7 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
     let callers: Vec<_> = (0..16)
         .map(|_| sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", count]).env("CSALOCK_LEASE", "9s").spawn())
         .collect();
-    for caller in callers {
-        let done = caller.wait();
-        assert_eq!(done.code, Some(0), "{done:?}");
-    }
+    callers.into_iter().for_each(|caller| caller.wait().exits(0));
     assert_eq!(sandbox.read("files/count"), "16\n");
     let connections = || server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'");
     wait_until("the callers have left", || connections() == "0");
@@ -158,10 +146,7 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
         connections() == "8"
     });
     let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
-    assert_eq!(done.code, Some(69), "{done:?}");
+    done.exits(69);
     assert!(done.stderr.contains("too many clients") || done.stderr.contains("remaining connection slots"), "{done:?}");
-    for mut one in idle {
-        drop(one.stdin.take());
-        one.wait().unwrap();
-    }
+    idle.into_iter().for_each(Server::end);
 }

@@ -10,9 +10,7 @@ const HANG: &str = "strace -qq -f -p $PPID -e trace=unlinkat -e inject=unlinkat:
 
 #[test]
 fn a_silent_store_does_not_hide_the_status_of_the_command() {
-    if !has("strace") || !is_root("to trace its parent") {
-        return;
-    }
+    require!(has("strace") && is_root("to trace its parent"));
     let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
     let said = "csalock: lock x could not be released: the store does not answer; it is released when that answers \
@@ -36,9 +34,7 @@ const DIE: &str = "csalock lock -q x
 
 #[test]
 fn a_keeper_that_cannot_release_for_a_dead_owner_does_not_renew() {
-    if !has("strace") || !has_namespaces("to trace, and for a pid namespace") {
-        return;
-    }
+    require!(has("strace") && has_namespaces("to trace, and for a pid namespace"));
     let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
     let of_its_own = sandbox.path("").display().to_string();
@@ -59,15 +55,13 @@ const SLOW: &str = "strace -qq -f -p $PPID -e trace=%file,getdents64 \
 
 #[test]
 fn a_lock_in_a_slow_store_is_released_after_any_delay() {
-    if !has("strace") || !is_root("to trace its parent") {
-        return;
-    }
+    require!(has("strace") && is_root("to trace its parent"));
     let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
     let begun = std::time::Instant::now();
     sandbox.csalock(["run", "--store", &store, "x", "sh", "-c", SLOW]).status(3).run();
     assert!(begun.elapsed() > std::time::Duration::from_secs(6), "it was not slow: {:?}", begun.elapsed());
-    assert_eq!(sandbox.csalock(["status", "--store", &store, "x"]).capture().code, Some(81));
+    sandbox.csalock(["status", "--store", &store, "x"]).capture().exits(81);
     let history = sandbox.csalock(["history", "--store", &store]).capture();
     // The record's directory is opened once, to read the record and to remove it.
     let opened = sandbox.read("files/trace").lines().filter(|line| line.contains("\"x\", O_RDONLY")).count();

@@ -10,7 +10,7 @@ use crate::sandbox::{Call, Job, Kind, Sandbox, proc, wait_until};
 use crate::ssh;
 
 /// A program that takes the place of ssh(1): it runs the command of the last argument here, after `before`.
-fn instead_of_ssh(sandbox: &Sandbox, name: &str, before: &str, after: &str) -> String {
+pub(crate) fn instead_of_ssh(sandbox: &Sandbox, name: &str, before: &str, after: &str) -> String {
     let text = format!("#!/bin/sh\nfor command do :; done\n{before}\nsh -c \"$command\" {after}\n");
     sandbox.program(&format!("files/{name}"), text).display().to_string()
 }
@@ -102,9 +102,7 @@ fn a_connection_to_sshd_that_is_cut_in_a_message_loses_and_doubles_nothing() {
 
 #[test]
 fn claims_are_synced_where_they_are_kept() {
-    if !crate::sandbox::has("strace") {
-        return;
-    }
+    require!(crate::sandbox::has("strace"));
     let sandbox = Sandbox::new(Kind::Directory);
     let program =
         instead_of_ssh(&sandbox, "traced", "exec strace -f -o log -e trace=fsync,fdatasync sh -c \"$command\"", "");
@@ -131,11 +129,8 @@ fn a_holder_outlives_the_processes_of_its_connection() {
         let renewed = || sandbox.sight("x")["holders"][0]["renewed_until"].to_string();
         let before = renewed();
         wait_until("the lease is renewed", || renewed() != before);
-        holder.release();
-        let done = holder.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "\nend\n", ""));
-        let done = waiter.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "next\n", ""));
+        holder.wait().is(0, "\nend\n", "");
+        waiter.wait().is(0, "next\n", "");
     });
 }
 
@@ -156,8 +151,7 @@ fn processes_of_both_hosts_exclude_each_other_and_see_each_other_die() {
             let mut holder = sandbox
                 .csalock(["run", "-F", "x", "dash", "-c", "echo; exec sleep 1000"])
                 .env("CSALOCK_STORE", holds)
-                .spawn();
-            holder.lines(1);
+                .ready();
             let waiter =
                 sandbox.csalock(["run", "-q", "-w", "inf", "x", "echo", "next"]).env("CSALOCK_STORE", waits).spawn();
             wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -171,11 +165,10 @@ fn processes_of_both_hosts_exclude_each_other_and_see_each_other_die() {
 fn a_directory_in_use_is_not_shared_with_other_hosts() {
     let sandbox = Sandbox::new(Kind::Directory);
     let program = instead_of_ssh(&sandbox, "whole", "", "");
-    let mut holder = sandbox.holder("x");
+    let holder = sandbox.holder("x");
     let said = "csalock: ssh://thereSTORE: STORE has locks that are held or waited for, by processes that know this host \
                 only; try again when no lock is held there\n";
     by(&sandbox, &program, &["run", "-n", "y", "true"]).status(75).stderr(said).run();
-    holder.release();
     holder.wait();
     by(&sandbox, &program, &["run", "-n", "y", "true"]).run();
 }
@@ -306,14 +299,13 @@ fn a_server_that_sends_without_end_exceeds_no_deadline() {
     let when_told = "rm -f told; (until [ -e told ] || ! [ -e whole ]; do sleep 0.01; done; \
                      [ -e told ] && exec yes '[0,\"notified\"]') &";
     let flooded = instead_of_ssh(&sandbox, "flooded", when_told, "");
-    let mut holder = by(&sandbox, &whole, &["run", "x", "cat"]).spawn();
+    let holder = by(&sandbox, &whole, &["run", "x", "cat"]).spawn();
     wait_until("it is held", || by(&sandbox, &whole, &["status", "--json", "x"]).capture().stdout.contains("\"held\""));
     let waiter = by(&sandbox, &flooded, &["run", "-w", "1m", "x", "echo", "locked"]).spawn();
     let waits = || by(&sandbox, &whole, &["status", "--json", "x"]).capture().stdout.contains("\"waiters\":[{");
     wait_until("it waits", waits);
     std::fs::write(sandbox.path("files/told"), "").unwrap();
     wait_until("it has another connection", || !sandbox.path("files/told").exists());
-    holder.release();
     let (held, waited) = (holder.wait(), waiter.wait());
     assert!(held.code == Some(0) && waited.stdout == "locked\n", "{held:?}\n{waited:?}");
 }
@@ -331,15 +323,14 @@ fn a_server_ends_with_its_client_and_refuses_nonsense() {
     }
     // A channel's name cannot name another file.
     let requests = "[1,{\"subscribe\":\"../../x\"}]\n";
-    assert_eq!(sandbox.csalock(["serve", "--stdio", &store]).stdin(requests).capture().code, Some(64));
+    sandbox.csalock(["serve", "--stdio", &store]).stdin(requests).capture().exits(64);
     sandbox.csalock(["serve", "--stdio", &store]).stdin("").capture();
     assert!(!sandbox.path("store").exists());
     let done = sandbox.csalock(["serve", "--stdio", "sqlite:db"]).stdin("").capture();
     assert!(done.stdout.contains("\"session\":{\"Err\":{"), "{done:?}");
     let said = "csalock: serve: the store is not a directory of records; use dir:PATH\n";
     assert_eq!((done.code, done.stderr.as_str()), (Some(64), said));
-    let mut client = sandbox.csalock(["serve", "--stdio", &store]).spawn();
-    client.lines(1);
+    let mut client = sandbox.csalock(["serve", "--stdio", &store]).ready();
     let server = client.pid();
     client.release();
     wait_until("it has ended", || !proc::lives(server));

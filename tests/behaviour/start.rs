@@ -41,9 +41,7 @@ fn the_program_starts_in_any_environment() {
 
 #[test]
 fn the_program_starts_with_the_rights_of_another_user() {
-    if !is_root("a program with the rights of another user") {
-        return;
-    }
+    require!(is_root("a program with the rights of another user"));
     let sandbox = Sandbox::new(Kind::Directory);
     let program = sandbox.path("csalock-of-another");
     copy_program(Path::new(csalock()), &program, "755");
@@ -53,7 +51,6 @@ fn the_program_starts_with_the_rights_of_another_user() {
     assert_eq!(version(Command::new(&program).arg("--version").uid(65_534).env_clear()), expected());
 }
 
-/// Runs a command under a lock in each way, csalock itself under these words.
 fn runs_under(words: &[&str]) {
     let sandbox = Sandbox::new(Kind::Directory);
     for (at, options) in WAYS.iter().enumerate() {
@@ -89,9 +86,7 @@ fn a_command_may_be_the_first_process_of_a_namespace() {
 
 #[test]
 fn a_child_that_cannot_be_told_to_start_ends() {
-    if !has("strace") {
-        return;
-    }
+    require!(has("strace"));
     let sandbox = Sandbox::new(Kind::Directory);
     let fault = ["-f", "-qq", "-o", "/dev/null", "-e", "inject=sendmsg:error=EPIPE"];
     let done = sandbox.call("strace", [&fault[..], &[csalock(), "run", "-n", "x", "echo", "ran"]].concat()).capture();
@@ -133,7 +128,6 @@ fn without(calls: &[libc::c_long]) -> Vec<libc::sock_filter> {
     filter
 }
 
-/// csalock under such a filter.
 fn filtered(sandbox: &Sandbox, words: &[&str], filter: Vec<libc::sock_filter>) -> Command {
     let mut command = sandbox.csalock(words).into_command();
     // SAFETY: the closure only makes system calls.
@@ -195,9 +189,7 @@ fn a_keeper_without_pidfds_ends_the_command_in_time() {
 /// The program may be on a file system that does not answer.
 #[test]
 fn a_signal_ends_a_run_whose_program_is_slow_to_start() {
-    if !has("strace") {
-        return;
-    }
+    require!(has("strace"));
     for (signal, options) in [(Signal::SIGTERM, &[][..]), (Signal::SIGINT, &["--ttl", "60s"])] {
         let sandbox = Sandbox::new(Kind::Directory);
         let trace = ["-f", "-qq", "-o", "trace", "-e", "trace=execve", "-e", "inject=execve:delay_enter=20s:when=1"];

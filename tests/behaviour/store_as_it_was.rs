@@ -55,7 +55,6 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     found
 }
 
-/// Returns the names of all records, and of the auxiliary objects.
 fn records(sandbox: &Sandbox) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut add = |place: &str| assert!(found.insert(place.to_string()), "two of {place}");
@@ -92,7 +91,7 @@ fn acquire_and_release(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
     drop(locks);
     assert_eq!(makeup(sandbox), before);
     assert_eq!(neighbour(sandbox), held);
-    assert_eq!(job.wait().code, Some(0));
+    job.wait().exits(0);
 }
 
 /// Runs the program once, with these options before the name, and says which token the command was told.
@@ -135,7 +134,7 @@ on_every_store! {
         ["x", "y"].iter().for_each(|name| sandbox.csalock(["run", name, "true"]).run());
         assert_eq!(makeup(sandbox), before);
         assert_eq!(neighbour(sandbox), held);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn many_waiters_at_once_leave_the_store_as_it_was(sandbox: &Sandbox) {
@@ -147,33 +146,29 @@ on_every_store! {
              csalock run -w inf x dash -c 'echo $CSALOCK_TOKEN >> tokens' || exit 1; done"
         );
         let shells: Vec<Job> = (0..SHELLS).map(|_| sandbox.script("dash", &script).spawn()).collect();
-        for shell in shells {
-            let done = shell.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
-        }
+        shells.into_iter().for_each(|shell| shell.wait().succeeds());
         let tokens: Vec<u64> = sandbox.read("files/tokens").lines().map(|line| line.parse().unwrap()).collect();
         assert_eq!(tokens.len(), rounds * SHELLS);
         assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
         std::fs::remove_file(sandbox.path("files/tokens")).unwrap();
         assert_eq!(makeup(sandbox), before);
         assert_eq!(neighbour(sandbox), held);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 
     fn waiters_that_gave_up_and_waiters_that_were_killed(sandbox: &Sandbox) {
         let job = used(sandbox);
         let before = makeup(sandbox);
         for _ in 0..sandbox.many(20) {
-            let mut holder = sandbox.holder("x");
-            assert_eq!(sandbox.csalock(["run", "-w", "5ms", "x", "true"]).capture().code, Some(75));
+            let holder = sandbox.holder("x");
+            sandbox.csalock(["run", "-w", "5ms", "x", "true"]).capture().exits(75);
             let mut waiter = sandbox.csalock(["lock", "-w", "inf", "--pid", &holder.pid().to_string(), "x"]).spawn();
             wait_until("it waits", || sandbox.waiters("x").len() == 1);
             waiter.kill();
-            holder.release();
-            assert_eq!(holder.wait().code, Some(0));
+            holder.wait().exits(0);
         }
         assert_eq!(makeup(sandbox), before);
-        assert_eq!(job.wait().code, Some(0));
+        job.wait().exits(0);
     }
 }
 

@@ -5,7 +5,6 @@ use crate::sandbox::{Job, Sandbox};
 
 const PROCESSES: u64 = 24;
 
-/// How often each counts.
 fn rounds(sandbox: &Sandbox) -> u64 {
     match (sandbox.is_of_files(), extent() > Extent::Quick) {
         (true, true) => 200,
@@ -23,10 +22,7 @@ fn storm(sandbox: &Sandbox, round: &str) {
     let rounds = rounds(sandbox);
     let script = format!("i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); {round} || exit 1; done");
     let jobs: Vec<Job> = (0..PROCESSES).map(|_| sandbox.script("dash", &script).spawn()).collect();
-    for job in jobs {
-        let done = job.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
-    }
+    jobs.into_iter().for_each(|job| job.wait().succeeds());
     assert_eq!(sandbox.read("files/broken"), "");
     assert_eq!(sandbox.read("files/counter"), format!("{}\n", PROCESSES * rounds));
     assert_eq!(sandbox.state("x"), "free");
@@ -44,7 +40,6 @@ impl Dice {
     }
 }
 
-/// Returns the pids of all processes in the process groups of these jobs.
 pub(crate) fn members(jobs: &[Job]) -> Vec<i32> {
     let groups: Vec<String> = jobs.iter().map(|job| job.pid().to_string()).collect();
     let all =
@@ -73,10 +68,7 @@ on_every_store! {
         let rounds = rounds(sandbox);
         let script = format!("i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); {COUNT_UP} || exit 1; done");
         let jobs: Vec<Job> = (0..PROCESSES).map(|_| sandbox.script("dash", &script).spawn()).collect();
-        for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         sandbox.csalock(["get", "x"]).stdout((PROCESSES * rounds).to_string()).run();
         assert_eq!(sandbox.state("x"), "free");
     }

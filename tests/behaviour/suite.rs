@@ -8,7 +8,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::sandbox::{Kind, Sandbox, proc, wait_until};
-use crate::syscalls::scenarios::ALL;
 
 /// The file in which a run that will be interrupted writes its ignored signals and its processes.
 const SAYS: &str = "CSALOCK_TEST_INTERRUPTED";
@@ -77,50 +76,6 @@ fn a_run_outlives_the_shell_that_started_it_while_a_process_is_stopped() {
 }
 
 #[test]
-fn the_extent_of_this_run_is_known() {
-    crate::extent::extent();
-}
-
-#[test]
-fn an_unknown_extent_fails_and_names_the_three() {
-    let mut run = Command::new(std::env::current_exe().unwrap());
-    run.args(["suite::the_extent_of_this_run_is_known", "--exact"]).env("CSALOCK_TESTS", "full");
-    let output = run.output().unwrap();
-    let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(!output.status.success(), "{printed}");
-    assert!(printed.contains("CSALOCK_TESTS=full: unknown extent; use quick, all or hours"), "{printed}");
-}
-
-/// The run whose environment the test below sets.
-#[test]
-fn the_scenarios_of_this_run_are_known() {
-    for scenario in crate::syscalls::scenarios() {
-        println!("scenario {}", scenario.name);
-    }
-}
-
-#[test]
-fn a_part_of_a_name_selects_its_scenarios_and_an_unknown_part_fails() {
-    let scenarios_with = |part: &str| {
-        let mut run = Command::new(std::env::current_exe().unwrap());
-        run.args(["suite::the_scenarios_of_this_run_are_known", "--exact", "--nocapture"]);
-        let output = run.env("CSALOCK_SCENARIO", part).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-        let names: Vec<String> = text.lines().filter_map(|line| Some(line.strip_prefix("scenario ")?.into())).collect();
-        (output.status.success(), names, text)
-    };
-    // A quick run without a part has one in three.
-    for scenario in &ALL[..3] {
-        let (succeeded, names, text) = scenarios_with(scenario.name);
-        assert!(succeeded && names.iter().any(|name| name == scenario.name), "{text}");
-        assert!(names.iter().all(|name| name.contains(scenario.name)), "{text}");
-    }
-    let (succeeded, names, text) = scenarios_with("no such scenario");
-    assert!(!succeeded && names.is_empty(), "{text}");
-    assert!(text.contains("CSALOCK_SCENARIO=no such scenario: no scenario has this in its name"), "{text}");
-}
-
-#[test]
 fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_nothing() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGKILL] {
         let sandbox = Sandbox::new(Kind::Directory);
@@ -160,12 +115,6 @@ fn lacks_a_shell() {
 #[ignore = "the tests below run it"]
 fn starts_a_shell_that_is_missing() {
     harness::abandon("zsh".as_ref(), std::io::ErrorKind::NotFound.into());
-}
-
-#[test]
-#[ignore = "the tests below run it"]
-fn fails_without_a_shell() {
-    assert!(harness::has("zsh"), "this test cannot do without");
 }
 
 #[test]
@@ -214,19 +163,6 @@ fn a_test_that_lacks_a_program_is_skipped_with_its_cause() {
 }
 
 #[test]
-fn only_a_failed_test_shows_its_output_and_once() {
-    let sandbox = Sandbox::new(Kind::Directory);
-    let (code, said) = where_nothing_is_installed(&sandbox, "\"$0\" suite::fails_without --ignored; exit $?", "");
-    assert_eq!((code, said.matches("this test cannot do without").count()), (Some(101), 1), "{said}");
-    assert!(said.contains("\nthread 'suite::fails_without_a_shell' panicked at tests/behaviour/suite.rs:"), "{said}");
-    let (_, said) = where_nothing_is_installed(&sandbox, "\"$0\" suite::prints_and --ignored; exit $?", "");
-    assert_eq!(said, "test suite::prints_and_passes ... ok\n");
-    let run = "\"$0\" suite::prints_and --ignored --nocapture --test-threads=1; exit $?";
-    let (_, said) = where_nothing_is_installed(&sandbox, run, "");
-    assert_eq!(said, "test suite::prints_and_passes ... a line of a test that passes\nok\n");
-}
-
-#[test]
 fn a_run_ends_with_the_totals_of_its_suites_alone() {
     let sandbox = Sandbox::new(Kind::Directory);
     let end = "\"$0\" suite::ends_a_run --exact --ignored --test-threads=1";
@@ -235,7 +171,7 @@ fn a_run_ends_with_the_totals_of_its_suites_alone() {
         assert_eq!(code, Some(0), "{said}");
         said.replace("test suite::ends_a_run ... ", "").replace("ok\n", "").trim_start().to_string()
     };
-    let skips = "\"$0\" suite:: --ignored --skip ends_a_run --skip fails --skip starts";
+    let skips = "\"$0\" suite:: --ignored --skip ends_a_run --skip starts";
     assert_eq!(
         after(skips),
         "SKIPPED 1 test: no zsh (apt-get install zsh)\nSKIPPED 1 test in all; 1 test of 1 suite ran.\n\

@@ -33,24 +33,11 @@ const SAMPLE: usize = 3;
 /// Number of failures of a call that is repeated.
 const MOST_TIMES: usize = 3;
 
-#[test]
-fn every_system_call_on_a_directory() {
-    every_call(Place::Directory);
-}
-
-#[test]
-fn beside_files() {
-    every_call(Place::Beside);
-}
-
-#[test]
-fn every_system_call_on_a_shared_directory() {
-    every_call(Place::Shared);
-}
-
-#[test]
-fn every_system_call_on_sqlite() {
-    every_call(Place::Sqlite);
+cases! {
+    fn every_system_call_on_a_directory() { every_call(Place::Directory) }
+    fn beside_files() { every_call(Place::Beside) }
+    fn every_system_call_on_a_shared_directory() { every_call(Place::Shared) }
+    fn every_system_call_on_sqlite() { every_call(Place::Sqlite) }
 }
 
 fn every_call(place: Place) {

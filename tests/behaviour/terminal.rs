@@ -23,7 +23,6 @@ fn terminal(sandbox: &Sandbox, command: &str) -> Option<Job> {
     })
 }
 
-/// An interactive bash on a terminal of its own.
 fn bash(sandbox: &Sandbox) -> Option<Job> {
     let mut shell = terminal(sandbox, "ulimit -c 0; exec bash --norc --noprofile -i")?;
     shows(&mut shell, PROMPT);
@@ -39,7 +38,6 @@ fn shows(terminal: &mut Job, text: &str) {
     });
 }
 
-/// Waits until bash reads what is typed.
 fn wait_for_prompt(shell: &mut Job) {
     // The prompt is the last line unless a job in the background prints another one.
     let begun = Instant::now();
@@ -90,9 +88,7 @@ on_every_store! {
     }
 
     fn supervisor_and_command_die_of_the_signal_itself(sandbox: &Sandbox) {
-        if !has("python3") || !has("script") {
-            return;
-        }
+        require!(has("python3") && has("script"));
         let look = "import subprocess,signal,sys\n\
                     signal.signal(signal.SIGINT, signal.SIG_IGN)\n\
                     signal.signal(signal.SIGQUIT, signal.SIG_IGN)\n\
@@ -105,7 +101,7 @@ on_every_store! {
             shows(&mut terminal, "running\r\n");
             terminal.tell(key);
             shows(&mut terminal, &format!("ended -{signal} so"));
-            assert_eq!(terminal.wait().code, Some(0));
+            terminal.wait().exits(0);
             assert_eq!(sandbox.state("x"), "free");
         }
     }
@@ -135,15 +131,6 @@ on_every_store! {
         assert_eq!(status(&mut shell), "0");
     }
 
-    fn ctrl_backslash_ends_the_command_too(sandbox: &Sandbox) {
-        let Some(mut shell) = bash(sandbox) else { return };
-        shell.tell("csalock run x sh -c 'echo run''ning; exec sleep 60'");
-        shows(&mut shell, "running\r\n");
-        shell.tell(CTRL_BACKSLASH);
-        assert_eq!(status(&mut shell), "131");
-        assert_eq!(sandbox.state("x"), "free");
-    }
-
     fn ctrl_z_stops_the_command_and_fg_continues_it(sandbox: &Sandbox) {
         for run in ["run", "run -F"] {
             let Some(mut shell) = bash(sandbox) else { return };
@@ -158,7 +145,7 @@ on_every_store! {
             assert_eq!(status(&mut shell), "148");
             // Stopped is not ended.
             assert_eq!((sandbox.state("x").as_str(), sandbox.holders("x")), ("held", vec![command]));
-            assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+            sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
             shell.tell("fg");
             wait_until("it goes on", || matches!(proc::stat(command), Some(('S' | 'R', _))));
             shell.tell("typed");
@@ -197,22 +184,6 @@ on_every_store! {
         assert_eq!(status(&mut shell), "6");
     }
 
-    fn a_wait_can_be_stopped_and_goes_on(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let Some(mut shell) = bash(sandbox) else { return };
-        shell.tell("csalock run -w inf x sh -c 'echo run''ning'");
-        wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        shell.tell(CTRL_Z);
-        shows(&mut shell, "Stopped");
-        wait_for_prompt(&mut shell);
-        assert_eq!(sandbox.waiters("x").len(), 1);
-        shell.tell("fg");
-        holder.release();
-        shows(&mut shell, "running\r\n");
-        assert_eq!(holder.wait().code, Some(0));
-        assert_eq!(status(&mut shell), "0");
-    }
-
     fn ctrl_c_while_waiting_leaves_the_queue(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let before = sandbox.sight("x");
@@ -226,7 +197,7 @@ on_every_store! {
             assert_eq!(sandbox.sight("x"), before, "{words}");
         }
         assert!(!sandbox.path("files/ran").exists());
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         assert_eq!(sandbox.state("x"), "free");
     }
 
@@ -246,43 +217,6 @@ on_every_store! {
             shows(&mut shell, "in front\r\n");
             shows(&mut shell, "signals from keys\r\n");
             assert_eq!(status(&mut shell), "0", "{run}");
-        }
-    }
-
-    fn a_wait_is_reported_once_and_to_a_terminal_only(sandbox: &Sandbox) {
-        let waiting = "csalock: waiting for lock x: pid ";
-        for words in ["run -w inf x true", "run -F -w inf x true", "lock -w inf --ttl 1ms x"] {
-            let mut holder = sandbox.holder("x");
-            let Some(mut shell) = bash(sandbox) else { return };
-            let mut before_us = sandbox.waiter("x", "true");
-            let parked = sandbox.waiters("x")[0];
-            shell.tell(&format!("csalock {words}; echo 'do''ne'"));
-            wait_until("it waits", || sandbox.waiters("x").len() == 2);
-            shows(&mut shell, waiting);
-            shows(&mut shell, &format!("{waiting}{} on ", sandbox.holders("x")[0]));
-            // It looks again when the one before it is gone, and says no more.
-            before_us.kill();
-            wait_until("the one before is gone", || !proc::lives(parked) && sandbox.waiters("x").len() == 1);
-            holder.release();
-            shows(&mut shell, "done\r\n");
-            assert_eq!(times(&shell, "csalock: "), 1, "{words}: {}", shell.printed());
-            assert_eq!(holder.wait().code, Some(0));
-            wait_until("it is free again", || sandbox.state("x") != "held");
-        }
-    }
-
-    fn a_wait_is_not_reported_to_a_file_and_not_with_quiet(sandbox: &Sandbox) {
-        for words in ["run -w inf x true 2> said", "run -q -w inf x true", "lock -q -w inf x | cat"] {
-            let mut holder = sandbox.holder("x");
-            let Some(mut shell) = bash(sandbox) else { return };
-            shell.tell(&format!("csalock {words}; echo 'do''ne'"));
-            wait_until("it waits", || sandbox.waiters("x").len() == 1);
-            holder.release();
-            shows(&mut shell, "done\r\n");
-            assert_eq!((times(&shell, "waiting for"), sandbox.read("files/said").as_str()), (0, ""), "{words}");
-            assert_eq!(holder.wait().code, Some(0));
-            shell.tell("csalock unlock -q x");
-            wait_until("it is free again", || sandbox.state("x") == "free");
         }
     }
 

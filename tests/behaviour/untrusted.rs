@@ -54,7 +54,6 @@ fn bounded(sandbox: &Sandbox, words: &[&str]) -> Done {
     ends(sandbox.call(all[0], &all[1..]), words)
 }
 
-/// Runs a command without a chosen store: the store of a file is beside it.
 #[track_caller]
 fn bounded_beside(sandbox: &Sandbox, words: &[&str]) -> Done {
     let all = [&["prlimit", MOST_MEMORY, "csalock"][..], words].concat();
@@ -72,10 +71,10 @@ fn ends(call: Call<'_>, words: &[&str]) -> Done {
     done
 }
 
-/// A script of bash, in which `$STORE` is the store and `$OUT` the tree outside.
+/// A script of bash, in which `$STORE` is the store, `$OUT` the tree outside, and `socket PATH` makes a socket.
 fn plant(sandbox: &Sandbox, script: &str) {
-    let script = format!("set -e; shopt -s nullglob; {script}");
+    let socket = "python3 -c 'import socket,sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' $1";
+    let script = format!("set -e; shopt -s nullglob; socket() {{ {socket}; }}; {script}");
     let call = sandbox.call("bash", ["-c", &script]).env("STORE", sandbox.store_path());
-    let done = call.env("OUT", sandbox.path("outside")).capture();
-    assert_eq!(done.code, Some(0), "{script}: {done:?}");
+    call.env("OUT", sandbox.path("outside")).capture().exits(0);
 }

@@ -5,7 +5,7 @@
 //! root. Only root can run these tests.
 
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::sandbox::{Call, Job, Kind, Sandbox, has, is_root, wait_until};
 
@@ -55,19 +55,20 @@ impl Person {
         if store.is_empty() { call.without("CSALOCK_STORE") } else { call.env("CSALOCK_STORE", store) }
     }
 
-    /// Its exit code.
     fn code(self, sandbox: &Sandbox, store: &str, arguments: &[&str]) -> i32 {
         self.csalock(sandbox, store, arguments).capture().code.unwrap()
     }
 
-    /// The exit code of any program.
     fn code_of(self, sandbox: &Sandbox, program: &[&str]) -> i32 {
-        let words = self.words();
-        let words: Vec<&str> = words.iter().map(String::as_str).chain(program.iter().copied()).collect();
-        sandbox.call(words[0], &words[1..]).capture().code.unwrap()
+        self.call(sandbox, program).capture().code.unwrap()
     }
 
-    /// Holds a lock until its stdin ends.
+    fn call<'a>(self, sandbox: &'a Sandbox, program: &[&str]) -> Call<'a> {
+        let words = self.words();
+        let words: Vec<&str> = words.iter().map(String::as_str).chain(program.iter().copied()).collect();
+        sandbox.call(words[0], &words[1..])
+    }
+
     fn holder(self, sandbox: &Sandbox, store: &str, name: &str) -> Job {
         let job = self.csalock(sandbox, store, &["run", "-w", "inf", name, "cat"]).spawn();
         wait_until("it is held", || self.code(sandbox, store, &["status", "-q", name]) == 0);
@@ -82,6 +83,13 @@ fn place(sandbox: &Sandbox, below: &str, (owner, group, mode): (u32, u32, u32)) 
     chown(&place, Some(owner), Some(group)).unwrap();
     std::fs::set_permissions(&place, PermissionsExt::from_mode(mode)).unwrap();
     place
+}
+
+/// Makes an empty file with this owner, group and mode.
+fn file(path: &Path, (owner, group, mode): (u32, u32, u32)) {
+    std::fs::write(path, "").unwrap();
+    chown(path, Some(owner), Some(group)).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
 }
 
 /// The actions of every user, while the first user of the store holds `held` and has created all other objects.
@@ -108,10 +116,9 @@ const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 0];
 /// May not even look.
 const NONE: [i32; 11] = [77; 11];
 
-/// Returns the results of all four users in a store with the objects of this one.
 #[track_caller]
 fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 4]) {
-    let mut holder = first.holder(sandbox, store, "held");
+    let holder = first.holder(sandbox, store, "held");
     for (person, wanted) in Person::ALL.into_iter().zip(wanted) {
         for words in [
             &["put", "shown", "value"][..],
@@ -129,19 +136,15 @@ fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 
     }
     // No file is left that is closed to the first user.
     for words in [&["run", "-n", "free", "true"][..], &["put", "shown", "other"], &["del", "shown"], &["gc"]] {
-        let done = first.csalock(sandbox, store, words).capture();
-        assert_eq!(done.code, Some(0), "{words:?} {done:?}");
+        first.csalock(sandbox, store, words).capture().exits(0);
     }
-    holder.release();
-    assert_eq!(holder.wait().code, Some(0));
+    holder.wait().exits(0);
 }
 
 /// A directory store with this owner, group and mode.
 #[track_caller]
 fn directory_of_mode(attributes: (u32, u32, u32), first: Person, wanted: [[i32; 11]; 4]) {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", attributes);
     deeds_are(&sandbox, &sandbox.store_at("shared"), first, wanted);
@@ -178,9 +181,7 @@ fn a_store_with_the_sticky_bit_works_like_other_stores() {
 
 #[test]
 fn a_store_in_which_every_user_may_remove_every_file_is_refused() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         place(&sandbox, "shared", (0, 0, 0o777));
@@ -197,9 +198,7 @@ fn a_store_in_which_every_user_may_remove_every_file_is_refused() {
 
 #[test]
 fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let modes = [(4101, 4101, 0o755), (0, GROUP, 0o2775), (0, GROUP, 0o775), (0, GROUP, 0o3775), (0, 0, 0o1777)];
     for (attributes, may) in modes.into_iter().zip([
         &[Anne, Root][..],
@@ -212,22 +211,13 @@ fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
         let file = place(&sandbox, "shared", attributes).join("file");
         let (file, other) = (file.to_str().unwrap(), format!("{}-other", file.display()));
         for first in may {
-            let mut holder = first.holder(&sandbox, "", file);
+            let holder = first.holder(&sandbox, "", file);
             for person in Person::ALL {
                 let (taken, held) = if may.contains(&person) { (0, 75) } else { (77, 75) };
-                assert_eq!(
-                    person.code(&sandbox, "", &["run", "-n", &other, "true"]),
-                    taken,
-                    "{attributes:?} {first:?} {person:?}"
-                );
-                assert_eq!(
-                    person.code(&sandbox, "", &["run", "-n", file, "true"]),
-                    held,
-                    "{attributes:?} {first:?} {person:?}"
-                );
+                let codes = [&other, file].map(|name| person.code(&sandbox, "", &["run", "-n", name, "true"]));
+                assert_eq!(codes, [taken, held], "{attributes:?} {first:?} {person:?}");
                 assert_eq!(person.code(&sandbox, "", &["status", "-q", file]), 0);
             }
-            holder.release();
             holder.wait();
         }
     }
@@ -235,9 +225,7 @@ fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
 
 #[test]
 fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let alone = [ALL, NONE, NONE, ALL];
     let group = [ALL, ALL, NONE, ALL];
     let modes = [
@@ -250,21 +238,16 @@ fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
         ((0, GROUP, 0o2775), (4101, GROUP, 0o664), [ALL, ALL, LOOK, ALL]),
         ((0, 0, 0o1777), (4101, 4101, 0o666), [ALL, ALL, ALL, ALL]),
     ];
-    for (directory, (owner, group, mode), wanted) in modes {
+    for (directory, attributes, wanted) in modes {
         let sandbox = Sandbox::new(Kind::Sqlite);
-        let file = place(&sandbox, "shared", directory).join("store");
-        std::fs::write(&file, "").unwrap();
-        chown(&file, Some(owner), Some(group)).unwrap();
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+        file(&place(&sandbox, "shared", directory).join("store"), attributes);
         deeds_are(&sandbox, &sandbox.store_at("shared/store"), Anne, wanted);
     }
 }
 
 #[test]
 fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Sqlite);
     let file = place(&sandbox, "shared", (4101, 4101, 0o755)).join("store");
     let log = file.with_file_name("store-wal");
@@ -284,30 +267,23 @@ fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
     // A log that is not for the users of the database is named.
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "y", "true"]), 0);
     std::fs::set_permissions(&log, PermissionsExt::from_mode(0o600)).unwrap();
-    let done = Carl.csalock(&sandbox, &store, &["status", "x"]).capture();
-    assert!(done.code == Some(77) && done.stderr.contains("store-wal"), "{done:?}");
+    Carl.csalock(&sandbox, &store, &["status", "x"]).capture().says(77, "store-wal");
 }
 
 #[test]
 fn a_user_who_may_only_read_a_database_makes_no_log_for_it() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for words in [&["status", "x"][..], &["run", "-w", "10ms", "x", "true"], &["history"], &["gc"], &["doctor"]] {
         let sandbox = Sandbox::new(Kind::Sqlite);
-        let file = place(&sandbox, "shared", (0, GROUP, 0o2770)).join("store");
-        std::fs::write(&file, "").unwrap();
-        chown(&file, Some(4101), Some(GROUP)).unwrap();
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+        let database = place(&sandbox, "shared", (0, GROUP, 0o2770)).join("store");
+        file(&database, (4101, GROUP, 0o644));
         let store = sandbox.store_at("shared/store");
         // Bert may write the directory, so he could create a log that Anne may not write. The database never has one.
-        let mut holder = Anne.csalock(&sandbox, &store, &["run", "x", "sh", "-c", "echo held; cat"]).spawn();
-        holder.lines(1);
-        let [log, index] = ["store-wal", "store-shm"].map(|name| file.with_file_name(name));
+        let holder = Anne.csalock(&sandbox, &store, &["run", "x", "sh", "-c", "echo held; cat"]).ready();
+        let [log, index] = ["store-wal", "store-shm"].map(|name| database.with_file_name(name));
         let done = Bert.csalock(&sandbox, &store, words).capture();
         assert!(!log.exists() && !index.exists(), "{done:?}");
-        let done = holder.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{words:?}");
+        holder.wait().succeeds();
         let done = Bert.csalock(&sandbox, &store, words).capture();
         assert!(!log.exists() && !index.exists(), "{done:?}");
         assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0);
@@ -316,9 +292,7 @@ fn a_user_who_may_only_read_a_database_makes_no_log_for_it() {
 
 #[test]
 fn a_value_is_read_by_the_users_that_its_mode_allows() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", (0, GROUP, 0o2775));
     let store = sandbox.store_at("shared");
@@ -338,9 +312,7 @@ fn a_value_is_read_by_the_users_that_its_mode_allows() {
 
 #[test]
 fn waiters_of_all_users_are_granted_in_order() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         place(&sandbox, "shared", (0, 0, 0o1777));
@@ -348,13 +320,11 @@ fn waiters_of_all_users_are_granted_in_order() {
         if kind == Kind::Directory {
             place(&sandbox, "shared/store", (0, 0, 0o1777));
         } else {
-            std::fs::write(sandbox.path("shared/store"), "").unwrap();
-            std::fs::set_permissions(sandbox.path("shared/store"), PermissionsExt::from_mode(0o666)).unwrap();
+            file(&sandbox.path("shared/store"), (0, 0, 0o666));
         }
         let mut holder = Carl.holder(&sandbox, &store, "x");
         let order = place(&sandbox, "order", (0, 0, 0o777)).join("order");
-        std::fs::write(&order, "").unwrap();
-        std::fs::set_permissions(&order, PermissionsExt::from_mode(0o666)).unwrap();
+        file(&order, (0, 0, 0o666));
         let waiting = || {
             let done = Root.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
             serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
@@ -374,17 +344,13 @@ fn waiters_of_all_users_are_granted_in_order() {
 
 #[test]
 fn a_lock_of_a_dead_user_is_taken_over_by_the_next() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         let place = place(&sandbox, "shared", (0, GROUP, 0o2770));
         let store = sandbox.store_at(if kind == Kind::Directory { "shared" } else { "shared/store" });
         if kind == Kind::Sqlite {
-            std::fs::write(place.join("store"), "").unwrap();
-            chown(place.join("store"), None, Some(GROUP)).unwrap();
-            std::fs::set_permissions(place.join("store"), PermissionsExt::from_mode(0o660)).unwrap();
+            file(&place.join("store"), (0, GROUP, 0o660));
         }
         for (first, second) in [(Anne, Bert), (Bert, Root), (Root, Anne)] {
             let mut holder = first.csalock(&sandbox, &store, &["run", "-F", "x", "sleep", "1000"]).spawn();
@@ -392,17 +358,14 @@ fn a_lock_of_a_dead_user_is_taken_over_by_the_next() {
             assert_eq!(second.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
             let waiter = second.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
             holder.kill();
-            let done = waiter.wait();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "mine\n"), "{first:?} {second:?} {done:?}");
+            waiter.wait().prints(0, "mine\n");
         }
     }
 }
 
 #[test]
 fn all_users_share_one_history() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", (0, GROUP, 0o2775));
     let store = sandbox.store_at("shared");

@@ -9,9 +9,7 @@ fn holder(sandbox: &Sandbox, options: &str, name: &str) -> Job {
     let script = format!(
         "csalock lock --print-handle {options} {name} > handle && echo in && read line; csalock unlock -q {name}; :"
     );
-    let mut job = sandbox.script("dash", &script).spawn();
-    job.lines(1);
-    job
+    sandbox.script("dash", &script).ready()
 }
 
 fn get(sandbox: &Sandbox, name: &str) -> Option<String> {
@@ -139,8 +137,7 @@ on_every_store! {
             assert!(done.stderr.starts_with("csalock: "), "{words:?} {}", done.stderr);
         }
         for script in ["csalock put x <&-", "csalock put x < .", "csalock get x >&-", "csalock get --lock x >&-"] {
-            let done = sandbox.script("dash", script).capture();
-            assert_eq!(done.code, Some(74), "{script}");
+            sandbox.script("dash", script).capture().exits(74);
         }
         assert_eq!((get(sandbox, "x"), sandbox.state("x").as_str()), (None, "free"));
     }
@@ -167,7 +164,7 @@ on_every_store! {
         wait_until("put waits", || sandbox.waiters("x").len() == 1);
         assert_eq!(get(sandbox, "x").as_deref(), Some("old"));
         other.release();
-        assert_eq!(waiter.wait().code, Some(0));
+        waiter.wait().exits(0);
         assert_eq!((get(sandbox, "x").as_deref(), sandbox.state("x").as_str()), (Some("new"), "free"));
     }
 
@@ -220,8 +217,7 @@ on_every_store! {
         // A dead caller blocks no other.
         let script = "csalock lock -s x > /dev/null; csalock put --unlock x c; echo $?";
         let mut dead = holder(sandbox, "-s", "x");
-        let mut one = sandbox.script("dash", &script.replace("csalock put", "echo in; read line; csalock put")).spawn();
-        one.lines(1);
+        let mut one = sandbox.script("dash", &script.replace("csalock put", "echo in; read line; csalock put")).ready();
         dead.kill();
         one.tell("go");
         assert_eq!(one.wait().stdout, "in\n0\n");
@@ -301,8 +297,7 @@ on_every_store! {
         let said = "csalock: lock x in store STORE guards no value; the lock is held now, so write one or give it back\n";
         sandbox.script("dash", script).stdout("81\n0 1\n0\n").stderr(said).run();
         let _other = holder(sandbox, "", "x");
-        let done = sandbox.csalock(["get", "--lock", "-n", "x"]).capture();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""));
+        sandbox.csalock(["get", "--lock", "-n", "x"]).capture().prints(75, "");
         assert_eq!(sandbox.csalock(["get", "x"]).capture().stdout, "1", "to read it needs no lock");
     }
 
@@ -317,13 +312,11 @@ on_every_store! {
         sandbox.await_abandoned("x");
         let said = "csalock: --pid cannot be used without --lock; add --lock, or leave it out\n";
         sandbox.csalock(["get", "--pid", &pid, "x"]).status(64).stderr(said).run();
-        assert_eq!(sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().code, Some(64));
+        sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().exits(64);
     }
 
     fn a_get_that_was_killed_before_it_printed_the_value_leaves_no_right_to_write(sandbox: &Sandbox) {
-        if !crate::sandbox::has("strace") {
-            return;
-        }
+        require!(crate::sandbox::has("strace"));
         sandbox.csalock(["put", "x", "41"]).run();
         let script = "n=$(strace -qq -D -o trace -e trace=write -e inject=write:signal=KILL csalock get --lock x)
                       csalock put -q --unlock x $((n + 1)); echo $? $n; csalock get x; csalock run -q -n x echo";
@@ -384,9 +377,7 @@ on_every_store! {
             Kind::Sqlite => "fcntl",
             Kind::Etcd | Kind::Postgres | Kind::Ssh => "sendto",
         };
-        if !crate::sandbox::has("strace") {
-            return;
-        }
+        require!(crate::sandbox::has("strace"));
         let (mut before, mut after) = (0, 0);
         for step in 1.. {
             let inject = format!("inject={calls}:signal=KILL:when={step}");
@@ -425,9 +416,7 @@ fn a_mode_is_never_wider_than_requested() {
     };
     sandbox.csalock(["put", "x", "open"]).run();
     assert!(modes().is_empty(), "short ones are in the record");
-    if !crate::sandbox::has("strace") {
-        return;
-    }
+    require!(crate::sandbox::has("strace"));
     // The second was not told, and is as private as the first.
     for words in ["--mode 0600 x secret", "x 'secret too'"] {
         let trace = trace(words);
@@ -446,9 +435,7 @@ fn a_mode_is_never_wider_than_requested() {
 
 #[test]
 fn another_user_sees_that_a_value_exists_but_not_its_content() {
-    if !crate::sandbox::is_root("a value that another user may not read") {
-        return;
-    }
+    require!(crate::sandbox::is_root("a value that another user may not read"));
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     std::fs::create_dir(sandbox.store_path()).unwrap();
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -473,7 +460,7 @@ fn a_database_has_one_mode() {
     sandbox.csalock(["put", "--mode", "600", "x", "secret"]).run();
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o644)).unwrap();
     let done = sandbox.csalock(["put", "--mode", "600", "x", "changed"]).capture();
-    assert_eq!(done.code, Some(77));
+    done.exits(77);
     assert!(done.stderr.contains("0644") || done.stderr.contains(" 644"), "{}", done.stderr);
     assert_eq!(sandbox.csalock(["get", "x"]).capture().stdout, "secret");
     // The log contains values too.
@@ -482,8 +469,7 @@ fn a_database_has_one_mode() {
     let log = sandbox.store_path().with_file_name("store-wal");
     assert_eq!(std::fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
     std::fs::set_permissions(&log, PermissionsExt::from_mode(0o644)).unwrap();
-    let done = sandbox.csalock(["put", "--mode", "600", "x", "secret"]).capture();
-    assert!(done.code == Some(77) && done.stderr.contains("store-wal has mode 0644"), "{done:?}");
+    sandbox.csalock(["put", "--mode", "600", "x", "secret"]).capture().says(77, "store-wal has mode 0644");
 }
 
 #[test]

@@ -22,7 +22,6 @@ mod examples {
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The whole command line, with the subcommands that are otherwise made on demand.
 fn definition() -> clap::Command {
     csalock::cli::Cli::definition()
 }

@@ -190,9 +190,7 @@ fn folded(line: &str) -> String {
 
 #[test]
 fn mandoc_finds_nothing_to_complain_about() {
-    if !has("mandoc") {
-        return;
-    }
+    require!(has("mandoc"));
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("man")).unwrap();
     for (path, text) in full_pages() {
@@ -229,9 +227,7 @@ fn all_pages_can_be_installed_as_the_manual_says() {
 fn csalock_1_is_short() {
     let (path, page) = &pages()[0];
     assert!(page.lines().count() <= LONGEST, "{path} has {} lines", page.lines().count());
-    if !has("mandoc") {
-        return;
-    }
+    require!(has("mandoc"));
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("page"), page).unwrap();
     let done = Process::new("mandoc").args(["-Tascii", "-Owidth=80", "page"]).current_dir(&folder).output().unwrap();
@@ -239,7 +235,6 @@ fn csalock_1_is_short() {
     assert!(shown <= LONGEST, "{path} is shown in {shown} lines");
 }
 
-/// The text of one page.
 fn text_of(name: &str) -> String {
     pages().into_iter().find(|(path, _)| path == &format!("man/{name}")).unwrap().1
 }

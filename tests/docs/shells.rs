@@ -61,7 +61,6 @@ impl Desk {
         String::from_utf8(done.stdout).unwrap()
     }
 
-    /// A shell on a terminal of its own, where TAB is pressed for real.
     fn terminal(&self, shell: &str) -> Terminal {
         let mut script = self.process("script");
         script.args(["-qefc", shell, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -121,7 +120,6 @@ impl Drop for Terminal {
     }
 }
 
-/// The long options of a command in the expected completions.
 fn options(command: &Command) -> BTreeSet<String> {
     let longs = command.get_arguments().filter(|argument| !argument.is_hide_set());
     longs.filter_map(|argument| argument.get_long()).map(|long| format!("--{long}")).collect()
@@ -213,9 +211,7 @@ fn bash_offers_valid_completions() {
 #[test]
 fn bash_inserts_usable_names() {
     let desk = Desk::new();
-    if !has("script") {
-        return;
-    }
+    require!(has("script"));
     fs::write(desk.path().join("rc"), "source \"$COMPLETIONS/csalock.bash\"; PS1='READY>'").unwrap();
     let mut bash = desk.terminal("bash --noprofile --rcfile rc -i");
     for (line, name) in [("tw\t", "two words"), ("co:l\t", "co:lon"), ("'pl\t", "plain")] {
@@ -234,9 +230,7 @@ fn bash_inserts_usable_names() {
 #[test]
 fn zsh_offers_valid_completions_and_inserts_usable_names() {
     let desk = Desk::new();
-    if !has("zsh") || !has("script") {
-        return;
-    }
+    require!(has("zsh") && has("script"));
     // Every match goes through compadd; ours writes them down first.
     let rc = r#"
         unsetopt zle_bracketed_paste auto_list auto_menu 2>/dev/null
@@ -270,9 +264,7 @@ fn zsh_offers_valid_completions_and_inserts_usable_names() {
 #[test]
 fn fish_offers_valid_completions() {
     let desk = Desk::new();
-    if !has("fish") {
-        return;
-    }
+    require!(has("fish"));
     let code = "source $COMPLETIONS/csalock.fish; complete -C \"$argv\"";
     check_offers(|words| {
         let offered = desk.output("fish", &["--no-config", "-c", code, &words.join(" ")]);

@@ -20,7 +20,6 @@ pub(crate) enum Where {
     InTheReply,
 }
 
-/// The fate of an exchange.
 #[derive(Default)]
 pub(crate) struct Fate {
     pub(crate) cut: Option<Where>,

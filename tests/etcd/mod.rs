@@ -61,7 +61,6 @@ pub(crate) struct Place {
     pub(crate) enter: Vec<String>,
 }
 
-/// A running cluster. Its data go away with it.
 pub(crate) struct Cluster {
     setup: Setup,
     members: Vec<Member>,
@@ -95,7 +94,6 @@ pub(crate) fn shared() -> Option<&'static Cluster> {
     SHARED.get_or_init(|| Cluster::start(Setup::default())).as_ref()
 }
 
-/// A prefix of its own.
 pub(crate) fn new_prefix() -> String {
     static PREFIXES: AtomicU32 = AtomicU32::new(0);
     format!("test {}", PREFIXES.fetch_add(1, Ordering::Relaxed))
@@ -159,7 +157,6 @@ impl Cluster {
         }
     }
 
-    /// Returns the end of each member's log.
     fn logs(&self) -> String {
         let end = |member: &Member| {
             let log = std::fs::read(self.path(&format!("{}.log", member.name))).unwrap_or_default();
@@ -205,7 +202,6 @@ impl Cluster {
         *member.child.lock().unwrap() = Some(spawn_for_all(command));
     }
 
-    /// Waits until it can be written to.
     pub(crate) fn await_health(&self) {
         assert!(self.is_healthy_unless(|| false));
     }
@@ -225,12 +221,10 @@ impl Cluster {
         false
     }
 
-    /// Returns the endpoints of its members.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|member| member.client.clone()).collect()
     }
 
-    /// The URL of a store in it.
     pub(crate) fn url(&self, prefix: &str) -> String {
         self.url_at(&self.endpoints(), prefix)
     }
@@ -245,7 +239,6 @@ impl Cluster {
         self.place.path().join(name)
     }
 
-    /// Returns the output of etcdctl, as root if there are users.
     pub(crate) fn ctl(&self, words: &[&str]) -> String {
         self.ctl_as(self.setup.root.map(|password| ("root", password)), words)
     }
@@ -256,7 +249,6 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Returns the reply of the gateway of the first member.
     pub(crate) fn post(&self, path: &str, question: &serde_json::Value) -> serde_json::Value {
         let (server, body) = (&self.members[0].client, question.to_string());
         let head = format!("POST {path} HTTP/1.0\r\nHost: {server}\r\nContent-Length: {}", body.len());
@@ -286,7 +278,6 @@ impl Cluster {
         command.args(words).output().unwrap()
     }
 
-    /// The member that leads.
     pub(crate) fn leader(&self) -> usize {
         let start = Instant::now();
         loop {
@@ -303,7 +294,6 @@ impl Cluster {
         }
     }
 
-    /// Ends one of them without warning.
     pub(crate) fn kill(&self, number: usize) {
         if let Some(mut child) = self.members[number].child.lock().unwrap().take() {
             let _ = child.kill();
@@ -311,23 +301,19 @@ impl Cluster {
         }
     }
 
-    /// Starts again one that was killed.
     pub(crate) fn restart(&self, number: usize) {
         self.run(number, "existing");
     }
 
-    /// How many members it has.
     pub(crate) fn size(&self) -> usize {
         self.members.len()
     }
 
-    /// Lets one stand still, or go on.
     pub(crate) fn stop(&self, number: usize, stands: bool) {
         let pid = self.members[number].child.lock().unwrap().as_ref().unwrap().id();
         kill(Pid::from_raw(pid as i32), if stands { Signal::SIGSTOP } else { Signal::SIGCONT }).unwrap();
     }
 
-    /// Adds a user with this role, who may read and write what begins like this.
     pub(crate) fn add_user(&self, user: &str, password: &str, prefix: &str) {
         self.add_user_with_permission(user, password, "readwrite", prefix);
     }

@@ -19,7 +19,6 @@ pub(crate) enum Extent {
     Hours,
 }
 
-/// Why a quick run does not try a test.
 pub(crate) const FOR_ALL: &str = "CSALOCK_TESTS=all tries them";
 
 /// Returns true if it is the turn of this one of so many tests. A quick run has one of them.
@@ -43,7 +42,6 @@ fn of_commit() -> Option<usize> {
     usize::from_str_radix(str::from_utf8(&done.stdout).ok()?.trim(), 16).ok()
 }
 
-/// Returns the extent of this run. An unknown word fails the test.
 pub(crate) fn extent() -> Extent {
     let word = variable("CSALOCK_TESTS").unwrap_or_default();
     match &word[..] {
@@ -54,7 +52,6 @@ pub(crate) fn extent() -> Extent {
     }
 }
 
-/// Returns the value for the extent of this run.
 pub(crate) fn choose<T>(quick: T, all: T, hours: T) -> T {
     match extent() {
         Extent::Quick => quick,
@@ -67,7 +64,6 @@ pub(crate) fn is_complete() -> bool {
     extent() == Extent::Hours
 }
 
-/// Returns the duration of a storm in seconds.
 pub(crate) fn storm_seconds() -> u64 {
     choose(5, 60, 600)
 }
@@ -81,7 +77,6 @@ pub(crate) fn seed() -> u64 {
     text.parse().unwrap_or_else(|_| panic!("CSALOCK_SEED={text}: expected an integer"))
 }
 
-/// Returns the part of the names of scenarios to which the run is limited.
 pub(crate) fn scenario_part() -> Option<String> {
     variable("CSALOCK_SCENARIO").filter(|part| !part.is_empty())
 }

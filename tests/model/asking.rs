@@ -201,7 +201,6 @@ fn answer(step: AcquireStep) -> Option<Answer> {
     }
 }
 
-/// Returns the victim, if this wait is part of a cycle.
 fn victim_of_cycle(world: &World, state: &State, at: usize, task: Task) -> Option<usize> {
     if !state.actors[at].holds.iter().any(|hold| hold.is == super::actor::Holding::Told) {
         return None;
@@ -220,7 +219,6 @@ fn victim_of_cycle(world: &World, state: &State, at: usize, task: Task) -> Optio
 }
 
 impl World {
-    /// The task at hand.
     pub(crate) fn task(&self, state: &State, at: usize) -> Option<Task> {
         let actor = &state.actors[at];
         if actor.refused {
@@ -243,7 +241,6 @@ impl World {
         state.is_dead(&owner(&self.actors[of], of))
     }
 
-    /// Returns the request of an actor.
     pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<AnyRequest> {
         let actor = &state.actors[at];
         let claimant = |proof: Option<HandleHash>, owners| Credentials {

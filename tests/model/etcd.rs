@@ -358,27 +358,14 @@ fn is_seen(planted: Planted, promise: &'static str) {
     assert!(checker.discoveries().contains_key(promise), "{:?}", checker.discoveries().keys());
 }
 
-#[test]
-fn a_lease_without_its_key_is_seen() {
-    is_seen(Planted::KeyLeftOut, LEASED);
-}
-
-#[test]
-fn two_callers_hold_if_a_transaction_compares_nothing() {
-    is_seen(Planted::NothingCompared, ONE_HOLDER);
-}
-
-#[test]
-fn two_callers_hold_if_a_stale_read_alone_proves_an_expired_lease() {
-    is_seen(Planted::LeaseNotCompared, ONE_HOLDER);
-}
-
-#[test]
-fn a_late_copy_of_a_grant_undoes_a_release_if_a_creation_is_not_compared() {
-    is_seen(Planted::BirthNotCompared, FINAL);
-}
-
-#[test]
-fn a_watch_that_begins_too_late_misses_earlier_changes() {
-    is_seen(Planted::WatchBeginsLate, HEARD);
+cases! {
+    fn a_lease_without_its_key_is_seen() { is_seen(Planted::KeyLeftOut, LEASED) }
+    fn two_callers_hold_if_a_transaction_compares_nothing() { is_seen(Planted::NothingCompared, ONE_HOLDER) }
+    fn two_callers_hold_if_a_stale_read_alone_proves_an_expired_lease() {
+        is_seen(Planted::LeaseNotCompared, ONE_HOLDER)
+    }
+    fn a_late_copy_of_a_grant_undoes_a_release_if_a_creation_is_not_compared() {
+        is_seen(Planted::BirthNotCompared, FINAL)
+    }
+    fn a_watch_that_begins_too_late_misses_earlier_changes() { is_seen(Planted::WatchBeginsLate, HEARD) }
 }

@@ -5,7 +5,6 @@ use stateright::{Checker, HasDiscoveries, Model};
 use super::state::State;
 use super::world::World;
 
-/// Explores all of it; every promise must be kept.
 pub(crate) fn every_promise_is_kept(what: &str, world: World) {
     let started = std::time::Instant::now();
     let checker = world.clone().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_dfs().join();

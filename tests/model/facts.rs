@@ -34,13 +34,11 @@ pub(crate) enum Seen {
     Missing,
 }
 
-/// A lease by its number.
 pub(crate) fn lease(number: u64) -> Lease {
     Lease { clock: LeaseClock::FileSystem(Begun::default()), ends: number, wall: 0 }
 }
 
 impl Known {
-    /// Finds out, on this host.
     pub(crate) fn find_out(world: &World, state: &State, host: u8, wanted: &Query) -> Known {
         match wanted {
             Query::Liveness(at, process) => {
@@ -99,7 +97,6 @@ pub(crate) fn decide_now<T>(world: &World, state: &State, host: u8, of: impl Fn(
     }
 }
 
-/// The leases that a record bears.
 pub(crate) fn leases(record: &Arc<Record>) -> impl Iterator<Item = u64> {
     let of_holders = record.holders.iter().filter_map(|grant| grant.lifetime.lease());
     let of_waiters = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());

@@ -9,7 +9,6 @@ use csalock::lock::{Record, decode, encode};
 
 pub(crate) type Bytes = Vec<u8>;
 
-/// Records by their version and bytes.
 type Records = HashMap<(u64, Arc<Bytes>), Arc<Record>>;
 
 /// The stored object of one name, and its state before the last commit.

@@ -5,11 +5,8 @@ use csalock::lock::{Facts, Handle, HandleHash, Mode, Owner, PidDomain, ProcessId
 /// Everything that does not change while a world is explored.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
-    /// How many names there are.
     pub(crate) names: usize,
-    /// The actors in it.
     pub(crate) actors: Vec<Script>,
-    /// The faults that may happen.
     pub(crate) faults: Faults,
     /// How many slots [`Mode::Slot`] means.
     pub(crate) slots: u32,
@@ -17,7 +14,6 @@ pub(crate) struct World {
     pub(crate) bounded_looks: bool,
     /// Whether the hosts are copies of one machine: a process that is not on one of them may run on another.
     pub(crate) copies: bool,
-    /// A planted fault.
     pub(crate) planted: Option<Planted>,
 }
 
@@ -55,7 +51,6 @@ pub(crate) struct Script {
     pub(crate) refuses_stale: bool,
     /// Whether it lives on after its last task.
     pub(crate) stays: bool,
-    /// Its tasks.
     pub(crate) tasks: Vec<Task>,
 }
 
@@ -113,7 +108,6 @@ pub(crate) enum Planted {
 }
 
 impl Task {
-    /// Which name it is about.
     pub(crate) fn name(&self) -> usize {
         match *self {
             Task::Take(name, _) | Task::Try(name, _) | Task::GiveBack(name) | Task::GiveBackAsOwner(name) => name,
@@ -167,7 +161,6 @@ impl Script {
         Script { latest_only: true, ..self }
     }
 
-    /// The script that refuses a stale lock.
     pub(crate) fn refusing_stale(self) -> Script {
         Script { refuses_stale: true, ..self }
     }
@@ -207,17 +200,14 @@ impl World {
     }
 }
 
-/// The bytes of a name.
 pub(crate) fn name(at: usize) -> Vec<u8> {
     vec![b'a' + at as u8]
 }
 
-/// The process that acts for an actor.
 pub(crate) fn process(actor: usize) -> ProcessId {
     ProcessId { pid: 10 + actor as i32, start: 1 }
 }
 
-/// The owner of what an actor takes.
 pub(crate) fn owner(script: &Script, actor: usize) -> ProcessId {
     let pid = if script.for_shell { 20 } else { 10 };
     ProcessId { pid: pid + actor as i32, start: 1 }
@@ -228,7 +218,6 @@ pub(crate) fn bit(process: &ProcessId) -> u32 {
     1 << process.pid
 }
 
-/// The processes of a host.
 pub(crate) fn home(host: u8) -> PidDomain {
     let machine = char::from(b'm' + host).to_string();
     PidDomain { boot: machine.clone(), pids: "p".into(), net: u64::from(host), machine }
@@ -246,7 +235,6 @@ pub(crate) fn whose(wanted: &HandleHash) -> Option<usize> {
     (0..8).find(|actor| proof(*actor) == *wanted)
 }
 
-/// Returns the owner of the grants of an actor.
 pub(crate) fn party(script: &Script, actor: usize) -> Owner {
     Owner {
         domain: home(script.host),

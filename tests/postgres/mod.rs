@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
 
 use std::fs;
+use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -76,7 +77,6 @@ pub(crate) fn shared_bouncer() -> Option<&'static Bouncer> {
     SHARED.get_or_init(|| Some(Bouncer::start(server))).as_ref()
 }
 
-/// A schema of its own.
 pub(crate) fn new_schema() -> String {
     static SCHEMAS: AtomicU32 = AtomicU32::new(0);
     format!("t{}", SCHEMAS.fetch_add(1, Ordering::Relaxed))
@@ -222,12 +222,10 @@ impl Server {
         self.place.path().join(below)
     }
 
-    /// The URL of a store in it.
     pub(crate) fn url(&self, schema: &str) -> String {
         url(&self.address, self.port, schema)
     }
 
-    /// Returns psql(1) for this server.
     pub(crate) fn psql(&self) -> Command {
         let mut psql = Command::new("psql");
         // The socket is a file, so it is there in every network namespace.
@@ -240,7 +238,6 @@ impl Server {
         self.psql().args(["-c", sql]).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Returns the output of psql.
     pub(crate) fn sql(&self, sql: &str) -> String {
         let output = self.try_sql(sql);
         assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
@@ -248,6 +245,26 @@ impl Server {
     }
 
     /// Ends it at once, as a crash would.
+    /// A session that has locked this table, which exists, until its stdin ends.
+    pub(crate) fn lock_table(&self, table: &str, mode: &str) -> Child {
+        let mut session = self.psql().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let lock = format!("BEGIN; LOCK TABLE {table} IN {mode} MODE;\n");
+        session.stdin.as_mut().unwrap().write_all(lock.as_bytes()).unwrap();
+        let is_locked = format!("SELECT count(*) FROM pg_locks WHERE relation = '{table}'::regclass AND granted");
+        let begun = Instant::now();
+        while self.sql(&is_locked) == "0" {
+            assert!(begun.elapsed() < PATIENCE, "{table} is not locked");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        session
+    }
+
+    /// Ends a session.
+    pub(crate) fn end(mut session: Child) {
+        drop(session.stdin.take());
+        session.wait().unwrap();
+    }
+
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.child.lock().unwrap().take() {
             let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGQUIT);

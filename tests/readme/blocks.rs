@@ -90,9 +90,7 @@ fn a_block_that_needs_root_creates_scripts_only() {
 
 #[test]
 fn the_scripts_of_all_blocks_are_clean() {
-    if !has("shellcheck") {
-        return;
-    }
+    require!(has("shellcheck"));
     for block in blocks("sh") {
         for script in block.text.split("<<'").skip(1) {
             let (word, rest) = script.split_once("'\n").unwrap();

@@ -50,9 +50,7 @@ fn every_anacrontab_line_runs_and_runs_again() {
 /// Each block is one file, whose path is in its first line.
 #[test]
 fn systemd_accepts_every_unit() {
-    if !has("systemd-analyze") {
-        return;
-    }
+    require!(has("systemd-analyze"));
     let root = tempfile::tempdir().unwrap();
     // The program is looked for, and must be executable. Some units of the system are named by every unit.
     write(&root.path().join("usr/bin/csalock"), "");

@@ -68,9 +68,7 @@ impl Drop for Server {
 
 #[test]
 fn a_late_writer_does_not_change_the_row() {
-    if !harness::has_all(&["initdb", "psql", "setpriv"]) {
-        return;
-    }
+    require!(harness::has_all(&["initdb", "psql", "setpriv"]));
     let programs = programs().expect("initdb is installed");
     let mut server = Server::start(&programs);
     let all = blocks("sh");

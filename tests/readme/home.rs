@@ -14,7 +14,6 @@ use crate::programs::write_program;
 /// The program that is tested.
 pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
 
-/// A home where nothing has happened yet, and a directory of programs beside it.
 pub(crate) struct Home(TempDir);
 
 impl Home {
@@ -43,7 +42,6 @@ impl Home {
         self.0.path().join("bin").join(name)
     }
 
-    /// Adds a program, a shell script.
     pub(crate) fn add_program(&self, name: &str, text: &str) {
         write_program(&self.program(name), format!("#!/bin/sh\n{text}\n").as_bytes());
     }
@@ -79,7 +77,6 @@ impl Home {
 }
 
 impl Drop for Home {
-    /// Ends the servers of a script that failed before it ended them.
     fn drop(&mut self) {
         let pids = ["n1.pid", "n2.pid", "n3.pid"].map(|file| fs::read_to_string(self.path().join(file)));
         for pid in pids.into_iter().flatten().filter_map(|pid| pid.trim().parse().ok()) {
@@ -88,7 +85,6 @@ impl Drop for Home {
     }
 }
 
-/// Writes a file with the directories above it.
 pub(crate) fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();

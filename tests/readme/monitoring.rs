@@ -66,9 +66,7 @@ tests:
 
 #[test]
 fn promtool_accepts_the_alert_rules_and_they_fire() {
-    if !has("promtool") {
-        return;
-    }
+    require!(has("promtool"));
     let place = tempfile::tempdir().unwrap();
     let rules: String = blocks("yaml").into_iter().map(|block| block.text).collect();
     write(&place.path().join("rules.yml"), &rules);

@@ -102,7 +102,6 @@ impl Machine {
         (said, fs::read_to_string(self.path("builds")).unwrap())
     }
 
-    /// The page of licences in the archive.
     fn licences(&self) -> String {
         let version = env!("CARGO_PKG_VERSION");
         let name = format!("csalock-{version}-{ARCH}-linux");

@@ -56,7 +56,6 @@ fn debian_package() -> Option<&'static Path> {
         .then(|| packages().iter().find(|path| path.extension().is_some_and(|end| end == "deb")).unwrap().as_path())
 }
 
-/// A system with nothing in it but dpkg's own files.
 struct System(TempDir);
 
 impl System {
@@ -74,7 +73,6 @@ impl System {
         self.0.path().join(below)
     }
 
-    /// Returns what dpkg says on stderr.
     fn dpkg(&self, words: &[&str]) -> String {
         let mut dpkg = Command::new("dpkg");
         dpkg.arg(format!("--root={}", self.0.path().display())).args(["--force-script-chrootless", "--log=/dev/null"]);
@@ -102,16 +100,7 @@ impl System {
     /// All files and directories but dpkg's and the ones that the test made.
     fn files(&self) -> String {
         let mut find = Command::new("find");
-        find.current_dir(self.0.path()).args([
-            ".",
-            "-mindepth",
-            "1",
-            "-path",
-            "./var/lib/dpkg",
-            "-prune",
-            "-o",
-            "-print",
-        ]);
+        find.current_dir(self.0.path()).args(". -mindepth 1 -path ./var/lib/dpkg -prune -o -print".split(' '));
         let found = String::from_utf8(run(&mut find).stdout).unwrap();
         let mut lines: Vec<&str> =
             found.lines().filter(|line| !["./var", "./var/lib", "./proc"].contains(line)).collect();
@@ -215,9 +204,7 @@ fn a_directory_store_of_the_administrator_keeps_its_mode() {
 #[test]
 fn lintian_finds_no_error() {
     let Some(package) = debian_package() else { return };
-    if !has("lintian") {
-        return;
-    }
+    require!(has("lintian"));
     let mut lintian = Command::new("lintian");
     lintian.args(["--fail-on", "error"]).arg(package);
     if nix::unistd::geteuid().is_root() {
@@ -241,18 +228,17 @@ fn the_archive_installs_as_the_readme_says() {
     fs::create_dir(folder.path().join("local")).unwrap();
     run(Command::new("sh").args(["-euc", &line]).current_dir(folder.path()));
     let local = folder.path().join("local");
-    run(Command::new("sha256sum")
-        .args(["--check", "--strict", "--quiet", "share/doc/csalock/SHA256SUMS"])
-        .current_dir(&local));
+    let check = |sums: &str, at: &Path| {
+        run(Command::new("sha256sum").args(["--check", "--strict", "--quiet", sums]).current_dir(at));
+    };
+    check("share/doc/csalock/SHA256SUMS", &local);
     let done = run(Command::new(local.join("bin/csaLock")).arg("--").arg("file").current_dir(folder.path()));
     assert!(done.stdout.is_empty() && done.stderr.is_empty(), "{done:?}");
     for file in ["man/man1/csalock.1", "man/man7/csalock.7", "doc/csalock/LICENSE-MIT", "doc/csalock/docs/recipes.md"] {
         assert!(local.join("share").join(file).is_file(), "{file}");
     }
     let sums = packages().last().unwrap();
-    run(Command::new("sha256sum")
-        .args(["--check", "--strict", "--quiet", "SHA256SUMS"])
-        .current_dir(sums.parent().unwrap()));
+    check("SHA256SUMS", sums.parent().unwrap());
 }
 
 /// A reader of the packed pages finds each page to which they link beside them.
@@ -297,9 +283,7 @@ fn checkout(to: &Path) {
 
 #[test]
 fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
-    if !is_checkout() {
-        return;
-    }
+    require!(is_checkout());
     let folder = tempfile::tempdir().unwrap();
     // The beginning of the program is enough of a program here.
     let program = folder.path().join("program");
@@ -320,7 +304,6 @@ fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
     }
 }
 
-/// Returns why this run does not try a test.
 pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
     (test.name == "two_builds_in_two_directories_are_identical" && extent() == Extent::Quick).then_some(FOR_ALL)
 }
@@ -328,9 +311,7 @@ pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
 /// Two builds of one commit are equal to the byte: see `packaging/release`. It takes some minutes.
 #[test]
 fn two_builds_in_two_directories_are_identical() {
-    if !is_checkout() {
-        return;
-    }
+    require!(is_checkout());
     let folder = tempfile::tempdir().unwrap();
     let places = ["one", "a/deeper/place"].map(|place| folder.path().join(place));
     for place in &places {

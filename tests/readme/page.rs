@@ -4,7 +4,6 @@ use std::fs;
 
 use crate::in_project;
 
-/// A block of a page.
 pub(crate) struct Block {
     pub(crate) page: String,
     /// The word after the fence.
@@ -46,12 +45,10 @@ fn blocks_of(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// All blocks of all pages.
 pub(crate) fn all_blocks() -> Vec<Block> {
     pages().iter().flat_map(|page| blocks_of(page)).collect()
 }
 
-/// The blocks of one kind.
 pub(crate) fn blocks(kind: &str) -> Vec<Block> {
     let blocks: Vec<Block> = all_blocks().into_iter().filter(|block| block.kind == kind).collect();
     assert!(!blocks.is_empty(), "no block is {kind}");

@@ -32,9 +32,7 @@ fn a_late_writer_does_not_replace_the_object() {
     if !is_there.is_ok_and(|status| status.success()) {
         return harness::skip("a server of S3", "no moto_server (pip install 'moto[server]')");
     }
-    if !harness::has("curl") {
-        return;
-    }
+    require!(harness::has("curl"));
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let mut server = Server::start(port);
     let all = blocks("sh");

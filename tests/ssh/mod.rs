@@ -19,7 +19,6 @@ use crate::supervised::{in_memory, spawn_for_all};
 /// Maximum time for the start of a server.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running sshd. Its files go away with it.
 pub(crate) struct Server {
     place: TempDir,
     address: String,
@@ -30,7 +29,6 @@ pub(crate) struct Server {
     master: Option<Mutex<Child>>,
 }
 
-/// Whether sshd and ssh are installed.
 pub(crate) fn is_installed() -> bool {
     harness::has_all(&["sshd", "ssh", "setpriv"])
 }
@@ -151,12 +149,10 @@ impl Server {
         self.port
     }
 
-    /// The URL of the store in a directory.
     pub(crate) fn url(&self, directory: &str) -> String {
         format!("ssh://{}:{}{directory}", self.address, self.port)
     }
 
-    /// Returns the server and all processes of its connections.
     fn processes(&self) -> Vec<Pid> {
         let mut all = vec![Pid::from_raw(self.child.lock().unwrap().id() as i32)];
         let mut at = 0;
@@ -168,7 +164,6 @@ impl Server {
         all
     }
 
-    /// Lets the server and the processes of its connections stand still, or go on.
     pub(crate) fn stop(&self, stands: bool) {
         let signal = if stands { Signal::SIGSTOP } else { Signal::SIGCONT };
         // The server first, so that it starts no further ones.
@@ -193,7 +188,6 @@ impl Server {
         child.wait().unwrap();
     }
 
-    /// Starts it again after it was killed.
     pub(crate) fn restart(&self) {
         *self.child.lock().unwrap() = Server::run(self.place.path(), &self.enter);
         self.await_answer();

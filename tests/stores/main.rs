@@ -86,8 +86,6 @@ mod stores_that_know_what_a_commit_conflicts_with {
 mod stores_whose_leases_end_by_clocks_that_a_test_can_set {
     keep! { promises on memory, directory, beside, sqlite: {
         a_lease_ends_when_its_time_is_over
-        a_lease_does_not_care_for_the_wall_clock
-        a_lease_that_is_over_stays_over
     } }
 }
 
@@ -154,7 +152,6 @@ mod durable_stores {
     }
 }
 
-/// Returns why this run does not try a test.
 fn why_not(test: &harness::Test) -> Option<&'static str> {
     (test.module.ends_with("::pooled") && extent::extent() == extent::Extent::Quick).then_some(extent::FOR_ALL)
 }

@@ -37,11 +37,6 @@ pub(crate) fn open(url: &str) -> Postgres {
     open_as(url, &[]).unwrap()
 }
 
-/// The error of an attempt to write.
-pub(crate) fn refusal(url: &str, variables: &[(&'static str, &str)]) -> Error {
-    open_as(url, variables).and_then(|store| store.swap(b"x", None, Some(b"body"))).unwrap_err()
-}
-
 #[track_caller]
 pub(crate) fn assert_refused(error: &Error, kind: ErrorKind, words: &[&str]) {
     let said = error.to_string();
@@ -49,7 +44,23 @@ pub(crate) fn assert_refused(error: &Error, kind: ErrorKind, words: &[&str]) {
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
 }
 
-/// Waits until something is so.
+/// An attempt to write fails.
+#[track_caller]
+pub(crate) fn refuses(url: &str, variables: &[(&'static str, &str)], kind: ErrorKind, words: &[&str]) {
+    let written = open_as(url, variables).and_then(|store| store.swap(b"x", None, Some(b"body")));
+    assert_refused(&written.unwrap_err(), kind, words);
+}
+
+#[track_caller]
+pub(crate) fn denies(url: &str, variables: &[(&'static str, &str)], words: &[&str]) {
+    refuses(url, variables, ErrorKind::Denied, words);
+}
+
+#[track_caller]
+pub(crate) fn is_away(url: &str, variables: &[(&'static str, &str)], words: &[&str]) {
+    refuses(url, variables, ErrorKind::Unavailable, words);
+}
+
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -162,9 +173,9 @@ fn people_see_holders_in_a_view() {
 fn a_schema_of_another_program_or_format_is_refused() {
     let Some(server) = postgres::shared() else { return };
     server.sql("CREATE SCHEMA foreign_one; CREATE TABLE foreign_one.t(x int)");
-    assert_refused(&refusal(&server.url("foreign_one"), &[]), ErrorKind::Corrupt, &["another program", "?schema="]);
+    refuses(&server.url("foreign_one"), &[], ErrorKind::Corrupt, &["another program", "?schema="]);
     server.sql("CREATE SCHEMA newer; CREATE TABLE newer.format(number int); INSERT INTO newer.format VALUES (3)");
-    assert_refused(&refusal(&server.url("newer"), &[]), ErrorKind::Corrupt, &["format 3", "knows 2"]);
+    refuses(&server.url("newer"), &[], ErrorKind::Corrupt, &["format 3", "knows 2"]);
     assert_refused(&open(&server.url("newer")).read(b"x").unwrap_err(), ErrorKind::Corrupt, &["format 3"]);
 }
 
@@ -175,7 +186,7 @@ fn a_role_needs_only_the_documented_privileges() {
     let as_user = |user: &str| url.replace("test@", &format!("{user}@"));
     server.sql("CREATE ROLE app LOGIN; CREATE ROLE looker LOGIN; CREATE ROLE nobody LOGIN");
     // A role without the privilege to create a schema cannot be the first.
-    assert_refused(&refusal(&as_user("app"), &[]), ErrorKind::Denied, &["permission denied", "docs/postgres.md"]);
+    denies(&as_user("app"), &[], &["permission denied", "docs/postgres.md"]);
     let version = stored(open(&url).swap(b"x", None, Some(b"body")).unwrap());
     server.sql(
         "GRANT USAGE ON SCHEMA privileges TO app, looker; GRANT SELECT ON ALL TABLES IN SCHEMA privileges TO looker; \
@@ -233,7 +244,7 @@ fn a_server_that_could_lose_a_lock_is_refused_with_the_reason() {
     server.sql("ALTER ROLE test SET synchronous_commit = on; ALTER ROLE test SET default_transaction_read_only = on");
     let refused = open(&url).swap(b"y", None, Some(b"body")).unwrap_err();
     assert_refused(&refused, ErrorKind::Unavailable, &["read-only"]);
-    assert_refused(&refusal(&url.replace("/postgres?", "/none?"), &[]), ErrorKind::Unavailable, &["none", "createdb"]);
+    is_away(&url.replace("/postgres?", "/none?"), &[], &["none", "createdb"]);
     assert!(has(&open(&url).diagnose(), Verdict::Doubtful, "fsync is off"));
 }
 

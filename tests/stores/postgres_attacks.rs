@@ -154,24 +154,12 @@ fn a_commit_that_the_standby_lacks_is_not_taken_for_done() {
     assert_eq!(pair.cut_short(b"restarted", restart), (false, false));
 }
 
-/// A client that has locked this table of the store until its stdin ends.
-fn locked(server: &Server, table: &str) -> std::process::Child {
-    use std::io::Write;
-    let mut blocker = server.psql().stdin(std::process::Stdio::piped()).spawn().unwrap();
-    let lock = format!("BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;\n");
-    blocker.stdin.as_mut().unwrap().write_all(lock.as_bytes()).unwrap();
-    wait_until("it is locked", || {
-        server.sql("SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted") != "0"
-    });
-    blocker
-}
-
 #[test]
 fn no_call_leaves_a_server_process_behind_when_a_table_is_locked() {
     let Some(server) = Server::start(&[]) else { return };
     let store = open(&server.url("csalock"));
     let version: Version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
-    let mut blocker = locked(&server, "csalock.records");
+    let blocker = server.lock_table("csalock.records", "ACCESS EXCLUSIVE");
     let begun = Instant::now();
     for _ in 0..6 {
         let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 5));
@@ -183,8 +171,7 @@ fn no_call_leaves_a_server_process_behind_when_a_table_is_locked() {
     assert!(begun.elapsed() < 60 * SECOND, "{:?}", begun.elapsed());
     let of_csalock = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'csalock' AND state <> 'idle'";
     wait_until("they have left", || server.sql(of_csalock) == "0");
-    drop(blocker.stdin.take());
-    blocker.wait().unwrap();
+    Server::end(blocker);
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
 }
 

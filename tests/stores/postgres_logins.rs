@@ -11,7 +11,7 @@ use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bin
 
 use crate::etcd::fair::is_within;
 use crate::postgres::{self, Server};
-use crate::postgres_alone::{BOUNDED, SECOND, assert_refused, open, open_as, refusal};
+use crate::postgres_alone::{BOUNDED, SECOND, assert_refused, denies, is_away, open, open_as, refuses};
 use crate::rig::{Effects, stored};
 
 #[test]
@@ -20,13 +20,10 @@ fn logins_by_password_certificate_authorities_and_sockets() {
                host all old all md5\nhost all clear all password\n";
     let settings = ["listen_addresses=127.0.0.1,127.0.0.2"];
     let Some(server) = Server::start_with(&settings, hba) else { return };
-    server.sql(
-        "CREATE ROLE scram LOGIN SUPERUSER PASSWORD 'sesame'; CREATE ROLE clear LOGIN SUPERUSER PASSWORD 'sesame'",
-    );
-    server.sql(
-        "CREATE ROLE tls LOGIN SUPERUSER PASSWORD 'sesame'; SET password_encryption = md5; \
-                CREATE ROLE old LOGIN SUPERUSER PASSWORD 'sesame'",
-    );
+    for role in ["scram", "clear", "tls", "old"] {
+        let kind = if role == "old" { "SET password_encryption = md5; " } else { "" };
+        server.sql(&format!("{kind}CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'sesame'"));
+    }
     let url = |user: &str, options: &str| server.url("s").replace("test@", &format!("{user}@")) + options;
     let place = tempfile::tempdir().unwrap();
     let pgpass = place.path().join("pgpass");
@@ -39,16 +36,11 @@ fn logins_by_password_certificate_authorities_and_sockets() {
         [("scram", password), ("old", password), ("clear", password), ("tls", password), ("scram", &file)]
     {
         assert!(open_as(&url(user, ""), variables).unwrap().swap(b"x", None, None).is_ok(), "{user}");
-        let wrong = refusal(&url(user, ""), &[("PGPASSWORD", "open")]);
-        assert_refused(&wrong, ErrorKind::Denied, &["password authentication failed", "pg_hba.conf"]);
-        assert_refused(&refusal(&url(user, ""), &[]), ErrorKind::Denied, &["asks for a password", "~/.pgpass"]);
+        denies(&url(user, ""), &[("PGPASSWORD", "open")], &["password authentication failed", "pg_hba.conf"]);
+        denies(&url(user, ""), &[], &["asks for a password", "~/.pgpass"]);
     }
     std::fs::set_permissions(&pgpass, PermissionsExt::from_mode(0o644)).unwrap();
-    assert_refused(
-        &refusal(&url("scram", ""), &file),
-        ErrorKind::Denied,
-        &["pgpass is not read", "mode 0644", "chmod 600"],
-    );
+    denies(&url("scram", ""), &file, &["pgpass is not read", "mode 0644", "chmod 600"]);
     // A socket of this host, by the URL and by the environment; and a service.
     let (directory, port) = (server.path("").display().to_string(), server.port().to_string());
     let encoded = directory.replace('/', "%2F");
@@ -64,7 +56,7 @@ fn logins_by_password_certificate_authorities_and_sockets() {
     std::fs::write(&services, service).unwrap();
     let services = [("PGSERVICEFILE", services.to_str().unwrap())];
     assert!(open_as("postgres:///?schema=s&service=mine", &services).unwrap().read(b"x").is_ok());
-    assert_refused(&refusal("postgres:///?service=none", &services), ErrorKind::InvalidInput, &["no service \"none\""]);
+    refuses("postgres:///?service=none", &services, ErrorKind::InvalidInput, &["no service \"none\""]);
     // TLS.
     let (ca, unknown) =
         (server.path("ca.pem").display().to_string(), server.path("unknown_authority.pem").display().to_string());
@@ -87,10 +79,9 @@ fn logins_by_password_certificate_authorities_and_sockets() {
     // A pooler has one code for everything.
     if let Some(bouncer) = postgres::shared_bouncer() {
         let foreign = bouncer.url("s").replace("test@", "stranger@");
-        assert_refused(&refusal(&foreign, &[]), ErrorKind::Denied, &["pg_hba.conf"]);
+        denies(&foreign, &[], &["pg_hba.conf"]);
     }
-    let plain = refusal(&url("tls", "&sslmode=disable"), password);
-    assert_refused(&plain, ErrorKind::Denied, &["no encryption"]);
+    denies(&url("tls", "&sslmode=disable"), password, &["no encryption"]);
 }
 
 const PASSWORD: (&str, &str) = ("PGPASSWORD", "sesame");
@@ -106,6 +97,12 @@ fn url(server: &Server, options: &str) -> String {
     server.url("s").replace("test@", "app@") + options
 }
 
+/// The socket of a server.
+fn local(server: &Server) -> String {
+    let socket = server.path("").display().to_string().replace('/', "%2F");
+    format!("postgres://test@{socket}:{}/postgres?schema=s", server.port())
+}
+
 #[track_caller]
 fn assert_connects(url: &str, variables: &[(&'static str, &str)]) {
     let done = open_as(url, variables).and_then(|store| store.read(b"x"));
@@ -118,11 +115,7 @@ fn a_password_is_prepared_as_libpq_does_it() {
     for password in ["Ａpfel", "a\u{a0}b", "x\u{ad}y", "\u{1f511}"] {
         server.sql(&format!("ALTER ROLE app PASSWORD '{password}'"));
         assert_connects(&url(&server, ""), &[("PGPASSWORD", password)]);
-        assert_refused(
-            &refusal(&url(&server, ""), &[PASSWORD]),
-            ErrorKind::Denied,
-            &["password authentication failed"],
-        );
+        denies(&url(&server, ""), &[PASSWORD], &["password authentication failed"]);
     }
 }
 
@@ -140,22 +133,14 @@ fn a_login_is_bound_to_its_tls_connection_and_is_of_a_kind_that_the_user_accepts
     let bound = "SELECT count(*) FROM pg_stat_ssl WHERE ssl";
     assert_eq!(server.sql(bound), "0", "all have left");
     for user in ["old", "anyone", "clear"] {
-        let unbound = refusal(&of(user), &with("PGCHANNELBINDING", "require"));
-        assert_refused(&unbound, ErrorKind::Denied, &["channel_binding=require"]);
+        denies(&of(user), &with("PGCHANNELBINDING", "require"), &["channel_binding=require"]);
     }
     // An encrypted connection is needed for it.
-    let socket = server.path("").display().to_string().replace('/', "%2F");
-    let local = format!("postgres://test@{socket}:{}/postgres?schema=s", server.port());
-    assert_refused(
-        &refusal(&local, &with("PGCHANNELBINDING", "require")),
-        ErrorKind::Denied,
-        &["without channel binding"],
-    );
+    denies(&local(&server), &with("PGCHANNELBINDING", "require"), &["without channel binding"]);
     for (user, method) in [("app", "scram-sha-256"), ("old", "md5"), ("clear", "password"), ("anyone", "none")] {
         assert_connects(&of(user), &with("PGREQUIREAUTH", method));
         let others = if method == "none" { "!none" } else { "gss" };
-        let refused = refusal(&of(user), &with("PGREQUIREAUTH", others));
-        assert_refused(&refused, ErrorKind::Denied, &[method, "which require_auth excludes"]);
+        denies(&of(user), &with("PGREQUIREAUTH", others), &[method, "which require_auth excludes"]);
     }
 }
 
@@ -173,8 +158,8 @@ fn tls_is_as_the_user_asks_for_it() {
     assert_connects(&full, &[PASSWORD, ("PGSSLROOTCERT", &ca)]);
     // The authorities of the system did not sign it, and no weaker mode goes with them.
     let system = [PASSWORD, ("PGSSLROOTCERT", "system")];
-    assert_refused(&refusal(&url(&server, ""), &system), ErrorKind::Unavailable, &["UnknownIssuer"]);
-    assert_refused(&refusal(&url(&server, "&sslmode=require"), &system), ErrorKind::InvalidInput, &["verify-full"]);
+    is_away(&url(&server, ""), &system, &["UnknownIssuer"]);
+    refuses(&url(&server, "&sslmode=require"), &system, ErrorKind::InvalidInput, &["verify-full"]);
     // A certificate that its authority has revoked.
     openssl(
         &server,
@@ -184,12 +169,11 @@ fn tls_is_as_the_user_asks_for_it() {
          openssl ca -config cnf -keyfile ca.key -cert ca.pem -revoke server.pem
          openssl ca -config cnf -keyfile ca.key -cert ca.pem -gencrl -out revoked.crl",
     );
-    let list = |name: &str| server.path(name).display().to_string();
-    assert_connects(&full, &[PASSWORD, ("PGSSLROOTCERT", &ca), ("PGSSLCRL", &list("none.crl"))]);
-    let revoked = refusal(&full, &[PASSWORD, ("PGSSLROOTCERT", &ca), ("PGSSLCRL", &list("revoked.crl"))]);
-    assert_refused(&revoked, ErrorKind::Unavailable, &["Revoked"]);
-    let missing = refusal(&full, &[PASSWORD, ("PGSSLROOTCERT", &ca), ("PGSSLCRL", &list("missing.crl"))]);
-    assert_refused(&missing, ErrorKind::Unavailable, &["PGSSLCRL", "missing.crl"]);
+    let lists = ["none.crl", "revoked.crl", "missing.crl"].map(|name| server.path(name).display().to_string());
+    let [none, revoked, missing] = [0, 1, 2].map(|at| [PASSWORD, ("PGSSLROOTCERT", &ca), ("PGSSLCRL", &lists[at][..])]);
+    assert_connects(&full, &none);
+    is_away(&full, &revoked, &["Revoked"]);
+    is_away(&full, &missing, &["PGSSLCRL", "missing.crl"]);
     for version in ["TLSv1.2", "TLSv1.3"] {
         server.sql(&format!("ALTER SYSTEM SET ssl_min_protocol_version = '{version}'"));
         server.sql(&format!("ALTER SYSTEM SET ssl_max_protocol_version = '{version}'; "));
@@ -200,8 +184,7 @@ fn tls_is_as_the_user_asks_for_it() {
         assert_connects(&url(&server, "&sslmode=require"), &only);
         let other = if version == "TLSv1.2" { "PGSSLMINPROTOCOLVERSION" } else { "PGSSLMAXPROTOCOLVERSION" };
         let bound = if version == "TLSv1.2" { "TLSv1.3" } else { "TLSv1.2" };
-        let refused = refusal(&url(&server, "&sslmode=require"), &[PASSWORD, (other, bound)]);
-        assert_refused(&refused, ErrorKind::Unavailable, &["TLS"]);
+        is_away(&url(&server, "&sslmode=require"), &[PASSWORD, (other, bound)], &["TLS"]);
     }
 }
 
@@ -224,13 +207,10 @@ fn a_client_certificate_is_shown_and_a_server_of_another_user_is_refused() {
     let own: Vec<(&'static str, &str)> = own.iter().map(|(name, value)| (*name, &value[..])).collect();
     assert_connects(&url(&server, "&sslmode=require"), &own);
     let without = [own[0], own[1], ("PGSSLCERTMODE", "disable")];
-    assert_refused(&refusal(&url(&server, "&sslmode=require"), &without), ErrorKind::Denied, &["certificate"]);
-    let socket = server.path("").display().to_string().replace('/', "%2F");
-    let local = format!("postgres://test@{socket}:{}/postgres?schema=s", server.port());
+    denies(&url(&server, "&sslmode=require"), &without, &["certificate"]);
     let runs_as = if nix::unistd::geteuid().is_root() { "nobody" } else { return };
-    assert_connects(&local, &[("PGREQUIREPEER", runs_as)]);
-    let refused = refusal(&local, &[("PGREQUIREPEER", "postgres")]);
-    assert_refused(&refused, ErrorKind::Denied, &["it runs as nobody", "requirepeer demands postgres"]);
+    assert_connects(&local(&server), &[("PGREQUIREPEER", runs_as)]);
+    denies(&local(&server), &[("PGREQUIREPEER", "postgres")], &["it runs as nobody", "requirepeer demands postgres"]);
 }
 
 #[test]
@@ -243,7 +223,7 @@ fn an_old_certificate_and_a_server_that_wants_no_tls_are_no_obstacle_to_a_user_w
         let url = server.url("s").replace("test@", &format!("{user}@")) + "&sslmode=" + mode;
         assert_connects(&url, &[PASSWORD]);
     }
-    assert_refused(&refusal(&url(&server, "&sslmode=require"), &[PASSWORD]), ErrorKind::Denied, &["pg_hba.conf"]);
+    denies(&url(&server, "&sslmode=require"), &[PASSWORD], &["pg_hba.conf"]);
     // A certificate of version 1 signs as any other.
     openssl(
         &server,
@@ -274,8 +254,8 @@ fn the_first_host_that_is_a_primary_server_is_used() {
     }
     let variables = [("PGHOST", "csalock.invalid"), ("PGHOSTADDR", "127.0.0.1"), ("PGPORT", &own), ("PGUSER", "test")];
     assert!(open_as("postgres:///postgres?schema=s", &variables).unwrap().read(b"x").unwrap().is_some());
-    let only = refusal(&url(&format!("127.0.0.1:{other},127.0.0.1:{closed}")), &[]);
-    assert_refused(&only, ErrorKind::Unavailable, &["it is a standby", "name the primary server"]);
+    let others = url(&format!("127.0.0.1:{other},127.0.0.1:{closed}"));
+    is_away(&others, &[], &["it is a standby", "name the primary server"]);
 }
 
 #[test]

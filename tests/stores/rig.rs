@@ -20,7 +20,6 @@ use crate::{etcd, postgres, ssh};
 pub(crate) const KIND: &str = "CSALOCK_TEST_KIND";
 pub(crate) const STORE: &str = "CSALOCK_TEST_STORE";
 
-/// The kinds of stores there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Memory,
@@ -86,13 +85,11 @@ impl Rig {
         Some(Rig::new(Kind::Sqlite, None))
     }
 
-    /// Returns `None` without etcd.
     pub(crate) fn etcd() -> Option<Rig> {
         let url = etcd::shared()?.url(&etcd::new_prefix());
         Some(Rig::new(Kind::Etcd, Some(url.into())))
     }
 
-    /// Returns `None` without PostgreSQL.
     pub(crate) fn postgres() -> Option<Rig> {
         Some(Rig::new(Kind::Postgres, Some(postgres::shared()?.url(&postgres::new_schema()).into())))
     }
@@ -102,7 +99,6 @@ impl Rig {
         Some(Rig::new(Kind::Postgres, Some(postgres::shared_bouncer()?.url(&postgres::new_schema()).into())))
     }
 
-    /// Returns `None` without sshd.
     pub(crate) fn ssh() -> Option<Rig> {
         let server = ssh::shared()?;
         let place = crate::supervised::in_memory();
@@ -123,7 +119,6 @@ impl Rig {
         Rig { kind, store, place, path }
     }
 
-    /// The place of the store.
     pub(crate) fn path(&self) -> PathBuf {
         self.path.clone()
     }
@@ -140,7 +135,6 @@ impl Rig {
         }
     }
 
-    /// Whether servers keep it.
     pub(crate) fn is_on_servers(&self) -> bool {
         matches!(self.kind, Kind::Etcd | Kind::Postgres | Kind::Ssh)
     }
@@ -155,7 +149,6 @@ impl Rig {
         self.place.path()
     }
 
-    /// Opens the same store as another user of it.
     pub(crate) fn again(&self) -> Arc<dyn Store> {
         match self.kind {
             Kind::Memory => self.store.clone(),
@@ -191,17 +184,14 @@ impl Rig {
         }
     }
 
-    /// A removal that must succeed.
     pub(crate) fn remove(&self, name: &[u8], expect: &Version) {
         stored(self.store.swap(name, Some(expect), None).unwrap());
     }
 
-    /// The body under `name`.
     pub(crate) fn body(&self, name: &[u8]) -> Option<Vec<u8>> {
         self.store.read(name).unwrap().map(|stored| stored.body)
     }
 
-    /// The bodies of all records, in order.
     pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
         let mut bodies = Vec::new();
         let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {

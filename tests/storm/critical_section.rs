@@ -14,7 +14,6 @@ pub(crate) const TOLD: &str = "CSALOCK_TEST_TOLD";
 /// The pid of the process that makes the storm.
 pub(crate) const STORM: &str = "CSALOCK_TEST_STORM_PID";
 
-/// The words that run the critical section.
 pub(crate) fn words() -> Vec<String> {
     let this = std::env::current_exe().unwrap().display().to_string();
     [&this, "critical_section::critical_section", "--exact", "--ignored", "--test-threads=1"]

@@ -152,24 +152,11 @@ fn nothing_is_lost(kind: Kind) {
     });
 }
 
-#[test]
-fn tokens_prevent_lost_writes_on_a_directory() {
-    nothing_is_lost(Kind::Directory);
-}
-
-#[test]
-fn tokens_prevent_lost_writes_on_sqlite() {
-    nothing_is_lost(Kind::Sqlite);
-}
-
-#[test]
-fn tokens_prevent_lost_writes_on_a_shared_directory() {
-    nothing_is_lost(Kind::Shared);
-}
-
-#[test]
-fn tokens_prevent_lost_writes_on_etcd() {
-    nothing_is_lost(Kind::Etcd);
+cases! {
+    fn tokens_prevent_lost_writes_on_a_directory() { nothing_is_lost(Kind::Directory) }
+    fn tokens_prevent_lost_writes_on_sqlite() { nothing_is_lost(Kind::Sqlite) }
+    fn tokens_prevent_lost_writes_on_a_shared_directory() { nothing_is_lost(Kind::Shared) }
+    fn tokens_prevent_lost_writes_on_etcd() { nothing_is_lost(Kind::Etcd) }
 }
 
 #[test]

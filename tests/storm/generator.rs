@@ -125,17 +125,15 @@ pub(crate) fn fault(rng: &mut Rng) -> Fault {
 
 #[cfg(test)]
 mod tests {
-    use crate::schedule::{Aim, Look, Round, Schedule, Trouble, What};
+    use crate::schedule::{Aim, Hold, Look, Round, Schedule, Trouble, What};
+
+    fn rounds(seed: u64) -> Vec<Round> {
+        let schedule = Schedule::new(seed);
+        (0..2000).map(|number| schedule.round(number / 50, number % 50)).collect()
+    }
 
     #[test]
     fn the_same_seed_gives_the_same_storm_and_another_one_another() {
-        let rounds = |seed| -> Vec<Round> {
-            let schedule = Schedule::new(seed);
-            (0..40)
-                .flat_map(|worker| (0..50).map(move |number| (worker, number)))
-                .map(|(w, n)| schedule.round(w, n))
-                .collect()
-        };
         let troubles = |seed| -> Vec<Trouble> { (0..50).map(|number| Schedule::new(seed).trouble(number)).collect() };
         assert_eq!((rounds(7), troubles(7)), (rounds(7), troubles(7)));
         assert_ne!(rounds(7), rounds(8));
@@ -151,31 +149,20 @@ mod tests {
 
     #[test]
     fn everything_there_is_happens_in_every_storm() {
-        let schedule = Schedule::new(1);
-        let all: Vec<Round> = (0..40)
-            .flat_map(|worker| (0..50).map(move |number| (worker, number)))
-            .map(|(w, n)| schedule.round(w, n))
-            .collect();
+        let all = rounds(1);
         let some = |is_so: &dyn Fn(&Round) -> bool| all.iter().any(is_so);
+        let aims = |aim: Aim, kills: bool| {
+            some(&|round| round.kills() == kills && round.fault.as_ref().is_some_and(|fault| fault.aim == aim))
+        };
+        let outlasts = |hold: &Hold| hold.ttl.is_some_and(|ttl| ttl < hold.stay);
         for (what, is_there) in [
-            (
-                "killed keepers",
-                some(&|round| round.kills() && round.fault.as_ref().is_some_and(|fault| fault.aim == Aim::Keeper)),
-            ),
-            (
-                "stopped callers",
-                some(&|round| round.fault.as_ref().is_some_and(|fault| fault.aim == Aim::Caller && !round.kills())),
-            ),
+            ("killed keepers", aims(Aim::Keeper, true)),
+            ("stopped callers", aims(Aim::Caller, false)),
             ("clocks", some(&|round| round.clock.is_some())),
             ("latest", some(&|round| matches!(round.what, What::Run { latest: true, .. }))),
             ("three names", some(&|round| matches!(&round.what, What::Run { hold, .. } if hold.names.len() == 3))),
             ("renewals", some(&|round| matches!(round.what, What::Script { renew: Some(_), .. }))),
-            (
-                "commands that outlast their lease",
-                some(
-                    &|round| matches!(&round.what, What::Run { hold, .. } if hold.ttl.is_some_and(|ttl| ttl < hold.stay)),
-                ),
-            ),
+            ("outlasted leases", some(&|round| matches!(&round.what, What::Run { hold, .. } if outlasts(hold)))),
             ("force", some(&|round| round.what == What::Force)),
             ("doctors", some(&|round| round.what == What::Look(Look::Doctor))),
         ] {

@@ -7,10 +7,8 @@ use crate::linear::{Call, Object, judge};
 use crate::objects::{self, Claims, OnClaims, OnMutex, OnRegister, Register};
 use crate::schedule::Op;
 
-/// How many names there are of each kind.
 pub(crate) const NAMES_OF_EACH: usize = 2;
 
-/// All calls so far, by name.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     values: Calls<OnRegister>,
@@ -50,7 +48,6 @@ pub(crate) fn words(op: Op, name: &str, who: &str, worker: usize) -> String {
     }
 }
 
-/// The name that it is about.
 pub(crate) fn name(op: Op, number: usize) -> String {
     let kind = match op {
         Op::Get | Op::Put | Op::PutIfAbsent | Op::Delete => "r",
@@ -60,7 +57,6 @@ pub(crate) fn name(op: Op, number: usize) -> String {
     format!("{kind}{number}")
 }
 
-/// Those names of this kind.
 pub(crate) fn names(kind: char) -> impl Iterator<Item = String> {
     (0..NAMES_OF_EACH).map(move |number| format!("{kind}{number}"))
 }

@@ -64,7 +64,6 @@ impl Object for Register {
     }
 }
 
-/// A name that ids claim.
 pub(crate) struct Claims;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +99,6 @@ impl Object for Claims {
     }
 }
 
-/// A lock whose grants bear tokens that rise.
 pub(crate) struct Mutex;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

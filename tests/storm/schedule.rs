@@ -16,7 +16,6 @@ pub(crate) const BREAKABLE: &str = "d";
 /// A lock that is a file's, for `--flock` and flock(1).
 pub(crate) const FILE: &str = "./f";
 
-/// The number of slots for all callers.
 pub(crate) const SLOTS: u32 = 3;
 
 /// A waiter without a timeout.
@@ -45,11 +44,11 @@ pub(crate) struct Round {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum What {
+    /// With `latest` it gives way to a newer one while it waits.
     Run {
         hold: Hold,
         no_fork: bool,
         max_hold: Option<u32>,
-        /// Whether it gives way to a newer one while it waits.
         latest: bool,
     },
     /// A command under one lock that takes another.

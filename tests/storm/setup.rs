@@ -70,7 +70,6 @@ impl Ground {
         self.kind
     }
 
-    /// Returns a command in a session of its own, for the caller with this name.
     pub(crate) fn command(&self, words: &[String], who: &str, clock: Option<&str>) -> Command {
         let program = if words[0] == "csalock" { csalock() } else { &words[0] };
         let mut command = Command::new("setsid");
@@ -87,7 +86,6 @@ impl Ground {
         command
     }
 
-    /// Returns the result of csalock, called by this process.
     pub(crate) fn csalock(&self, words: &[&str]) -> Done {
         let call = self.sandbox.as_ref().unwrap().csalock(words).env("CSALOCK_STORE", &self.store);
         call.env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace()).capture()
@@ -97,12 +95,10 @@ impl Ground {
         std::fs::read(self.place.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
     }
 
-    /// The log of every commit.
     pub(crate) fn trace(&self) -> PathBuf {
         self.place.join("trace")
     }
 
-    /// The store, as the library opens it.
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store.as_ref(), Path::new("/")).unwrap();
         csalock::store::open(&location, &csalock::environment::Environment::variable, Arc::new(Unix::new())).unwrap()

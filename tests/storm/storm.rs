@@ -27,7 +27,6 @@ const FEW: usize = 100;
 /// How much of what happened last is shown of each name.
 const LAST: usize = 15;
 
-/// The result of a storm.
 pub(crate) struct Verdict {
     pub(crate) wrong: Vec<String>,
     /// The events, in numbers.
@@ -45,35 +44,17 @@ const OTHERS: [&str; 4] = [
     "a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing",
 ];
 
-/// Returns why this run does not try a test.
 pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
     let other = OTHERS.iter().position(|name| test.name == *name)?;
     (!extent::is_turn_of(other, 2)).then_some(extent::FOR_ALL)
 }
 
-#[test]
-fn a_storm_on_a_directory_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Directory);
-}
-
-#[test]
-fn a_storm_on_sqlite_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Sqlite);
-}
-
-#[test]
-fn a_storm_on_etcd_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Etcd);
-}
-
-#[test]
-fn a_storm_on_postgres_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Postgres);
-}
-
-#[test]
-fn a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing() {
-    on(Kind::Shared);
+cases! {
+    fn a_storm_on_a_directory_never_admits_two_holders_and_loses_nothing() { on(Kind::Directory) }
+    fn a_storm_on_sqlite_never_admits_two_holders_and_loses_nothing() { on(Kind::Sqlite) }
+    fn a_storm_on_etcd_never_admits_two_holders_and_loses_nothing() { on(Kind::Etcd) }
+    fn a_storm_on_postgres_never_admits_two_holders_and_loses_nothing() { on(Kind::Postgres) }
+    fn a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing() { on(Kind::Shared) }
 }
 
 fn on(kind: Kind) {

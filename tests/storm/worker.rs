@@ -24,7 +24,6 @@ const GRACE: Duration = Duration::from_secs(60);
 /// A storm is stuck after this time without progress of any worker.
 const STANDSTILL: u64 = 60_000;
 
-/// The events of a storm, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) rounds: AtomicUsize,
@@ -129,15 +128,13 @@ impl Worker<'_> {
         let Some(victim) = fault_points::find(fault.aim, running.group(), &self.ground.place) else { return };
         match fault.what {
             Shot::Kill => {
-                self.figures
-                    .killed
-                    .fetch_add(usize::from(fault_points::send(victim, Signal::SIGKILL)), Ordering::Relaxed);
+                let is_sent = fault_points::send(victim, Signal::SIGKILL);
+                self.figures.killed.fetch_add(usize::from(is_sent), Ordering::Relaxed);
                 note(self.ground, "killed", who);
             }
             Shot::Stop(span) => {
-                self.figures
-                    .stopped
-                    .fetch_add(usize::from(fault_points::send(victim, Signal::SIGSTOP)), Ordering::Relaxed);
+                let is_sent = fault_points::send(victim, Signal::SIGSTOP);
+                self.figures.stopped.fetch_add(usize::from(is_sent), Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(span.into()));
                 fault_points::send(victim, Signal::SIGCONT);
             }

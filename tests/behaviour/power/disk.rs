@@ -31,7 +31,6 @@ enum Write {
 #[derive(Debug, Default, Clone)]
 struct Names(BTreeMap<Inode, BTreeMap<String, Inode>>);
 
-/// All that was done, call by call.
 #[derive(Default)]
 pub(super) struct Disk {
     changes: Vec<Change>,
@@ -90,7 +89,6 @@ impl Change {
 }
 
 impl Disk {
-    /// Does what a call did.
     pub(super) fn take(&mut self, call: &Call) {
         match call {
             Call::Create(path) => {
@@ -153,7 +151,6 @@ impl Disk {
         self.changes.push(change);
     }
 
-    /// Everything that may be found after a power cut at this moment.
     pub(super) fn after_a_cut(&self, fates: &[Fate]) -> BTreeSet<Tree> {
         let mut trees = BTreeSet::new();
         let mut names = Names::default();
@@ -219,7 +216,6 @@ fn content(kept: &[u8], later: &[Write], fate: Fate) -> Vec<u8> {
     content
 }
 
-/// Writes a tree below a place.
 pub(super) fn lay_out(tree: &Tree, place: &Path) {
     // A directory stands before what is in it.
     for (path, content) in tree {

@@ -131,7 +131,6 @@ fn unescaped(text: &str) -> Vec<u8> {
     text.split("\\x").skip(1).map(|hex| u8::from_str_radix(&hex[..2], 16).unwrap()).collect()
 }
 
-/// The path without `.` in it.
 fn path_in(at: &Path, name: &Argument) -> Option<PathBuf> {
     let Argument::Bytes(name) = name else { return None };
     let joined = at.join(std::str::from_utf8(name).ok()?);

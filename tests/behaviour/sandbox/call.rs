@@ -1,6 +1,6 @@
 //! One call of a program, and what is expected of it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -8,9 +8,10 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use super::{CLOCK, FILE_TIMES, Job, Sandbox, plain};
 
-/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Done {
+    /// The arguments, for messages.
+    words: Vec<OsString>,
     pub(crate) code: Option<i32>,
     pub(crate) signal: Option<i32>,
     pub(crate) stdout: String,
@@ -60,7 +61,6 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The exit code that is expected.
     pub(crate) fn status(mut self, code: i32) -> Self {
         self.code = Some(code);
         self
@@ -72,17 +72,15 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The expected stderr, complete.
     pub(crate) fn stderr(mut self, text: impl Into<String>) -> Self {
         self.stderr = text.into();
         self
     }
 
-    /// Runs it, and compares everything.
     #[track_caller]
     pub(crate) fn run(mut self) {
-        let what = format!("{:?}", self.command.get_args().collect::<Vec<_>>());
         let wanted = Done {
+            words: arguments(&self.command),
             code: self.code,
             signal: self.signal,
             stdout: std::mem::take(&mut self.stdout),
@@ -92,10 +90,9 @@ impl<'a> Call<'a> {
         let done = self.capture();
         let found =
             Done { stdout: plain::plain(&done.stdout, sandbox), stderr: plain::plain(&done.stderr, sandbox), ..done };
-        assert!(found == wanted, "{what}\nwanted {wanted:#?}\nfound  {found:#?}");
+        assert!(found == wanted, "wanted {wanted:#?}\nfound  {found:#?}");
     }
 
-    /// Runs it and returns its result.
     #[track_caller]
     pub(crate) fn capture(self) -> Done {
         self.spawn().wait()
@@ -106,7 +103,14 @@ impl<'a> Call<'a> {
         self.command
     }
 
-    /// Begins it.
+    /// Begins it, and waits until it has printed a line.
+    #[track_caller]
+    pub(crate) fn ready(self) -> Job {
+        let mut job = self.spawn();
+        job.lines(1);
+        job
+    }
+
     pub(crate) fn spawn(mut self) -> Job {
         let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         match &self.stdin {
@@ -126,13 +130,47 @@ impl<'a> Call<'a> {
             Err(error) if error.kind() == ErrorKind::NotFound => harness::abandon(self.command.get_program(), error),
             Err(error) => panic!("{:?}: {error}", self.command),
         };
-        Job::new(child, stdout, stderr, self.sandbox.next_job())
+        Job::new(child, stdout, stderr, arguments(&self.command))
     }
 }
 
 impl Done {
-    pub(super) fn new(status: ExitStatus, stdout: String, stderr: String) -> Done {
-        Done { code: status.code(), signal: status.signal(), stdout, stderr }
+    pub(super) fn new(words: Vec<OsString>, status: ExitStatus, stdout: String, stderr: String) -> Done {
+        Done { words, code: status.code(), signal: status.signal(), stdout, stderr }
+    }
+
+    #[track_caller]
+    pub(crate) fn exits(&self, code: i32) {
+        assert!(self.code == Some(code), "{code} was expected: {self:?}");
+    }
+
+    /// It succeeded without a message.
+    #[track_caller]
+    pub(crate) fn succeeds(&self) {
+        self.complains(0, "");
+    }
+
+    #[track_caller]
+    pub(crate) fn prints(&self, code: i32, stdout: &str) {
+        assert!(self.code == Some(code) && self.stdout == stdout, "{code} and {stdout:?} were expected: {self:?}");
+    }
+
+    #[track_caller]
+    pub(crate) fn complains(&self, code: i32, stderr: &str) {
+        assert!(self.code == Some(code) && self.stderr == stderr, "{code} and {stderr:?} were expected: {self:?}");
+    }
+
+    /// It failed with this code, and this is part of the message.
+    #[track_caller]
+    pub(crate) fn says(&self, code: i32, part: &str) {
+        let is_said = self.code == Some(code) && self.stderr.contains(part);
+        assert!(is_said, "{code} and {part:?} were expected: {self:?}");
+    }
+
+    #[track_caller]
+    pub(crate) fn is(&self, code: i32, stdout: &str, stderr: &str) {
+        self.prints(code, stdout);
+        self.complains(code, stderr);
     }
 
     /// The status as a shell has it in `$?`.
@@ -146,6 +184,10 @@ impl Done {
         assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
         self.stdout.trim_end_matches('\n').to_string()
     }
+}
+
+fn arguments(command: &Command) -> Vec<OsString> {
+    command.get_args().map(OsStr::to_os_string).collect()
 }
 
 fn copy(file: &File) -> File {

@@ -1,5 +1,6 @@
 //! A process of the test. It and all of its process group end with the test.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ExitStatus};
@@ -17,13 +18,13 @@ pub(crate) struct Job {
     ended: Option<ExitStatus>,
     stdout: File,
     stderr: File,
-    /// The how-manieth job of its sandbox: for messages.
-    number: u32,
+    /// The arguments, for messages.
+    words: Vec<OsString>,
 }
 
 impl Job {
-    pub(super) fn new(child: Child, stdout: File, stderr: File, number: u32) -> Job {
-        Job { child, ended: None, stdout, stderr, number }
+    pub(super) fn new(child: Child, stdout: File, stderr: File, words: Vec<OsString>) -> Job {
+        Job { child, ended: None, stdout, stderr, words }
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -34,7 +35,6 @@ impl Job {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// Kills it, and waits for its end. Its children live on.
     pub(crate) fn kill(&mut self) {
         self.send(Signal::SIGKILL);
         // Its stdin stays open for those who inherited it.
@@ -43,7 +43,6 @@ impl Job {
         self.child.stdin = stdin;
     }
 
-    /// Ends its stdin.
     pub(crate) fn release(&mut self) {
         drop(self.child.stdin.take());
     }
@@ -90,11 +89,11 @@ impl Job {
                 break self.ended.unwrap();
             }
             if !is_within(begun, PATIENCE * 4) {
-                panic!("job {} does not end; it said {:?} {:?}", self.number, self.printed(), self.said());
+                panic!("{:?} does not end; it said {:?} {:?}", self.words, self.printed(), self.said());
             }
             super::proc::wait_for_end(self.pid(), PATIENCE);
         };
-        Done::new(status, self.printed(), self.said())
+        Done::new(std::mem::take(&mut self.words), status, self.printed(), self.said())
     }
 }
 

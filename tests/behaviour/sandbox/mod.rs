@@ -34,7 +34,7 @@ pub(crate) use call::{Call, Done};
 pub(crate) use harness::{has, has_namespaces, is_root, skip};
 pub(crate) use job::Job;
 pub(crate) use mount::Mount;
-pub(crate) use network::Network;
+pub(crate) use network::{ALONE, Network};
 pub(crate) use screen::{PROMPT, Screen};
 
 /// The variable that moves the wall clock of csalock in builds for tests: a sign and a duration.
@@ -71,7 +71,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The beginning of the name of each sandbox, which has six characters.
 pub(crate) const PREFIX: &str = "S";
 
-/// The kinds of stores there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory,
@@ -273,7 +272,6 @@ impl Sandbox {
         }
     }
 
-    /// A record as it is stored.
     pub(crate) fn record(&self, name: &str) -> Option<Record> {
         let found = self.open().read(name.as_bytes()).unwrap()?;
         Some(csalock::lock::decode(&found.body, found.version.number).unwrap())
@@ -315,7 +313,6 @@ impl Sandbox {
         self.call(Path::new(words[0]), &words[1..])
     }
 
-    /// Any program.
     pub(crate) fn call<S: AsRef<OsStr>>(
         &self,
         program: impl AsRef<Path>,
@@ -376,12 +373,10 @@ impl Sandbox {
         self.sight(name)["state"].as_str().unwrap().to_string()
     }
 
-    /// The pids of those who hold.
     pub(crate) fn holders(&self, name: &str) -> Vec<i32> {
         pids(&self.sight(name)["holders"])
     }
 
-    /// The pids of those who wait.
     pub(crate) fn waiters(&self, name: &str) -> Vec<i32> {
         pids(&self.sight(name)["waiters"])
     }
@@ -415,7 +410,6 @@ impl Sandbox {
         lines
     }
 
-    /// The store, as the library opens it.
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
         let variable = |name: &str| match (name, self.kind) {

@@ -4,6 +4,11 @@ use std::process::{Child, Command};
 
 use super::{has, has_namespaces, skip, wait_until};
 
+/// The words that run a program which sees no processes but its own. Process 1 of a namespace has special rules, so a shell
+/// takes that place.
+pub(crate) const ALONE: [&str; 8] =
+    ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
+
 /// Some hosts and their switch. They go away with the test.
 pub(crate) struct Network {
     switch: Namespace,
@@ -38,7 +43,6 @@ impl Network {
         })
     }
 
-    /// The address of a host.
     pub(crate) fn address(&self, host: usize) -> String {
         format!("10.77.{host}.2")
     }
@@ -57,9 +61,7 @@ impl Network {
 
     /// The words that run a program there which sees no processes but its own, as on a machine of its own.
     pub(crate) fn on_a_machine(&self, host: usize) -> Vec<String> {
-        // Process 1 of a namespace has special rules, so a shell takes that place.
-        let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
-        self.on(host).into_iter().chain(alone.map(str::to_string)).collect()
+        self.on(host).into_iter().chain(ALONE.map(str::to_string)).collect()
     }
 
     /// The words that run a program where all hosts are reached whose cables are not cut.

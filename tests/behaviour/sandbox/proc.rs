@@ -48,7 +48,6 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
     text.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
-/// The live keepers that a supervisor has started.
 pub(crate) fn keepers(supervisor: i32) -> Vec<i32> {
     children(supervisor).into_iter().filter(|pid| program(*pid) == "csalock-keeper" && lives(*pid)).collect()
 }
@@ -76,7 +75,6 @@ pub(crate) fn in_group(group: i32) -> Vec<i32> {
     pids.filter(|pid| stat_field(*pid, 5) == Some(group.into()) && lives(*pid)).collect()
 }
 
-/// The arguments of a process, separated by spaces.
 pub(crate) fn command(pid: i32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().replace('\0', " ")
 }

@@ -10,7 +10,6 @@ pub(crate) struct Screen<'a> {
     socket: String,
 }
 
-/// The prompt of bash.
 pub(crate) const PROMPT: &str = "ready>";
 
 impl<'a> Screen<'a> {
@@ -43,7 +42,6 @@ impl<'a> Screen<'a> {
         call.env("LC_CTYPE", "C").capture().line()
     }
 
-    /// Types a line.
     pub(crate) fn line(&self, text: &str) {
         self.tmux(&["send-keys", "-l", "--", text]);
         self.keys("Enter");
@@ -58,12 +56,10 @@ impl<'a> Screen<'a> {
         self.tmux(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);
     }
 
-    /// Returns the visible text, without trailing blanks and trailing empty lines.
     pub(crate) fn text(&self) -> String {
         self.tmux(&["capture-pane", "-p"]).trim_end().to_string()
     }
 
-    /// Waits until this is visible, and returns the whole text.
     #[track_caller]
     pub(crate) fn shows(&self, wanted: &str) -> String {
         self.becomes(wanted, |text| text.contains(wanted))

@@ -53,7 +53,6 @@ impl<'a> Still<'a> {
         format!("{CLOCK}={:+}s", 1_795_227_920 - 60 * minutes - self.began)
     }
 
-    /// Runs a line of a shell script and waits for its end.
     #[track_caller]
     pub(crate) fn run(&mut self, line: &str) {
         self.shell.tell(&format!("{line}; echo $?"));
@@ -71,13 +70,11 @@ impl<'a> Still<'a> {
         wait_until(&format!("{line} has begun"), || self.status().lines().next().unwrap_or_default().contains(&wanted));
     }
 
-    /// Returns the documents of `status` and `history`, a line each.
     fn status(&mut self) -> String {
         self.run("csalock status --json > status && csalock history --json >> status");
         self.sandbox.read("files/status")
     }
 
-    /// Returns the process ids of all holders and waiters, present and past.
     fn pids(&mut self) -> BTreeSet<u64> {
         let text = self.status();
         let after = text.split("\"pid\":").skip(1);

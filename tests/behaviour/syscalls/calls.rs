@@ -80,12 +80,10 @@ const FEW: [(c_long, &str, Errno); 7] = [
     (libc::SYS_dup, "dup", EMFILE),
 ];
 
-/// Which argument of a call is a path.
 pub(crate) fn path_at(number: u64) -> Option<usize> {
     CALLS.iter().find(|call| call.0 as u64 == number)?.2
 }
 
-/// Returns the name of a call.
 pub(crate) fn name(number: u64) -> String {
     let known = CALLS.iter().map(|call| (call.0, call.1)).chain(FEW.iter().map(|call| (call.0, call.1)));
     let fcntl = [(libc::SYS_fcntl, "fcntl"), (libc::SYS_exit_group, "exit_group"), (libc::SYS_close, "close")];

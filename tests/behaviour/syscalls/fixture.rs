@@ -19,7 +19,6 @@ use crate::supervised::spawn_for_all;
 /// How long the leases are that the commands take.
 pub(crate) const LEASE: &str = "12s";
 
-/// The place of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Directory,
@@ -56,7 +55,6 @@ pub(crate) enum Before {
     FullLog,
 }
 
-/// A fixture that is set.
 pub(crate) struct Fixture {
     pub(crate) sandbox: Sandbox,
     pub(crate) place: Place,
@@ -108,7 +106,6 @@ impl Fixture {
         Engine::new(open(&self.sandbox, self.place), Arc::new(Unix::new())).tracing(self.trace())
     }
 
-    /// So that the store is there, and what rests in it.
     fn acquire_and_release(&self) {
         for name in ["y", "x"] {
             let handle = self.take(name, self.engine.host().this_process().unwrap());
@@ -203,8 +200,7 @@ impl Fixture {
 
     #[track_caller]
     pub(crate) fn done(&self, words: &[&str]) {
-        let done = self.call(words).capture();
-        assert_eq!(done.code, Some(0), "{words:?} {done:?}");
+        self.call(words).capture().exits(0);
     }
 
     /// `csalock` with these words, X and Y being names.
@@ -231,12 +227,10 @@ impl Fixture {
         call(typed).without("CSALOCK_STORE")
     }
 
-    /// The log of every commit.
     pub(crate) fn trace(&self) -> PathBuf {
         self.sandbox.path(&TRACE[1..])
     }
 
-    /// A name as it is typed.
     pub(crate) fn typed(&self, name: &str) -> String {
         if self.place == Place::Beside { format!("./{name}") } else { name.to_string() }
     }

@@ -111,7 +111,6 @@ fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option
     }
 }
 
-/// Whether the manual page of a command lists this exit code.
 fn is_in_manual(command: &str, code: i32) -> bool {
     let page = format!("{}/man/csalock-{command}.1", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(page).unwrap().contains(&format!("\n.TP\n.B {code}\n"))
@@ -127,7 +126,6 @@ fn is_same(scenario: &Scenario, one: &str, other: &str) -> bool {
     }
 }
 
-/// The handles that were printed.
 fn handles(stdout: &str) -> Vec<Handle> {
     let words = stdout.split(|character: char| !character.is_ascii_hexdigit()).filter(|word| word.len() == 32);
     words.filter_map(Handle::parse).collect()
@@ -143,7 +141,6 @@ fn is_silent(scenario: &Scenario) -> bool {
     scenario.words[0] == "lock" && !scenario.words.contains(&"--print-handle")
 }
 
-/// Whether the command is to acquire this name.
 fn acquires(scenario: &Scenario, name: &str) -> bool {
     scenario.about == About::Taking && scenario.words.contains(&name.to_uppercase().as_str())
 }
@@ -348,7 +345,6 @@ fn tidy(fixture: &Fixture, weight: &[String]) -> Verdict {
     Ok(())
 }
 
-/// None of its processes is there any more.
 fn gone(run: &Traced) -> Verdict {
     let begun = Instant::now();
     while let Some(pid) = run.pids.iter().find(|pid| proc::lives(**pid)) {

@@ -2,7 +2,6 @@
 
 use super::fixture::Before::{self, Claimed, FreedSoon, FullLog, Held, Left, LongValue, Mine, NoStore, Value, Waiter};
 
-/// A command, and what it meets.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) before: &'static [Before],

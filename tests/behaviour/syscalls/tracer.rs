@@ -62,7 +62,6 @@ pub(crate) struct Point {
     pub(crate) fault: Fault,
 }
 
-/// A call that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) number: u64,
@@ -81,9 +80,7 @@ pub(crate) struct Traced {
     pub(crate) stderr: String,
     /// For each process its calls.
     pub(crate) made: Vec<Vec<Made>>,
-    /// The call at which it happened; `None`: it was never made.
     pub(crate) met: Option<Made>,
-    /// All of the processes.
     pub(crate) pids: Vec<i32>,
     pub(crate) hung: bool,
 }

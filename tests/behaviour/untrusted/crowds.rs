@@ -9,7 +9,6 @@ use super::bounded;
 use crate::extent::choose;
 use crate::sandbox::{Kind, Sandbox};
 
-/// Returns the number of entries.
 fn many() -> usize {
     choose(2_000, 20_000, 1_000_000)
 }

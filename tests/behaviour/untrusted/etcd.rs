@@ -35,14 +35,12 @@ impl Liar {
         Liar { address, asked }
     }
 
-    /// A server that says this, whatever it is asked.
     fn saying(answer: impl Into<Vec<u8>>) -> Liar {
         let answer = answer.into();
         Liar::new(move |_, stream| stream.write_all(&answer))
     }
 }
 
-/// An answer of HTTP with this body.
 fn ok(body: &str) -> Vec<u8> {
     answer("200 OK", body)
 }
@@ -113,14 +111,10 @@ const HEADER: &str = r#"{"header":{"revision":"5"}"#;
 const KEY_OF_X: &str = "cC9yZWNvcmRzL3g=";
 
 /// Those that are never through.
-const SLOW: [&str; 6] = [
-    "a gigabyte that does not come",
-    "more than there are bytes",
-    "chunks that make no sense",
-    "to go on",
-    "the right thing, slowly",
-    "silence",
-];
+const SLOW: &str = "a gigabyte that does not come, more than there are bytes, chunks that make no sense, to go on, \
+                    the right thing, slowly, silence";
+
+const CHUNKS: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1a\r\n{\"header\":{\"revision\":\"5\"}\r\n9\r\n,\"kvs\":[{\r\n";
 
 fn liars() -> Vec<(&'static str, Liar)> {
     let says = |body: &str| Liar::saying(ok(body));
@@ -145,13 +139,7 @@ fn liars() -> Vec<(&'static str, Liar)> {
         ("keys that are not base64", kvs(r#"{"key":"\u001b]0;POISON","mod_revision":"5"}"#)),
         ("another key", kvs(r#"{"key":"AAAA","value":"AAAA","mod_revision":"5"}"#)),
         ("a record that is none", kvs(&format!(r#"{{"key":"{KEY_OF_X}","value":"AAAA","mod_revision":"5"}}"#))),
-        (
-            "keys without end",
-            endless(
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1a\r\n{\"header\":{\"revision\":\"5\"}\r\n9\r\n,\"kvs\":[{\r\n",
-                "4\r\n},{ \r\n",
-            ),
-        ),
+        ("keys without end", endless(CHUNKS, "4\r\n},{ \r\n")),
         ("a body without end", endless("HTTP/1.1 200 OK\r\n\r\n", "                ")),
         ("a gigabyte that comes", endless("HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n", "                ")),
         ("a gigabyte that does not come", Liar::saying(&b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n{"[..])),
@@ -172,14 +160,7 @@ fn liars() -> Vec<(&'static str, Liar)> {
             Liar::saying(answer("400 No", r#"{"code":7,"message":"\u001b]0;POISON\u0007 permission denied"}"#)),
         ),
         ("the right thing, slowly", dripping()),
-        (
-            "silence",
-            Liar::new(|_, _| {
-                loop {
-                    thread::park()
-                }
-            }),
-        ),
+        ("silence", Liar::new(|_, _| std::iter::repeat_with(thread::park).try_for_each(|()| Ok(())))),
     ]
 }
 

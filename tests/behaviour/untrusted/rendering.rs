@@ -29,6 +29,11 @@ fn is_clean(what: &str, done: &Done) {
     }
 }
 
+/// The words of a line, in which P is poison.
+fn poisoned_words(line: &str) -> Vec<&str> {
+    line.split(' ').map(|word| if word == "P" { POISON } else { word }).collect()
+}
+
 /// A record with poison in every free field.
 fn poisoned(record: &mut Record) {
     let holders = record.holders.iter_mut().map(|grant| &mut grant.owner);
@@ -64,39 +69,13 @@ fn store(sandbox: &Sandbox) -> [crate::sandbox::Job; 2] {
 on_every_store! {
     fn a_poisoned_record_is_shown_without_harm(sandbox: &Sandbox) {
         let _jobs = store(sandbox);
-        for words in [
-            &["status"][..],
-            &["status", POISON],
-            &["status", "-1"],
-            &["status", "--json"],
-            &["history"],
-            &["history", "--json"],
-            &["run", "-n", POISON, "true"],
-            &["run", "-w", "20ms", POISON, "true"],
-            &["run", "--json", "-v", "-n", POISON, "true"],
-            &["lock", "-n", "--fail-on-stale", POISON],
-            &["lock", "--json", "-n", POISON],
-            &["unlock", POISON],
-            &["unlock", "--json", POISON],
-            &["renew", "--ttl", "1s", POISON],
-            &["put", "-n", POISON, "value"],
-            &["get", POISON],
-            &["claim", "-n", "--id", POISON, POISON],
-            &["claim", "-n", "--json", "--id", "me", "claimed"],
-            &["claim", "-n", "--id", "me", "claimed"],
-            &["unclaim", "--id", POISON, "claimed"],
-            &["lookup", "--json", "claimed"],
-            &["lookup", "--json", "--id", POISON],
-            &["lookup", "--id", POISON],
-            &["gc", "--dry-run"],
-            &["gc", "--dry-run", "--json"],
-            &["doctor"],
-            &["doctor", "--json"],
-            &["unlock", "--force", POISON],
-            &["run", "--label", POISON, "-w", "1s", POISON, "true"],
-            &["history", POISON],
-            &["history", "--json"],
-        ] {
+        for line in "status; status P; status -1; status --json; history; history --json; run -n P true; run -w 20ms P true; \
+                     run --json -v -n P true; lock -n --fail-on-stale P; lock --json -n P; unlock P; unlock --json P; \
+                     renew --ttl 1s P; put -n P value; get P; claim -n --id P P; claim -n --json --id me claimed; \
+                     claim -n --id me claimed; unclaim --id P claimed; lookup --json claimed; lookup --json --id P; \
+                     lookup --id P; gc --dry-run; gc --dry-run --json; doctor; doctor --json; unlock --force P; \
+                     run --label P -w 1s P true; history P; history --json".split("; ") {
+            let words = &poisoned_words(line)[..];
             let done = ends(sandbox.csalock(words), words);
             is_clean(&format!("{words:?}"), &done);
             if words.contains(&"--json") && !done.stdout.is_empty() {
@@ -169,58 +148,26 @@ fn a_poisoned_file_or_directory_is_reported_without_harm() {
 #[test]
 fn an_invalid_argument_is_repeated_without_harm() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
-    for words in [
-        &[POISON][..],
-        &["lock", POISON, POISON, "--ttl"],
-        &["lock", "--ttl", POISON, "x"],
-        &["lock", "-w", POISON, "x"],
-        &["lock", "--backoff", POISON, "x"],
-        &["lock", "-j", POISON, "x"],
-        &["lock", "--store", POISON, "x"],
-        &["lock", &format!("--{POISON}"), "x"],
-        &["lock", &format!("-{POISON}"), "x"],
-        &["unlock", "--handle", POISON, "x"],
-        &["status", "x", &format!("-{POISON}")],
-        &["history", "-n", POISON],
-        &["history", "--since", POISON],
-        &["put", "--if-version", POISON, "x", "y"],
-        &["put", "--mode", POISON, "x", "y"],
-        &["get", "x", POISON],
-        &["put", "x", "y", POISON],
-        &["claim", "x", POISON],
-    ] {
-        is_clean(&format!("{words:?}"), &ends(sandbox.csalock(words), words));
+    let lines = "P; lock P P --ttl; lock --ttl P x; lock -w P x; lock --backoff P x; lock -j P x; lock --store P x; \
+                 unlock --handle P x; history -n P; history --since P; put --if-version P x y; put --mode P x y; \
+                 get x P; put x y P; claim x P";
+    let options = ["--", "-"].map(|dashes| format!("{dashes}{POISON}"));
+    let wrong = [["lock", &options[0], "x"], ["lock", &options[1], "x"], ["status", "x", &options[1]]];
+    for words in lines.split("; ").map(poisoned_words).chain(wrong.map(Vec::from)) {
+        is_clean(&format!("{words:?}"), &ends(sandbox.csalock(&words), &words));
     }
-    for variable in [
-        "CSALOCK_STORE",
-        "CSALOCK_HANDLE",
-        "CSALOCK_OUTER",
-        "CSALOCK_NAME",
-        "CSALOCK_OUTER_STORE",
-        "CSALOCK_TIMEOUT",
-        "CSALOCK_LEASE",
-        "CSALOCK_HISTORY",
-        "CSALOCK_HISTORY_SIZE",
-        "CSALOCK_HISTORY_AGE",
-        "CSALOCK_ETCD_CACERT",
-        "CSALOCK_ETCD_CERT",
-        "CSALOCK_ETCD_KEY",
-        "CSALOCK_ETCD_USER",
-        "CSALOCK_ETCD_PASSWORD_FILE",
-        "XDG_STATE_HOME",
-        "HOME",
-    ] {
+    let variables = "CSALOCK_STORE CSALOCK_HANDLE CSALOCK_OUTER CSALOCK_NAME CSALOCK_OUTER_STORE CSALOCK_TIMEOUT \
+                     CSALOCK_LEASE CSALOCK_HISTORY CSALOCK_HISTORY_SIZE CSALOCK_HISTORY_AGE CSALOCK_ETCD_CACERT \
+                     CSALOCK_ETCD_CERT CSALOCK_ETCD_KEY CSALOCK_ETCD_USER CSALOCK_ETCD_PASSWORD_FILE XDG_STATE_HOME HOME";
+    for variable in variables.split(' ') {
         let etcd = if variable.contains("_ETCD_") {
             "etcds://127.0.0.1:1/x".to_string()
         } else {
             sandbox.store_at("shared?shared=1").replace("?shared=1/", "/")
         };
         for words in [&["run", "-n", "x", "true"][..], &["history"], &["unlock", "x"], &["doctor"]] {
-            let call = sandbox
-                .csalock(words)
-                .env("CSALOCK_STORE", &etcd)
-                .env("CSALOCK_ETCD_PASSWORD", "x")
-                .env(variable, POISON);
+            let call = sandbox.csalock(words).env("CSALOCK_STORE", &etcd).env("CSALOCK_ETCD_PASSWORD", "x");
+            let call = call.env(variable, POISON);
             is_clean(&format!("{variable} {words:?}"), &ends(call, words));
         }
     }
@@ -229,36 +176,20 @@ fn an_invalid_argument_is_repeated_without_harm() {
 /// The program draws controls on a terminal; the text of an untrusted record is not among them.
 #[track_caller]
 fn is_drawn_clean(what: &str, drawn: &str) {
-    for poison in [
-        "\u{1b}]0;",
-        "\u{7f}",
-        "\u{9b}",
-        "\u{85}",
-        "\u{202e}",
-        "\u{2066}",
-        "\u{200b}",
-        "\u{feff}",
-        "\u{e0041}",
-        "\u{7}",
-    ] {
-        assert!(!drawn.contains(poison), "{what} {poison:?}: {drawn:?}");
-    }
+    let poison = ['\u{7}', '\u{7f}', '\u{9b}', '\u{85}', '\u{202e}', '\u{2066}', '\u{200b}', '\u{feff}', '\u{e0041}'];
+    assert!(!drawn.contains("\u{1b}]0;") && !drawn.contains(poison), "{what}: {drawn:?}");
 }
 
 #[test]
 fn a_waiting_line_and_a_watch_are_drawn_without_harm() {
-    if !has("script") {
-        return;
-    }
+    require!(has("script"));
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let _jobs = store(&sandbox);
     let name = sandbox.file("name", POISON);
     let draw = |command: &str| -> Call<'_> {
         let command = format!("n=\"$(cat {}; echo .)\"; n=\"${{n%.}}\"; {command}", name.display());
-        sandbox
-            .call("script", ["-q", "-e", "-f", "-c", &command, "/dev/null"])
-            .env("SHELL", "/bin/sh")
-            .env("TERM", "xterm")
+        let words = ["-q", "-e", "-f", "-c", &command, "/dev/null"];
+        sandbox.call("script", words).env("SHELL", "/bin/sh").env("TERM", "xterm")
     };
     let watch = draw("csalock status --watch").spawn();
     let wait = draw("exec csalock run -w inf \"$n\" true").spawn();

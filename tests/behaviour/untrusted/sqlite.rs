@@ -110,7 +110,6 @@ fn a_journal_that_names_another_file_removes_nothing() {
     assert_eq!(sandbox.state("x"), "held");
 }
 
-/// Changes the database without csalock.
 fn edit(sandbox: &Sandbox, sql: &str) {
     Connection::open(sandbox.store_path()).unwrap().execute_batch(sql).unwrap();
 }

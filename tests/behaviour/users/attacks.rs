@@ -40,8 +40,9 @@ fn a_break_names_its_caller_and_is_reported_to_the_holder() {
     let Some((sandbox, store)) = shared() else { return };
     let handle = Anne.csalock(&sandbox, &store, &["lock", "--print-handle", "--forever", "x"]).capture().line();
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--force", "x"]), 0);
-    let done = Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"]).capture();
-    assert!(done.code == Some(82) && done.stderr.contains("until it was broken by --force"), "{done:?}");
+    Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"])
+        .capture()
+        .says(82, "until it was broken by --force");
     let done = Carl.csalock(&sandbox, &store, &["history", "--json"]).capture();
     assert!(done.stdout.contains("4102") && done.stdout.contains("broken"), "{done:?}");
 }
@@ -51,9 +52,7 @@ fn a_flood_of_a_queue_or_a_store_ends_and_other_callers_go_on() {
     let Some((sandbox, store)) = shared() else { return };
     let mut holder = Anne.holder(&sandbox, &store, "x");
     let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run -w inf x true & done; wait";
-    let words = [Bert.words(), vec!["dash".to_string(), "-c".to_string(), script.to_string()]].concat();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let mut flood = sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", &store).spawn();
+    let mut flood = Bert.call(&sandbox, &["dash", "-c", script]).env("CSALOCK_STORE", &store).spawn();
     let waiting = || {
         let done = Anne.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
         serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
@@ -71,9 +70,7 @@ fn a_flood_of_a_queue_or_a_store_ends_and_other_callers_go_on() {
 
 #[test]
 fn a_reader_blocks_neither_history_nor_gc() {
-    if !is_root("users") || !has("setpriv") || !has("bash") || !has("flock") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv") && has("bash") && has("flock"));
     for kind in [Kind::Directory, Kind::Sqlite] {
         let sandbox = Sandbox::new(kind);
         let shared = place(&sandbox, "shared", (0, GROUP, 0o2775));
@@ -82,17 +79,15 @@ fn a_reader_blocks_neither_history_nor_gc() {
         let runs = |number: usize| {
             for run in 0..number {
                 let run = Anne.csalock(&sandbox, &store, &["run", &format!("n{run}"), "true"]);
-                assert_eq!(run.env("CSALOCK_HISTORY_SIZE", "4K").capture().code, Some(0));
+                run.env("CSALOCK_HISTORY_SIZE", "4K").capture().exits(0);
             }
         };
         // The files are all there: the history was rotated.
         runs(20);
         let lock = "for f in $(find \"$1\"); do { exec {n}< $f; } 2> none && flock -n $n; done; echo; cat";
         let lock = lock.replace("none", "/dev/null");
-        let words = [Carl.words(), ["bash", "-c", &lock, "bash"].map(str::to_string).to_vec()].concat();
-        let words: Vec<&str> = words.iter().map(String::as_str).chain([shared.to_str().unwrap()]).collect();
-        let mut reader = sandbox.call(words[0], &words[1..]).spawn();
-        reader.lines(1);
+        let words = ["bash", "-c", &lock, "bash", shared.to_str().unwrap()];
+        let _reader = Carl.call(&sandbox, &words).ready();
         runs(40);
         let history = Anne.csalock(&sandbox, &store, &["history", "n39"]).capture();
         assert!(history.stdout.contains("n39"), "{kind:?} {history:?}");

@@ -1,6 +1,6 @@
 //! The leftovers of a killed user that others need removed.
 
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::{Anne, Bert, Carl, GROUP, Person, Root, place};
@@ -10,9 +10,7 @@ const SOMETHING: &str = "0123456789abcdef01234567";
 
 #[test]
 fn files_of_root_in_the_store_of_a_user_belong_to_the_user() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", (4101, 4101, 0o700));
     let store = sandbox.store_at("shared");
@@ -30,9 +28,7 @@ fn files_of_root_in_the_store_of_a_user_belong_to_the_user() {
 
 #[test]
 fn root_changes_no_ownership_of_foreign_files() {
-    if !is_root("users") || !has("setpriv") || !has("strace") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv") && has("strace"));
     use std::os::unix::fs::MetadataExt;
     let sandbox = Sandbox::new(Kind::Directory);
     let home = place(&sandbox, "home-of-anne", (4101, 4101, 0o755));
@@ -40,17 +36,8 @@ fn root_changes_no_ownership_of_foreign_files() {
     std::fs::write(roots.join("secret"), "").unwrap();
     // Anne replaces the object that root has just created: root is stopped here after mkdir(2).
     let file = home.join("file");
-    let words = [
-        "strace",
-        "-f",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=mkdirat,mkdir",
-        "-e",
-        "inject=mkdirat,mkdir:delay_exit=3000000",
-    ];
-    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    let strace = "strace -f -o /dev/null -e trace=mkdirat,mkdir -e inject=mkdirat,mkdir:delay_exit=3000000";
+    let words: Vec<String> = strace.split(' ').map(str::to_string).collect();
     let call = sandbox.csalock_by(&words, &["run", file.to_str().unwrap(), "true"]).without("CSALOCK_STORE").spawn();
     wait_until("it is made", || !unborn(&home).is_empty());
     let made = unborn(&home).remove(0);
@@ -63,9 +50,7 @@ fn root_changes_no_ownership_of_foreign_files() {
 
 #[test]
 fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for (owner, group, mode) in [(0, GROUP, 0o3770), (0, 0, 0o1777)] {
         let sandbox = Sandbox::new(Kind::Directory);
         let shared = place(&sandbox, "shared", (owner, group, mode));
@@ -74,8 +59,7 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
         let left = |name: &str, files: &[String]| {
             let directory = place(&sandbox, &format!("shared/.locks/{name}"), (4101, group, mode & 0o2777));
             for file in files {
-                std::fs::write(directory.join(file), "").unwrap();
-                chown(directory.join(file), Some(4101), Some(group)).unwrap();
+                super::file(&directory.join(file), (4101, group, 0o644));
             }
         };
         // Anne was killed after she removed the pointer, or wrote a record too late.
@@ -105,9 +89,7 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
 
 #[test]
 fn a_directory_in_the_place_of_a_record_blocks_neither_gc_nor_other_names() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     // With the sticky bit, the records are in a directory of their own.
     for (mode, records) in [(0o3770, "shared/.locks"), (0o2770, "shared")] {
         let sandbox = Sandbox::new(Kind::Directory);
@@ -132,9 +114,7 @@ fn a_directory_in_the_place_of_a_record_blocks_neither_gc_nor_other_names() {
 
 #[test]
 fn a_directory_of_a_dead_user_blocks_no_other_user_of_a_shared_store() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", (0, 0, 0o1777));
     let store = format!("{}?shared=1", sandbox.store_at("shared"));
@@ -152,9 +132,7 @@ fn a_directory_of_a_dead_user_blocks_no_other_user_of_a_shared_store() {
 
 #[test]
 fn many_users_create_records_in_one_sticky_store_at_once() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     place(&sandbox, "shared", (0, 0, 0o1777));
     let counter = place(&sandbox, "counter", (0, 0, 0o777)).join("counter");
@@ -172,28 +150,21 @@ fn many_users_create_records_in_one_sticky_store_at_once() {
             .into_iter()
             .chain([Anne, Bert])
             .map(|person| {
-                let words = [person.words(), vec!["dash".to_string(), "-c".to_string(), script.clone()]].concat();
-                let words: Vec<&str> = words.iter().map(String::as_str).collect();
-                let call = sandbox.call(words[0], &words[1..]);
+                let call = person.call(&sandbox, &["dash", "-c", &script]);
                 match name.contains('/') {
                     true => call.without("CSALOCK_STORE").spawn(),
                     false => call.env("CSALOCK_STORE", sandbox.store_at("shared")).spawn(),
                 }
             })
             .collect();
-        for job in jobs {
-            let done = job.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
-        }
+        jobs.into_iter().for_each(|job| job.wait().succeeds());
         assert_eq!(std::fs::read_to_string(&counter).unwrap(), total);
     }
 }
 
 #[test]
 fn a_store_whose_sticky_bit_changes_keeps_its_locks() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     for (before, after) in [(0o3770, 0o2770), (0o2770, 0o3770)] {
         for parameters in ["", "?shared=1"] {
             let sandbox = Sandbox::new(Kind::Directory);
@@ -221,9 +192,7 @@ fn keeps_its_lock(sandbox: &Sandbox, store: &str, name: &str, directory: &Path, 
 
 #[test]
 fn the_directory_beside_a_file_in_a_sticky_directory_is_removed_by_its_maker() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv"));
     let sandbox = Sandbox::new(Kind::Directory);
     let shared = place(&sandbox, "shared", (0, 0, 0o1777));
     let file = shared.join("file").display().to_string();
@@ -238,14 +207,10 @@ fn the_directory_beside_a_file_in_a_sticky_directory_is_removed_by_its_maker() {
 
 #[test]
 fn a_journal_that_only_a_dead_user_may_remove_is_named() {
-    if !is_root("users") || !has("setpriv") || !has("python3") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv") && has("python3"));
     let sandbox = Sandbox::new(Kind::Sqlite);
     let file = place(&sandbox, "shared", (0, 0, 0o1777)).join("store");
-    std::fs::write(&file, "").unwrap();
-    chown(&file, Some(4101), Some(4101)).unwrap();
-    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+    super::file(&file, (4101, 4101, 0o666));
     let store = sandbox.store_at("shared/store");
     assert_eq!(Anne.code(&sandbox, &store, &["put", "x", "value"]), 0);
     let script = format!(
@@ -259,12 +224,9 @@ fn a_journal_that_only_a_dead_user_may_remove_is_named() {
          os.kill(os.getpid(), 9)\n",
         file.display()
     );
-    let words = [Anne.words(), vec!["python3".to_string(), "-c".to_string(), script]].concat();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    assert_eq!(sandbox.call(words[0], &words[1..]).capture().signal, Some(9));
+    assert_eq!(Anne.call(&sandbox, &["python3", "-c", &script]).capture().signal, Some(9));
     for person in [Bert, Carl] {
-        let done = person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture();
-        assert!(done.code == Some(77) && done.stderr.contains("user 4101 was killed"), "{done:?}");
+        person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture().says(77, "user 4101 was killed");
     }
     // A user who may only read finds a file that is only partly changed.
     for (path, mode) in [(file.as_path(), 0o644), (file.parent().unwrap(), 0o755)] {
@@ -287,19 +249,15 @@ fn unborn(place: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_caller_is_not_refused_while_another_creates_the_directory() {
-    if !is_root("users") || !has("setpriv") || !has("strace") {
-        return;
-    }
+    require!(is_root("users") && has("setpriv") && has("strace"));
     let strace = "strace -qq -f -o /dev/null -e trace=fchmod -e inject=fchmod:delay_enter=60000000:when=1 csalock run";
     for (mode, other, is_beside) in [(0o1777, Carl, true), (0o2770, Bert, false), (0o1777, Carl, false)] {
         let sandbox = Sandbox::new(Kind::Directory);
         let shared = place(&sandbox, "shared", (0, GROUP, mode));
         let store = if is_beside { String::new() } else { sandbox.store_at("shared") };
         let name = |name: &str| if is_beside { shared.join(name).display().to_string() } else { name.to_string() };
-        let slow =
-            [Anne.words(), format!("{strace} {} true", name("g")).split(' ').map(str::to_string).collect()].concat();
-        let words: Vec<&str> = slow.iter().map(String::as_str).collect();
-        let slow = sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", &store);
+        let slow = format!("{strace} {} true", name("g"));
+        let slow = Anne.call(&sandbox, &slow.split(' ').collect::<Vec<_>>()).env("CSALOCK_STORE", &store);
         let slow = if is_beside { slow.without("CSALOCK_STORE") } else { slow }.spawn();
         wait_until("it makes a directory", || std::fs::read_dir(&shared).unwrap().count() == 1);
         // Others work, each with whatever they find.
@@ -310,7 +268,7 @@ fn a_caller_is_not_refused_while_another_creates_the_directory() {
         holder.release();
         let done = waiter.wait();
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "mine\n", ""), "{mode:o}");
-        assert_eq!(holder.wait().code, Some(0));
+        holder.wait().exits(0);
         // A process that is killed leaves an empty directory, which is swept when it is old.
         drop(slow);
         let left = unborn(&shared);

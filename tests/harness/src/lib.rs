@@ -50,6 +50,22 @@ macro_rules! register {
     };
 }
 
+/// Tests that differ in one value only, in a line each.
+#[macro_export]
+macro_rules! cases {
+    ($($(#[$meta:meta])* fn $name:ident() $body:block)+) => { $($(#[$meta])* #[$crate::test] fn $name() $body)+ };
+}
+
+/// Ends the test unless this holds. [`has`] and its like note what the test lacks.
+#[macro_export]
+macro_rules! require {
+    ($condition:expr) => {
+        if !$condition {
+            return;
+        }
+    };
+}
+
 /// Prints a line that is shown if the test fails, or with `--nocapture`.
 #[macro_export]
 macro_rules! println {

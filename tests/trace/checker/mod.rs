@@ -23,7 +23,6 @@ use csalock::lock::{PidDomain, ProcessId};
 use csalock::store::Store;
 use csalock::trace::{Bytes, Event, Intent, Line};
 
-/// A version: its number and mark.
 pub(crate) type Version = (u64, u64);
 
 /// A name, by its place in its store.
@@ -52,7 +51,6 @@ pub(crate) struct Step {
 /// The content of a store at the end: place, version and body.
 pub(crate) type End = BTreeMap<String, (Version, Vec<u8>)>;
 
-/// The result of the checker.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) wrong: Vec<String>,
@@ -89,7 +87,6 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<Line>, String> {
     Ok(lines)
 }
 
-/// The content of a store.
 pub(crate) fn end_of(store: &dyn Store) -> End {
     let mut end = End::new();
     let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {
@@ -128,7 +125,6 @@ pub(crate) fn check(lines: &[Line], end: Option<&End>) -> Report {
     report
 }
 
-/// Checks one log file, if anything was logged.
 pub(crate) fn check_file(path: &Path, end: Option<&End>) -> Report {
     match read(&[path.to_path_buf()]) {
         Ok(lines) => check(&lines, end),
@@ -146,7 +142,6 @@ fn named(key: &Key) -> String {
     String::from_utf8_lossy(&key.1).escape_debug().to_string()
 }
 
-/// The changes, with their results.
 fn steps(lines: &[Line]) -> Vec<Step> {
     let id = |line: &Line| (line.domain.boot.clone(), line.domain.pids.clone(), line.process, line.step);
     let mut results = std::collections::HashMap::new();

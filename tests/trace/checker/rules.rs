@@ -8,7 +8,6 @@ use super::any_request::AnyRequest;
 use super::chain::record;
 use super::{Key, Report, Step, named};
 
-/// Checks a name's chain.
 pub(super) fn check(key: &Key, chain: &[Step], report: &mut Report) {
     let mut before: Option<(u64, &[u8])> = None;
     let mut seen = Seen::default();
@@ -132,7 +131,6 @@ fn fit(record: &Record) -> bool {
     }
 }
 
-/// Checks a step of an auxiliary object.
 pub(super) fn beside(key: &Key, before: Option<&[u8]>, step: &Step) -> Result<(), String> {
     let after = step.intent.body.as_ref().map(|body| &body.0[..]);
     let (Some(before), Some(after)) = (before, after) else { return Ok(()) };

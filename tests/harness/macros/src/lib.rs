@@ -26,7 +26,6 @@ pub fn test(_: TokenStream, item: TokenStream) -> TokenStream {
     function.into_iter().chain(registration(name, ignored.is_some())).collect()
 }
 
-/// Returns true for the content of an attribute `ignore`.
 fn is_ignore(token: &TokenTree) -> bool {
     let TokenTree::Group(group) = token else { return false };
     group.delimiter() == Delimiter::Bracket
@@ -70,7 +69,6 @@ fn find_sources(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the examples of a source, each with the number of its first line.
 fn examples(text: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut fence = None;
