@@ -10,6 +10,7 @@ mod manual;
 mod options;
 pub mod plain;
 mod reports;
+mod run;
 mod serve;
 mod values;
 
@@ -21,11 +22,12 @@ use clap::{CommandFactory, Parser, Subcommand};
 pub use claims::{Claim, Lookup, Unclaim};
 pub use files::Fence;
 pub use jobs::{Overdue, Period, Recurrence};
-pub use locks::{Busy, Lock, OnLost, Renew, Run, Unlock};
+pub use locks::{Lock, Renew, Unlock};
 pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
 pub use reports::{Audit, Doctor, Gc, History, Metrics, Status};
+pub use run::{Busy, OnLost, Run};
 pub use serve::Serve;
 pub use values::{Del, Get, Put, Writing};
 

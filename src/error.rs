@@ -69,6 +69,10 @@ pub struct Error {
     is_own: bool,
 }
 
+/// Next step after an operation that failed and may have been done.
+const UNKNOWN_OUTCOME: &str =
+    "it may be stored all the same, so look before you try again; see the kernel log and that file system";
+
 impl Error {
     /// Creates an error. `what` names the thing and its problem, `cure` the next step.
     #[doc(hidden)]
@@ -124,9 +128,11 @@ impl Error {
     /// Adds that the failed operation may have happened anyway.
     #[must_use]
     pub(crate) fn outcome_unknown(self) -> Error {
-        let cure =
-            "it may be stored all the same, so look before you try again; see the kernel log and that file system";
-        Error { hint: cure.to_string(), ..self }
+        Error { hint: UNKNOWN_OUTCOME.to_string(), ..self }
+    }
+
+    pub(crate) fn has_unknown_outcome(&self) -> bool {
+        self.hint == UNKNOWN_OUTCOME
     }
 
     /// Adds that the record's contents are unreadable in this version.

@@ -40,7 +40,8 @@
 //! **Leftovers.** The name of a draft contains the version of the mark that its commit expects. When a later version
 //! is settled, that commit can only fail. So the next writer removes such drafts, except those that live processes
 //! have locked with flock(2): their writers need the bytes for the next try. Not all mounts share these locks with
-//! other hosts, so there only old drafts are removed. A removal too early costs an error, never a wrong mark.
+//! other hosts, so on a shared file system only old drafts are removed. A removal too early costs an error, never a wrong
+//! mark. (A writer on an NFS server itself sees a local file system.)
 //!
 //! **Limits.** Only calls of `csalock fence` are compared. The directory must stay in its place during a call. An NFS
 //! client that has FILE open may rename FILE aside before it renames a draft onto it, so for a moment FILE may be
@@ -120,6 +121,10 @@ impl<'a> Fence<'a> {
             }
             before = found.token;
             if token < before {
+                // Our own commit may have been done and its reply lost, if other writers have published the draft.
+                if draft.is_left && !self.place.has(&draft.name)? {
+                    return Err(draft.is_gone());
+                }
                 draft.is_left = false;
                 return Ok(Replacement::FencedOff(before));
             }
@@ -143,7 +148,8 @@ impl<'a> Fence<'a> {
         if !draft.is_left {
             return error;
         }
-        let is_certain = self.engine.store().scope() == Scope::Local
+        let is_certain = !error.has_unknown_outcome()
+            && self.engine.store().scope() == Scope::Local
             && self.engine.fence_mark(&self.key).is_ok_and(|(_, mark)| mark.draft != draft.name)
             && self.place.has(&draft.name).unwrap_or(false);
         draft.is_left = !is_certain;

@@ -9,7 +9,7 @@ pub(crate) mod json;
 mod metrics;
 mod refusal;
 mod run;
-mod status;
+mod status_text;
 mod table;
 mod times;
 
@@ -22,7 +22,7 @@ pub(crate) use json::json;
 pub(crate) use metrics::Metrics;
 pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, name_and_store};
 pub(crate) use run::{due, in_future, notice, overdue};
-pub(crate) use status::{LockBlock, LockTable};
+pub(crate) use status_text::{LockBlock, LockTable};
 pub(crate) use table::{OutputStyle, cut, indented, wrapped};
 pub(crate) use times::{Moment, Zone};
 pub(crate) use times::{millis_of, timestamp};

@@ -7,8 +7,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use super::locks::KILL_AFTER;
 use super::options::TIMEOUT;
+use super::run::KILL_AFTER;
 use super::{Busy, Cli, Command, Common, Lock, OnLost, Recurrence, Run, Taking, Unlock, Waiting};
 use crate::duration::{Limit, parse_duration, parse_timeout};
 

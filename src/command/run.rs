@@ -34,7 +34,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
     let this = context.host.this_process()?;
-    // The process ends soon, and the kernel closes its descriptors.
+    // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let recurring = Recurring::of(asked);
     let mut job = Job {
@@ -54,17 +54,18 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         shared_deadline: None,
     };
     let began = context.host.boottime();
-    // The child is a copy of this process, which has opened nothing yet.
     let variables = variables(&job);
+    // The stores are opened after the fork: a child inherits descriptors, but not the POSIX locks of SQLite.
     let child = if asked.no_fork { None } else { Some(job.fork(&variables)?) };
     let process = match &child {
         None => this,
         Some(child) => match context.host.process(child.pid().as_raw())? {
             Some(process) => process,
+            // The child was killed before it had a lock, so csalock ends as the child did.
             None => return Ok(child.ended().unwrap_or(ErrorKind::System.into())),
         },
     };
-    // The kernel closes a database faster than SQLite does.
+    // They are never dropped: the kernel closes a database faster than SQLite does.
     let opened = ManuallyDrop::new(locks.open(context)?);
     if opened.need_leases() || asked.taking.ttl.is_some() {
         keepalive::check_limit()?;
@@ -117,8 +118,10 @@ fn run_in_place(attempt: &Attempt<'_>, opened: &OpenLockSet<'_>, variables: &[CS
         Err(exit) => return Ok(exit),
     };
     let inherited = files.iter().try_for_each(Flock::to_be_inherited);
-    let exec = || attempt.job.exec(opened, &grants, variables, attempt.numbers(&grants));
-    let error = inherited.err().unwrap_or_else(exec);
+    let error = match inherited {
+        Ok(()) => attempt.job.exec(opened, &grants, variables, attempt.numbers(&grants)),
+        Err(error) => error,
+    };
     attempt.job.release(opened)?;
     Err(error.into())
 }

@@ -1,4 +1,5 @@
-//! AcquireAttempt of a lock: the request of a caller, its translation for the protocol, and the wait.
+//! The attempt to acquire one lock: the caller's request ([`AcquireRequest`]), the request that `lock` decides on
+//! ([`Acquire`]), and the loop that reads, decides, and commits or waits ([`AcquireAttempt`]).
 
 mod end;
 mod wait;

@@ -114,11 +114,16 @@ impl<'a> Draft<'a> {
             && !self.place.has(&name)?
         {
             self.is_left = true;
-            let what = format!("{}: the draft is gone", escape_path(&self.place.path_of(&self.name)));
-            return Err(Error::new(ErrorKind::System, what, "").outcome_unknown());
+            return Err(self.is_gone());
         }
         (self.name, self.version) = (name, number);
         Ok(())
+    }
+
+    /// Returns the error for a draft that another process has published or removed.
+    pub(super) fn is_gone(&self) -> Error {
+        let what = format!("{}: the draft is gone", escape_path(&self.place.path_of(&self.name)));
+        Error::new(ErrorKind::System, what, "").outcome_unknown()
     }
 }
 

@@ -77,6 +77,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     let mut wake = Vec::new();
     if !in_record && place.is_none() {
         if next.pages.is_some() {
+            // Waiters of pages come into the record, which may leave room for the caller.
             wake = grant_waiting_as(&mut next, facts, None)?;
         }
         if let Some(has) = slot_count_conflict(&next, request, facts)? {
@@ -89,7 +90,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     wake.retain(|proof| *proof != me);
     if let Some(grant) = next.holder(&me) {
         let grant = grant.clone();
-        return Ok(write(next, granted(grant, stale.into_iter().next_back()), wake));
+        return Ok(write(next, granted(grant, stale.last().cloned()), wake));
     }
     if let Some(own) = waits_for_itself(&next, &request.entry, facts)? {
         return Ok(refused(Refusal::Deadlock(vec![Edge { name: next.name, grant: own }])));
@@ -165,7 +166,8 @@ fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash>
     Vec::new()
 }
 
-/// Copies the lease and the blocked processes of a waiter to its entry in the record, if it has one.
+/// Copies the lease and the blocked processes of a waiter, which may have changed since its last request, to its entry in
+/// the record, if it has one.
 fn update_entry(next: &mut Record, now: &Waiter) {
     if let Some(entry) = next.waiters.iter_mut().find(|waiter| waiter.proof == now.proof) {
         entry.lease.clone_from(&now.lease);
@@ -196,7 +198,7 @@ fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> 
     Ok(Transition::Done(AcquireStep::Wait { processes, leases, ahead }))
 }
 
-/// Waits on a page, or enters it anew if the entry has changed.
+/// Returns the step of a caller on a page: a wait, or a new entry if its entry has changed.
 fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &Facts) -> Result<Step, Query> {
     if place.entry != *entry {
         return Ok(Transition::Done(AcquireStep::Enqueue(place.page)));

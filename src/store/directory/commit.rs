@@ -12,7 +12,7 @@
 //!   above;
 //! - a removal: as a change, without a file. The tombstone says that the record is gone. Before the tombstone is
 //!   removed, the register and the store's directory are synced, because the number must outlast the record. A
-//!   directory without a pointer equals none, so later removals need not be synced.
+//!   directory without a pointer means the same as a missing one, so later removals need not be synced.
 //!
 //! If a sync fails after the rename of the pointer, others see the new record, and a power cut may restore the old one.
 //! Neither was removed, and the caller gets the error. A conflict is synced like a success if our rename may have
@@ -43,7 +43,7 @@ pub(super) struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Runs the attempt. It may fail if the store's directory itself is gone.
+    /// Runs the attempt. It may fail if the store's directory itself is gone; [`Directory`] then opens the store again.
     pub(super) fn run(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let nothing_to_do = CommitResult::Done(Version::default());
         let Some(look) = self.look(expect, body)? else {
@@ -59,6 +59,7 @@ impl Commit<'_> {
             return Ok(CommitResult::Conflict(None));
         };
         if pointer.stage == Stage::Unnumbered {
+            // Another process has created this record and not numbered it, which any process may do.
             look.number(&pointer, self.host())?;
             return Ok(CommitResult::Conflict(None));
         }
@@ -96,8 +97,12 @@ impl Commit<'_> {
                 Ok(CommitResult::Done(born.version()))
             }
             // No process may number a record whose creation we report as failed.
-            Err(error) if look.remove_pointer(&unnumbered)? => look.remove_directory().and(Err(error)),
-            _ => self.was_it_us(unnumbered.ident),
+            Err(error) => match look.remove_pointer(&unnumbered) {
+                Ok(true) => look.remove_directory().and(Err(error)),
+                Ok(false) => self.was_it_us(unnumbered.ident),
+                Err(error) => Err(error.outcome_unknown()),
+            },
+            Ok(None) => self.was_it_us(unnumbered.ident),
         }
     }
 
@@ -381,7 +386,7 @@ impl Listing {
                     let what = format!("{path} is a directory with something in it, where a record belongs");
                     return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
                 }
-                // A record that stays blocks every later process.
+                // No later process could remove the directory, if a file stayed in it.
                 Err(errno) => return Err(self.entry.failed("clear the record's directory")(errno)),
             }
         }

@@ -84,8 +84,11 @@ pub(super) fn file_id(path: &Path) -> Option<FileId> {
 /// Returns true if this path names another file than the one with this identity, or none. It returns false if that
 /// cannot be found out.
 pub(super) fn is_elsewhere(path: &Path, id: FileId) -> bool {
-    let is_unknown = lstat(path).is_err_and(|errno| !matches!(errno, Errno::ENOENT | Errno::ENOTDIR));
-    !is_unknown && file_id(path) != Some(id)
+    match lstat(path) {
+        // Another name of the file, as a backup may make it, does not move the file.
+        Ok(found) => (found.st_dev, found.st_ino) != id,
+        Err(errno) => matches!(errno, Errno::ENOENT | Errno::ENOTDIR),
+    }
 }
 
 /// Refuses files that SQLite would treat as a journal and either wait for or fail on with unclear errors.

@@ -10,6 +10,7 @@
 use std::fmt::Write;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 
 use rusqlite::config::DbConfig;
@@ -54,10 +55,17 @@ pub(crate) fn close_before_fork() {
 /// An open connection to the database.
 pub(super) struct Database {
     connection: Connection,
-    /// Identity of the open file.
+    /// Identity of the open file; `None` if it was missing, or had several names, when it was opened.
     file: Option<checks::FileId>,
     /// Identity of the log, once this connection has made a commit that is in it.
     log: Option<checks::FileId>,
+}
+
+impl Database {
+    /// Returns true unless this path certainly names the open file alone.
+    fn is_elsewhere(&self, path: &Path) -> bool {
+        self.file.is_none() || self.file != checks::file_id(path)
+    }
 }
 
 impl Sqlite {
@@ -65,7 +73,7 @@ impl Sqlite {
     pub(super) fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
         let mut database = guarded(&self.database);
         // A read of a removed file would return grants that no other process knows.
-        database.take_if(|database| database.file != checks::file_id(&self.path));
+        database.take_if(|database| database.is_elsewhere(&self.path));
         if database.is_none() && !checks::check_file(&self.path)? {
             return Ok(T::default());
         }
@@ -105,10 +113,11 @@ impl Sqlite {
         if let Some(mode) = options.mode {
             checks::check_mode(&self.path, mode)?;
         }
-        let done = self.with_retries(&mut database, |Database { connection, file, .. }| {
-            connection.execute_batch(synchronous(options.durability))?;
-            let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
-            if *file != checks::file_id(&self.path) {
+        let done = self.with_retries(&mut database, |database| {
+            database.connection.execute_batch(synchronous(options.durability))?;
+            let file = database.file;
+            let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
+            if file.is_none() || file != checks::file_id(&self.path) {
                 return Ok(CommitResult::Conflict(None));
             }
             let result = work(&transaction).or_else(|cause| {

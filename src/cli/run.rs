@@ -1,0 +1,108 @@
+//! Arguments of `run`. Those that it shares with other commands are in [`super::options`], those of jobs in
+//! [`super::jobs`]; `plain.rs` reads the commonest ones without clap.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::jobs::Recurrence;
+use super::options::{COMMAND, Common, LOCK, Taking, WAITING, hide};
+use crate::duration::parse_duration;
+
+/// Default of `--kill-after`.
+pub(super) const KILL_AFTER: &str = "10s";
+
+/// Acquire a lock, run a command, release the lock
+///
+/// The command inherits stdin, stdout, stderr and the terminal, and gets its arguments unchanged; csalock exits with its
+/// exit status and passes signals on to it. The lock belongs to the command itself: if csalock is killed, the lock lasts
+/// until the command ends.
+///
+/// Options go before the name; all words after it belong to the command. Only --also NAME, or -c STRING instead of a
+/// command, may follow the name.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
+    mut_args(|argument| hide(argument, &["json"])),
+    mut_arg("timeout", |timeout| timeout.default_value_ifs([("busy", "latest", "inf"), ("busy", "skip", "0")]))
+)]
+pub struct Run {
+    /// Options of the acquisition.
+    #[command(flatten)]
+    pub taking: Taking,
+    /// Become the command instead of waiting for it; the lock ends with the command
+    #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "ttl", "forever"], help_heading = COMMAND)]
+    pub no_fork: bool,
+    /// Action while the lock is busy
+    #[arg(
+        long, value_name = "WHAT", value_enum, default_value = "wait", conflicts_with = "nonblock", help_heading = WAITING
+    )]
+    pub busy: Busy,
+    /// Lock the file itself with flock(2) too, as flock(1) does; for names that are paths
+    #[arg(long, help_heading = LOCK)]
+    pub flock: bool,
+    /// Run STRING with /bin/sh -c
+    #[arg(short = 'c', long = "command", value_name = "STRING", help_heading = COMMAND)]
+    pub shell: Option<OsString>,
+    /// End the command after this time: exit 124, or 137 if csalock had to kill it
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = COMMAND)]
+    pub max_hold: Option<Duration>,
+    /// Kill a command that goes on for this time after it was asked to end
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = KILL_AFTER, help_heading = COMMAND)]
+    pub kill_after: Duration,
+    /// Action before --ttl is over, or a lease that could not be renewed
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "kill", help_heading = COMMAND)]
+    pub on_lost: OnLost,
+    /// Options of jobs.
+    #[command(flatten)]
+    pub recurrence: Recurrence,
+    /// Acquire this lock too: all or none; this option may follow the name
+    #[arg(long, value_name = "NAME", help_heading = LOCK)]
+    pub also: Vec<OsString>,
+    /// Name of a lock, or path of a file to lock; then the command and its arguments
+    #[arg(value_names = ["NAME", "COMMAND"], num_args = 1.., required = true, trailing_var_arg = true)]
+    pub words: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+impl Run {
+    /// Replaces `--busy skip` by the options that it stands for. Returns an option that says something else.
+    pub(super) fn expand(&mut self) -> Result<(), &'static str> {
+        let waiting = &mut self.taking.waiting;
+        if self.busy != Busy::Skip {
+            return Ok(());
+        }
+        if waiting.timeout.0 != Some(Duration::ZERO) {
+            return Err("--timeout <DURATION>");
+        }
+        waiting.nonblock = true;
+        // A run that is skipped counts as a success, so an exit code for it contradicts `--busy skip`.
+        if waiting.conflict_exit_code.replace(0).is_some() {
+            return Err("--conflict-exit-code <N>");
+        }
+        Ok(())
+    }
+}
+
+/// Action while the lock is busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Busy {
+    /// Wait, as long as -w allows
+    Wait,
+    /// Do not run the command, and exit 0: the same as -n -E 0
+    Skip,
+    /// Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75
+    Latest,
+}
+
+/// Action for a command whose lock is about to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnLost {
+    /// csalock ends the command before
+    Kill,
+    /// The command goes on, and csalock prints a warning
+    Warn,
+}
