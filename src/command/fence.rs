@@ -59,6 +59,10 @@ fn path(context: &Context, asked: &cli::Fence) -> Result<PathBuf> {
     if asked.file.is_empty() {
         return Err(Error::new(ErrorKind::InvalidInput, "the name of a file is not empty", "name the file to replace"));
     }
+    if asked.file.as_bytes().ends_with(b"/") {
+        let what = format!("{} names a directory", escape(asked.file.as_bytes()));
+        return Err(Error::new(ErrorKind::InvalidInput, what, "only a regular file can be replaced; name one"));
+    }
     name::file_of(asked.file.as_bytes(), &context.environment.current).map_err(|error| match error.kind() {
         ErrorKind::Unavailable => {
             Error::new(error.kind(), error.message(), "create its directory, or name another file")

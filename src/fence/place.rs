@@ -35,16 +35,10 @@ impl Place {
         let opened = nix::fcntl::open(folder, flags, Mode::empty());
         let directory = opened.map_err(|errno| failed(errno, "open the directory", folder))?;
         let place = Place { directory, path };
-        let Some(found) = place.file()? else { return Ok(place) };
-        let path = place.path();
-        let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
-        if kind != SFlag::S_IFREG {
-            let kind = if kind == SFlag::S_IFDIR { "a directory" } else { "not a regular file" };
-            let what = format!("{} is {kind}", escape_path(path));
-            return Err(Error::new(ErrorKind::InvalidInput, what, "only a regular file can be replaced; name one"));
+        if place.file()?.is_some() {
+            faccessat(&place.directory, place.os_name(), AccessFlags::W_OK, AtFlags::AT_EACCESS)
+                .map_err(|errno| failed(errno, "write", place.path()))?;
         }
-        faccessat(&place.directory, place.os_name(), AccessFlags::W_OK, AtFlags::AT_EACCESS)
-            .map_err(|errno| failed(errno, "write", path))?;
         Ok(place)
     }
 
@@ -77,8 +71,17 @@ impl Place {
     }
 
     /// Returns the attributes of the file, if it exists.
+    /// Fails if it is not a regular file; it may have become a symbolic link since the call began.
     pub(super) fn file(&self) -> Result<Option<FileStat>> {
-        self.attributes(self.os_name()).map_err(|errno| failed(errno, "examine", &self.path))
+        let found = self.attributes(self.os_name()).map_err(|errno| failed(errno, "examine", &self.path))?;
+        let kind = found.map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
+        let is_root = self.os_name().is_empty();
+        if !is_root && kind.is_none_or(|kind| kind == SFlag::S_IFREG) {
+            return Ok(found);
+        }
+        let kind = if is_root || kind == Some(SFlag::S_IFDIR) { "a directory" } else { "not a regular file" };
+        let what = format!("{} is {kind}", escape_path(&self.path));
+        Err(Error::new(ErrorKind::InvalidInput, what, "only a regular file can be replaced; name one"))
     }
 
     /// Returns true if the directory contains the draft with this name, which may be empty for none.

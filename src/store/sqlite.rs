@@ -49,7 +49,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rusqlite::types::ValueRef;
-use rusqlite::{OptionalExtension, Row};
+use rusqlite::{Connection, OptionalExtension, Row};
 
 use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
@@ -249,7 +249,13 @@ impl Upkeep for Sqlite {
     fn diagnose(&self) -> Vec<Finding> {
         let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
         let mut findings = path_checks::findings("SQLite database", &self.path, checked);
-        findings.extend(path_checks::readers(&self.path));
+        let version = |connection: &Connection| {
+            Ok(connection.query_row("PRAGMA schema_version", [], |row| row.get::<_, i64>(0))?)
+        };
+        // Another file that is named by mistake keeps its mode.
+        if self.reading(version).is_ok_and(|version| version > 0) {
+            findings.extend(path_checks::readers(&self.path));
+        }
         findings
     }
 }

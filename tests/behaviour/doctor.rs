@@ -257,6 +257,7 @@ on_every_store_of_files! {
         let (code, findings) = doctor(sandbox, &["--store", &sandbox.store_at("files/thing")]);
         assert_eq!((code, sandbox.listing(&place)), (69, before));
         has(&findings, if sandbox.is_directory() { "bad store: " } else { "bad records: " });
+        assert!(!findings.iter().any(|finding| finding.contains("readers")), "{findings:#?}");
     }
 
     fn a_place_that_every_user_may_tamper_with_is_bad(sandbox: &Sandbox) {

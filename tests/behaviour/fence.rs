@@ -91,6 +91,16 @@ fn each_step_is_told() {
 }
 
 #[test]
+fn a_file_that_becomes_a_link_during_the_call_is_not_replaced() {
+    let sandbox = &sandbox();
+    sandbox.file("files/f", "old");
+    let said = "csalock: SANDBOX/files/f is not a regular file; only a regular file can be replaced; name one\n";
+    let command = ["fence", "--token", "2", "f", "--", "sh", "-c", "mv f real; ln -s real f; echo new"];
+    sandbox.csalock(command).status(64).stderr(said).run();
+    assert_eq!((sandbox.read("files/f"), names(sandbox)), ("old".to_string(), vec!["f".into(), "real".into()]));
+}
+
+#[test]
 fn bad_input_changes_nothing() {
     let sandbox = &sandbox();
     sandbox.file("files/f", "old");
@@ -106,6 +116,21 @@ fn bad_input_changes_nothing() {
             &["--token", "5", "directory"],
             64,
             "SANDBOX/files/directory is a directory; only a regular file can be replaced; name one".to_string(),
+        ),
+        (
+            &["--token", "5", "/"],
+            64,
+            "/ names a directory; only a regular file can be replaced; name one".to_string(),
+        ),
+        (
+            &["--token", "5", "/."],
+            64,
+            "/ is a directory; only a regular file can be replaced; name one".to_string(),
+        ),
+        (
+            &["--token", "5", "new/"],
+            64,
+            "new/ names a directory; only a regular file can be replaced; name one".to_string(),
         ),
         (
             &["--token", "5", "fifo"],

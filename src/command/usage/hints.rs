@@ -105,11 +105,13 @@ impl<'a> Arguments<'a> {
         }
         self.flock_option(typed)
             .or_else(|| self.everyday_option(typed))
-            .or_else(|| self.command_first(typed))
+            .or_else(|| self.command_first())
             .or_else(|| self.misspelt_option(typed))
-            .unwrap_or_else(|| match self.command_at {
-                Some(_) => format!("{}; put -- before a name or value that begins with a dash", self.see_help()),
-                None => self.usage(),
+            .unwrap_or_else(|| match (self.command_at, self.definition().get_name()) {
+                (Some(_), _) if typed.as_bytes().get(1).is_some_and(u8::is_ascii_digit) => self.see_help(),
+                (Some(_), "fence") => format!("{}; put ./ before a file that begins with a dash", self.see_help()),
+                (Some(_), _) => format!("{}; put -- before a name or value that begins with a dash", self.see_help()),
+                (None, _) => self.usage(),
             })
     }
 
@@ -143,10 +145,9 @@ impl<'a> Arguments<'a> {
     }
 
     /// Returns the hint for an option before the command to which it belongs, or without a command.
-    fn command_first(&self, typed: &OsStr) -> Option<String> {
+    fn command_first(&self) -> Option<String> {
         let Some(command) = self.command_at else { return self.as_run() };
-        let option = self.words.iter().position(|word| word == typed)?;
-        if option > command {
+        if command == 1 {
             return None;
         }
         let mut words = self.words.to_vec();
