@@ -1,5 +1,5 @@
-//! Files of the database and their directory: checks before SQLite opens them, creation with clear errors, which users
-//! may use them, and findings for `csalock doctor`. No function opens a file: its close would drop SQLite's locks.
+//! Files of the database and their directory: checks before SQLite opens them, creation with clear errors, and which
+//! users may use them. No function opens a file: its close would drop SQLite's locks.
 
 use std::path::{Path, PathBuf};
 
