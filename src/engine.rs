@@ -6,10 +6,8 @@
 mod acquire;
 mod acquire_all;
 mod auxiliary;
-mod breaking;
 mod commit;
 mod commit_record;
-mod contention;
 mod context;
 mod deadlock;
 mod facts;
@@ -18,22 +16,19 @@ mod history;
 mod inspect;
 mod leases;
 mod lock_set;
-mod overflow_queue;
 mod values;
 mod wait_policy;
-mod witness;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::commit::{Committed, RecordUpdate};
-use self::contention::CasRetry;
+use self::commit::{CasRetry, Committed, RecordUpdate};
+
 use self::leases::IssuedLease;
 
 pub use acquire::{AcquireRequest, EndsWith};
 pub use acquire::{AcquireResult, Waiting};
 pub use acquire_all::{AcquireAllResult, OnWaitForOne, StoredLock, acquire_all, confirm_all};
-pub use breaking::Broken;
 pub use context::Context;
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
@@ -42,14 +37,17 @@ pub use wait_policy::RETRY_INTERVAL;
 pub use wait_policy::WaitPolicy;
 
 use crate::environment::Environment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryLimits;
 use crate::host::Host;
 use crate::lock::{
-    self, Credentials, Facts, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record, Release, Request,
-    Transition, decide,
+    self, Break, Credentials, EndedGrant, Facts, Grant, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record,
+    Release, Request, Transition, decide,
 };
-use crate::store::{Location, Scope, Store, Version, Versioned};
+use crate::store::{CommitResult, Location, Scope, Store, Version, Versioned, WriteOptions};
+
+/// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs lock requests of a host against a store.
 pub struct Engine {
@@ -66,6 +64,9 @@ pub struct Engine {
 
 /// A record as read, with its version; the version is `None` if the store has no such record.
 pub type VersionedRecord = (Option<Version>, Record);
+
+/// The grants that were broken, or were stale and have been removed; none for an unreadable record.
+pub type Broken = std::result::Result<Vec<EndedGrant>, NotHolder>;
 
 impl Engine {
     /// Opens the store at a location, with the settings of the environment.
@@ -202,6 +203,47 @@ impl Engine {
         let released = self.apply(name, &Release(Credentials { supervises: true, ..self.by_proof(proof)? }))?;
         let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
         Ok(if is_replaced { Err(lost()) } else { released })
+    }
+
+    /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
+    /// came after that read stay; the response contains them, if there are any. If every grant is meant, the call
+    /// removes an unreadable record, and the response contains no grant.
+    /// Fails if the store cannot be read or written. An unreadable record is an error if only some grants are meant, or
+    /// if the store does not know its version.
+    pub fn break_lock(
+        &self,
+        name: &[u8],
+        meant: Option<&dyn Fn(&Grant) -> bool>,
+        by: Option<&Owner>,
+    ) -> Result<Broken> {
+        let mut race = self.race(name).until(self.host.boottime().saturating_add(REMOVAL_LIMIT));
+        let mut was_unreadable = false;
+        loop {
+            let error = match self.read(name) {
+                Ok((_, record)) if was_unreadable => {
+                    return Ok(match record.holders {
+                        // Another process removed the record, or this process did and the reply was lost.
+                        none if none.is_empty() => Ok(Vec::new()),
+                        holders => Err(NotHolder { holders, ..NotHolder::default() }),
+                    });
+                }
+                Ok((_, record)) => {
+                    let meant = record.holders.iter().filter(|grant| meant.is_none_or(|meant| meant(grant)));
+                    let proofs = meant.map(|grant| grant.proof).collect();
+                    return self.apply_as(name, &Break(proofs), by);
+                }
+                Err(error) if error.kind() == ErrorKind::Corrupt && meant.is_none() => error,
+                Err(error) => return Err(error),
+            };
+            let Some(version) = error.version() else { return Err(error) };
+            if let CommitResult::Done(_) = self.commit_beside(name, Some(&version), None, WriteOptions::default())? {
+                return Ok(Ok(Vec::new()));
+            }
+            was_unreadable = true;
+            if !race.backoff()? {
+                return Err(error);
+            }
+        }
     }
 
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {

@@ -6,7 +6,6 @@
 mod acquire;
 mod auxiliary;
 pub(crate) mod codec;
-mod credentials;
 mod deadlock;
 mod ending;
 mod facts;

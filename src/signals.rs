@@ -53,7 +53,7 @@ pub trait Interrupt {
 
 /// A queue of signals, which do not have their usual effect from its creation on.
 pub struct Signals {
-    /// Opened when the first wait needs it.
+    /// Created when the first wait needs it.
     descriptor: OnceLock<SignalFd>,
     /// The same for a wait that other signals do not end.
     interrupt: OnceLock<Option<SignalFd>>,

@@ -37,8 +37,8 @@ impl Context {
         }
         let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
         // A command under a file's lock inherits that file's store. The store is not meant for other names.
-        let is_given = variable.is_some_and(|url| Location::is_inherited(url));
-        Ok(from_environment.filter(|location| !(is_given && location.is_beside())))
+        let is_inherited = variable.is_some_and(|url| Location::is_inherited(url));
+        Ok(from_environment.filter(|location| !(is_inherited && location.is_beside())))
     }
 
     /// Returns the store for files that a command under our lock uses, as `CSALOCK_OUTER_STORE` passes it on.

@@ -133,7 +133,7 @@ fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
         (asked.recurrence.once_per.is_some(), "--once-per"),
         (asked.recurrence.overdue.is_some(), "--overdue"),
     ];
-    options.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
+    options.into_iter().find_map(|(given, option)| given.then_some(option))
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.

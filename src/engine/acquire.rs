@@ -10,8 +10,8 @@ use std::time::Duration;
 use self::wait::AfterWait;
 pub(super) use self::wait::OnWait;
 pub use self::wait::Waiting;
+use super::commit::CasRetry;
 use super::commit::{Committed, RecordUpdate};
-use super::contention::CasRetry;
 use super::deadlock::BlockedCallers;
 use super::wait_policy::WaitClock;
 use super::{Engine, VersionedRecord, WaitPolicy};
@@ -93,9 +93,9 @@ impl Engine {
 
     /// Confirms a provisional grant permanently. Returns `None` if the grant was lost in the meantime.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
-        let for_good =
+        let confirmation =
             AcquireRequest { phase: Phase::Confirm, refuse_stale: false, invocation: None, ..request.clone() };
-        let taken = self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)?;
+        let taken = self.acquire(name, &confirmation, &WaitPolicy::NONE, None, &mut |_| None)?;
         Ok(if let AcquireResult::Granted(grant, _) = taken { Some(*grant) } else { None })
     }
 
@@ -162,18 +162,18 @@ impl<'a> AcquireAttempt<'a> {
     fn run(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
         let engine = self.engine;
         // The record as the last commit left or found it. A step without such a record reads the store.
-        let mut committed = None;
+        let mut known = None;
         let mut retry = engine.race(self.name).until(self.give_up_at);
         loop {
             self.limit_store_calls(clock);
-            let (version, record) = committed.take().map_or_else(|| engine.read(self.name), Ok)?;
+            let (version, record) = known.take().map_or_else(|| engine.read(self.name), Ok)?;
             self.store_answered = true;
             let end = match self.decide(&record, clock)? {
                 Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
                 Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
                 Transition::Write { record: next, response: step, wake, over } => {
-                    let joins = matches!(step, AcquireStep::Again);
-                    if joins {
+                    let enters_queue = matches!(step, AcquireStep::Again);
+                    if enters_queue {
                         // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
                         self.listen()?;
                     }
@@ -183,16 +183,16 @@ impl<'a> AcquireAttempt<'a> {
                         Ok(Committed::Done(version)) => match self.after_commit(version, *next, step) {
                             ControlFlow::Break(end) => Some(end),
                             ControlFlow::Continue(now) => {
-                                committed = Some(now);
+                                known = Some(now);
                                 None
                             }
                         },
                         Ok(Committed::Conflict(found)) => {
                             // On a shared store, the next try reads after its pause.
-                            committed = found.filter(|_| engine.store.scope() == Scope::Local);
+                            known = found.filter(|_| engine.store.scope() == Scope::Local);
                             self.after_lost_commit(record, &mut retry)?
                         }
-                        Err(error) if joins => Some(self.after_refused_entry(record, error, clock)?),
+                        Err(error) if enters_queue => Some(self.after_refused_entry(record, error, clock)?),
                         Err(error) => return Err(error),
                     }
                 }
@@ -200,7 +200,7 @@ impl<'a> AcquireAttempt<'a> {
                 Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None)?,
                 Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
                     let after = self.wait((&version, &record), &processes, &leases, ahead, clock, on_wait)?;
-                    if let AfterWait::Look = after {
+                    if let AfterWait::ReadAgain = after {
                         retry = engine.race(self.name).until(self.give_up_at);
                     }
                     self.after_wait(after, record)?
@@ -244,6 +244,7 @@ impl<'a> AcquireAttempt<'a> {
     }
 
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
+        // A caller that does not queue reads busy next, and a caller that confirms its grant has no rival.
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
         self.engine.commit_update(&[update], &[], None)
     }

@@ -177,8 +177,8 @@ mod tests {
     fn attempts_and_the_limit_both_end_it() {
         let policy = WaitPolicy { limit: None, attempts: Some(3), backoff: None };
         assert_eq!(pauses(policy, Duration::ZERO).iter().filter(|pause| pause.is_some()).count(), 2);
-        let patience = WaitPolicy { limit: Some(Duration::from_millis(10)), attempts: None, backoff: None };
-        assert_eq!(pauses(patience, Duration::from_millis(4))[0], Some(Duration::from_millis(6)));
-        assert_eq!(pauses(patience, Duration::from_millis(10))[0], None);
+        let short = WaitPolicy { limit: Some(Duration::from_millis(10)), attempts: None, backoff: None };
+        assert_eq!(pauses(short, Duration::from_millis(4))[0], Some(Duration::from_millis(6)));
+        assert_eq!(pauses(short, Duration::from_millis(10))[0], None);
     }
 }

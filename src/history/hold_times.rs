@@ -1,6 +1,6 @@
 //! The usual hold time of a lock according to its history, and the expected time of a caller's turn.
 //!
-//! Only grants that their holders released count. A grant that was broken says how long a user had patience, one that
+//! Only grants that their holders released count. A grant that was broken says how long a user waited, one that
 //! expired how long its lease was, and the end of one whose owner died may have been noticed much later.
 //!
 //! **Rest of a holder.** A holder that has held the lock for a time `t` is expected to hold it as long as the median of

@@ -5,9 +5,9 @@
 //! 1970. The caller computes the slot from the store's clock, and the record keeps the newest one. If that clock is set
 //! back by a minute at most, callers count in that slot.
 //!
-//! **Doubt.** The store's clock may have been ahead once. A success that lies in the future of the clock by more than a
-//! minute does not count, and neither does a slot, a promise or a complaint of such a time ([`JobState::as_of`]). Otherwise
-//! the job would stop, in silence, until that time.
+//! **A wrong clock.** The store's clock may have been ahead once. A success that lies in the future of the clock by more
+//! than a minute does not count, and neither does a slot, a promise or a complaint of such a time ([`JobState::as_of`]).
+//! Otherwise the job would stop, in silence, until that time.
 //!
 //! **Permission.** Only the holder begins a run or reports its success, so each run belongs to one grant. A run that ends
 //! without such a report has failed, whatever the reason.
@@ -15,11 +15,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::is_default;
-use super::credentials::{Answer, Match, find, refuse};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::protocol::write;
 use super::record::Record;
+use super::release::{Answer, Match, find, refuse};
 use super::request::{Credentials, NotHolder, Request, Transition};
 
 /// Maximum number of milliseconds by which a time may be ahead of the store's clock. Clocks of servers differ by less.

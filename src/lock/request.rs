@@ -247,7 +247,8 @@ pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Box<Grant>, Option<Box<EndedGrant>>),
     Refused(Refusal),
-    /// The caller has joined the queue, or the queue has a new page. The caller repeats the request.
+    /// The committed record has the caller in its queue, or a new page for it. The caller repeats the request, and the next
+    /// decision makes it wait.
     Again,
     /// The queue is long, so the caller enters it on this page and repeats the request.
     Enqueue(u64),

@@ -19,7 +19,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::text;
-use super::credentials::{Match, find, not_holder};
 use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
@@ -27,6 +26,7 @@ use super::owner::{PidSpace, ProcessId};
 use super::protocol::{grant_status, write};
 use super::queue::{effective_owner, end, evict, grant_waiting};
 use super::record::{Grant, Record};
+use super::release::{Match, find, not_holder};
 use super::request::{Credentials, NotHolder, Orphan, Request, Transition};
 
 /// Maximum size of a value in bytes.

@@ -59,7 +59,7 @@ pub struct FlockWait<'a> {
     pub child: Option<&'a SleepingChild<'a>>,
     /// The end of the wait on CLOCK_BOOTTIME; `None`: no limit.
     pub until: Option<Duration>,
-    /// Called when the wait begins and while it continues; returns the longest delay until the next call. An error ends
+    /// Runs when the wait begins and while it continues; returns the longest delay until the next call. An error ends
     /// the wait.
     pub on_tick: &'a mut dyn FnMut() -> Result<Option<Duration>>,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::wait::AfterWait;
 use super::{AcquireAttempt, AcquireResult};
-use crate::engine::contention::CasRetry;
+use crate::engine::commit::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal};
@@ -67,7 +67,7 @@ impl AcquireAttempt<'_> {
     /// Ends the attempt at its deadline, on an interrupt or on a deadlock. Returns `None` if the record may have changed.
     pub(super) fn after_wait(&mut self, after: AfterWait, record: Record) -> Result<Option<AcquireResult>> {
         match after {
-            AfterWait::Look => Ok(None),
+            AfterWait::ReadAgain => Ok(None),
             AfterWait::TimeOver => self.give_up(record),
             AfterWait::Interrupted => Ok(Some(self.interrupted())),
             AfterWait::GiveUp(cycle) => {

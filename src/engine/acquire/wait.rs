@@ -30,7 +30,7 @@ pub struct Waiting<'a> {
 pub(in crate::engine) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
 
 pub(super) enum AfterWait {
-    Look,
+    ReadAgain,
     TimeOver,
     Interrupted,
     GiveUp(Cycle),
@@ -148,7 +148,7 @@ impl<'a> AcquireAttempt<'a> {
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;
             if is_late && engine.version(self.name)?.as_ref() != Some(version) {
-                return Ok(AfterWait::Look);
+                return Ok(AfterWait::ReadAgain);
             }
         }
         let since = *self.waits_since.get_or_insert_with(|| {
@@ -159,7 +159,7 @@ impl<'a> AcquireAttempt<'a> {
         loop {
             let now = engine.host.boottime();
             if self.look_at_callers_again(now)? {
-                return Ok(AfterWait::Look);
+                return Ok(AfterWait::ReadAgain);
             }
             if self.next_check(since).is_some_and(|at| now >= at) {
                 // A failed check does not end the wait and is repeated; a full store, for example, may refuse an edge.
@@ -177,7 +177,7 @@ impl<'a> AcquireAttempt<'a> {
             match wait_set.wait(&mut signs, at_most)? {
                 WakeReason::Interrupted => return Ok(AfterWait::Interrupted),
                 WakeReason::TimeOver if engine.host.boottime() < end => {}
-                WakeReason::LookAgain | WakeReason::TimeOver => return Ok(AfterWait::Look),
+                WakeReason::LookAgain | WakeReason::TimeOver => return Ok(AfterWait::ReadAgain),
             }
         }
     }

@@ -158,8 +158,8 @@ impl State {
     /// Returns the deadline of a call that begins at `now`, for a caller with the deadline `until`. All are on
     /// CLOCK_BOOTTIME.
     fn deadline(&self, now: Duration, until: Option<Duration>) -> Duration {
-        let patience = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
-        let at_most = until.map_or(patience, |until| until.saturating_add(OVERTIME).saturating_sub(now));
+        let longest = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
+        let at_most = until.map_or(longest, |until| until.saturating_add(OVERTIME).saturating_sub(now));
         now + at_most.clamp(LEAST, PATIENCE)
     }
 
