@@ -36,11 +36,11 @@ use self::read::{Entry, Listing};
 pub use self::root::MARK;
 use self::root::Root;
 use super::history_file::{HistoryFile, watch};
+use super::leases::Seen;
 use super::mount::network;
-use super::observed::Seen;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
-    Versioned, Visit, WriteSet, guarded, path_checks,
+    Versioned, Visit, WriteSet, guarded, health,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -305,7 +305,7 @@ impl Upkeep for Directory {
             Layout::Beside => "the locks of the files beside it, in",
             _ => "directory of records,",
         };
-        path_checks::findings(what, &self.path, self.existing().map(|root| root.is_some()))
+        health::of_files(what, &self.path, self.existing().map(|root| root.is_some()))
     }
 }
 

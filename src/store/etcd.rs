@@ -67,8 +67,8 @@ use self::api::{Pair, RangeAnswer, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
 pub use self::url::Cluster;
-use super::absences::Absences;
 use super::net::retry::{CallError, Failed};
+use super::write_set::Absences;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep,
     Variables, Version, Versioned, Visit, WriteSet,

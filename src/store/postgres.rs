@@ -60,9 +60,8 @@ use self::leases::KnownLeases;
 use self::session::Row;
 use self::settings::Settings;
 pub use self::url::Database;
-use super::absences::Absences;
-use super::net::dial::Connector;
-use super::net::socket::CallDeadline;
+use super::net::{CallDeadline, Connector};
+use super::write_set::Absences;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables,
     Version, Versioned, Visit, WriteSet,

@@ -1,5 +1,5 @@
 //! Leases of a directory: a local store counts on CLOCK_BOOTTIME, a shared store on CLOCK_BOOTTIME of each host
-//! ([`crate::store::observed`]). The store's time is the file system's, on NFS the server's.
+//! ([`crate::store::leases`]). The store's time is the file system's, on NFS the server's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::Directory;
 use super::root::Root;
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock, Sighting};
-use crate::store::observed::{lend, remaining};
+use crate::store::leases::{lend_shared, remaining_shared};
 use crate::store::{Leases, Scope, leases};
 
 impl Directory {
@@ -20,8 +20,8 @@ impl Directory {
 impl Leases for Directory {
     fn grant(&self, span: Duration) -> Result<Lease> {
         let lent = |root: &Arc<Root>| match root.scope {
-            Scope::Local => leases::lend(self.host.as_ref(), span),
-            Scope::Shared => lend(self.host.as_ref(), span, || root.file_system_time()),
+            Scope::Local => leases::lend_local(self.host.as_ref(), span),
+            Scope::Shared => lend_shared(self.host.as_ref(), span, || root.file_system_time()),
         };
         self.in_store(true, lent)?.ok_or_else(|| self.is_missing())
     }
@@ -35,7 +35,7 @@ impl Leases for Directory {
     }
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
-        let left = |root: &Arc<Root>| remaining(self.host.as_ref(), lease, || root.file_system_time());
+        let left = |root: &Arc<Root>| remaining_shared(self.host.as_ref(), lease, || root.file_system_time());
         self.in_store(false, left).map(Option::unwrap_or_default)
     }
 

@@ -19,10 +19,8 @@ use super::errors::Troubles;
 use super::http::{Answer, HttpRequest};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::net::dial::Connector;
-use crate::store::net::retry::CallError;
-use crate::store::net::retry::{Calls, Failed, Retry, Trouble};
-use crate::store::net::socket::CallDeadline;
+use crate::store::net::retry::{CallError, Calls, Failed, Retry, Trouble};
+use crate::store::net::{CallDeadline, Connector};
 use crate::store::{Cluster, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.

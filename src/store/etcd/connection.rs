@@ -11,8 +11,7 @@ use super::Access;
 use super::http::{Answer, HttpRequest, Incoming};
 use crate::error::{self, Error, ErrorKind};
 use crate::store::net::retry::CallError;
-use crate::store::net::socket::{Wire, is_readable};
-use crate::store::net::tls::{roots, with_own};
+use crate::store::net::{Wire, is_readable, trusted_roots, with_client_certificate};
 
 pub(super) struct Connection {
     wire: Wire,
@@ -71,7 +70,7 @@ impl Connection {
 
 /// Returns the trusted authorities and the certificate of the client.
 pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
-    let roots = roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
+    let roots = trusted_roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), ""))?;
@@ -81,7 +80,7 @@ pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
         (Some(cert), key) => {
             // One file may contain both the certificate and the key.
             let key = key.as_ref().unwrap_or(cert);
-            with_own(builder, ("CSALOCK_ETCD_CERT", cert), ("CSALOCK_ETCD_KEY", key))
+            with_client_certificate(builder, ("CSALOCK_ETCD_CERT", cert), ("CSALOCK_ETCD_KEY", key))
         }
         (None, Some(_)) => {
             let what = "CSALOCK_ETCD_KEY is set, and CSALOCK_ETCD_CERT is not";

@@ -15,7 +15,7 @@ use super::client::Client;
 use super::connection::Connection;
 use super::http::HttpRequest;
 use crate::store::Subscription;
-use crate::store::net::socket::{CallDeadline, is_readable};
+use crate::store::net::{CallDeadline, is_readable};
 
 /// Maximum time for a watch to begin, after which it is abandoned.
 const TO_BEGIN: Duration = Duration::from_millis(500);

@@ -11,7 +11,7 @@ use super::settings::Settings;
 use crate::error::Result;
 use crate::host::Host;
 use crate::store::guarded;
-use crate::store::net::dial::Connector;
+use crate::store::net::Connector;
 use crate::store::net::retry::{Calls, Failed};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.

@@ -1,4 +1,4 @@
-//! Leases: each host counts them on its own clock ([`crate::store::observed`]), so they need no rows. The store's time is
+//! Leases: each host counts them on its own clock ([`crate::store::leases`]), so they need no rows. The store's time is
 //! that of the server; it only shows whether a clock of this host is the one of an earlier sighting.
 
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use super::{Postgres, number};
 use crate::error::Result;
 use crate::host::{Host, server_time};
 use crate::lock::{Lease, LeaseClock, Sighting};
-use crate::store::observed::{Seen, lend, remaining};
+use crate::store::leases::{Seen, lend_shared, remaining_shared};
 use crate::store::{Leases, guarded};
 
 const TIME: &str = "SELECT floor(1000 * extract(epoch FROM clock_timestamp()))::bigint";
@@ -48,7 +48,7 @@ impl Postgres {
 
 impl Leases for Postgres {
     fn grant(&self, span: Duration) -> Result<Lease> {
-        lend(&*self.client.host, span, || self.recent_time())
+        lend_shared(&*self.client.host, span, || self.recent_time())
     }
 
     fn time(&self) -> Result<Duration> {
@@ -59,7 +59,7 @@ impl Leases for Postgres {
     }
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
-        remaining(&*self.client.host, lease, || self.recent_time())
+        remaining_shared(&*self.client.host, lease, || self.recent_time())
     }
 
     fn is_expired(&self, lease: &Lease) -> Result<bool> {

@@ -8,8 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::session::{Session, array, script, statement};
 use super::{Postgres, number};
-use crate::store::net::dial::Connector;
-use crate::store::net::socket::CallDeadline;
+use crate::store::net::{CallDeadline, Connector};
 use crate::store::{Subscription, WriteSet};
 
 /// Maximum time for a subscription to begin, after which it is abandoned.

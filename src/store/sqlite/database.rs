@@ -19,8 +19,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use super::errors::{self, Cause};
 use super::{Sqlite, busy, checks, schema};
 use crate::error::{Error, Result};
-use crate::store::deadline::of_call;
-use crate::store::{CommitResult, Durability, WriteOptions, guarded, with_suffix};
+use crate::store::{CommitResult, Durability, WriteOptions, deadline_of_call, guarded, with_suffix};
 
 type Done<T> = std::result::Result<T, Cause>;
 
@@ -230,7 +229,7 @@ impl Sqlite {
     /// Returns the error for a failure of the database, whose connection is closed.
     fn explain(&self, cause: Cause) -> Error {
         if cause.is_busy() {
-            return errors::locked(&self.path, of_call().is_some());
+            return errors::locked(&self.path, deadline_of_call().is_some());
         }
         errors::explain(cause, &self.path)
     }

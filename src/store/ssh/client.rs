@@ -14,9 +14,8 @@ use super::wire::{Reply, WireRequest};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::lock::HandleHash;
-use crate::store::deadline::answered;
-use crate::store::guarded;
 use crate::store::net::retry::{Calls, Failed, PATIENCE};
+use crate::store::{answered, guarded};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(2);
