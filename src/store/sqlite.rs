@@ -2,7 +2,7 @@
 //!
 //! The table `records_2` has a name, a version number and the bytes of each record. The row with the empty name has no
 //! bytes: its version is the last number that any record got, so numbers of removed names are never reused. The views
-//! `holders` and `waiters` are for users of the sqlite3 shell and are computed from the records (see [`schema`]):
+//! `holders` and `waiters` are for users of the sqlite3 shell and are computed from the records ([`database`]):
 //!
 //! ```text
 //! sqlite3 -box locks.db 'SELECT name, pid, host, since FROM holders'
@@ -41,7 +41,6 @@ mod busy;
 mod checks;
 mod database;
 mod errors;
-mod schema;
 #[cfg(test)]
 mod tests;
 

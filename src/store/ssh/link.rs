@@ -16,8 +16,8 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
+use super::Remote;
 use super::errors::LinkError;
-use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
