@@ -1,13 +1,11 @@
-//! The directory of a fenced file: the renames in it, and the removal of drafts that killed writers left.
-//! TODO
-//! Drafts: files with the bytes that are to replace a file.
+//! The files of a fence: the fenced file in its directory, and drafts, which have the bytes that are to replace it.
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::io::{Write, self};
 
 use fs2::FileExt;
 use nix::errno::Errno;
@@ -16,10 +14,10 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, stat};
 use nix::unistd::{AccessFlags, Gid, Uid, UnlinkatFlags, faccessat, fchown, fsync, geteuid, unlinkat};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::name::{escape, escape_path};
-use crate::store::{Scope, Version};
 use crate::host::Host;
 use crate::lock::codec::checksum;
+use crate::name::{escape, escape_path};
+use crate::store::{Scope, Version};
 
 /// Age of drafts, in seconds, that are removed even if their host does not share locks.
 const HOUR: i64 = 3600;
@@ -91,7 +89,7 @@ impl Place {
     /// Returns true if the directory contains the draft with this name, which may be empty for none.
     /// Fails if the name is not that of a draft of this file.
     pub(super) fn has(&self, draft: &str) -> Result<bool> {
-        if !draft.is_empty() && draft::version_of(self.name(), draft).is_none() {
+        if !draft.is_empty() && version_of(self.name(), draft).is_none() {
             let what = format!("{}: its fence mark names {}", escape_path(&self.path), escape(draft.as_bytes()));
             return Err(Error::new(ErrorKind::Corrupt, what, "that is not a draft; see who wrote the mark"));
         }
@@ -123,7 +121,7 @@ impl Place {
 
     /// Fails if the sticky bit of the directory keeps the maker of a draft from replacing the file: after the commit, no
     /// other user could complete the write.
-    pub(super) fn check_sticky(&self, file: &FileStat, draft: &FileStat) -> Result<()> {
+    fn check_sticky(&self, file: &FileStat, draft: &FileStat) -> Result<()> {
         match self.sticky_owner()? {
             Some(owner) if ![0, file.st_uid, owner].contains(&draft.st_uid) => {
                 Err(failed(Errno::EPERM, "replace", &self.path))
@@ -184,7 +182,7 @@ impl Place {
         };
         for entry in listing.flatten() {
             if let Some(name) = entry.file_name().to_str()
-                && draft::version_of(self.name(), name).is_some_and(|expected| expected < version)
+                && version_of(self.name(), name).is_some_and(|expected| expected < version)
                 && (scope == Scope::Local || is_old(name))
                 && let Some(_locked) = self.lock_leftover(name)
             {
@@ -337,7 +335,7 @@ impl Drop for Draft<'_> {
 }
 
 /// Returns the version of the mark that the commit of this draft expects, if the name is that of a draft of this file.
-pub(super) fn version_of(file: &[u8], name: &str) -> Option<u64> {
+fn version_of(file: &[u8], name: &str) -> Option<u64> {
     let rest = name.strip_prefix(DRAFT)?;
     let (version, random) = rest.strip_prefix(&hash(file))?.strip_prefix('.')?.split_once('.')?;
     let is_random = random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
