@@ -1,5 +1,6 @@
-//! The owner of `csalock lock`: the shell that runs the script, even if `$( )`, a pipeline or `( )` makes the call.
+//! The processes that called csalock: the owner of `csalock lock`, and all that continue only when this process ends.
 //!
+//! The owner is the shell that runs the script, even if `$( )`, a pipeline or `( )` makes the call.
 //! This module follows the parents upward. It skips programs that are known to only start another program (`sudo`,
 //! `timeout`, ...): they end together with csalock. Wrappers are programs whose arguments say that they start this call
 //! (`su -c 'csalock lock x'`, `tini -- csalock lock x`). Most wrappers end with csalock too, but some continue, so the
@@ -13,19 +14,21 @@
 //! then fails, because such a lock would live as long as the machine. If init is itself a script, in a container, an
 //! adopted process of its own process group looks like a called process. The same applies to another adopter and
 //! processes of its own session.
-//! TODO
-//! The processes that continue only when this process ends: those of the calling script, and of the scripts that called it.
-//! A deadlock is a cycle through them.
+//!
+//! The processes that continue only when this process ends are those of the calling script, and of the scripts that called
+//! it. A deadlock is a cycle through them.
 
 use std::cell::LazyCell;
-use std::time::Duration;
 use std::fs;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use super::Host;
-use super::processes::{ProcStat, self};
-use super::programs::{arguments_of, ends_with_lock, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
+use super::processes::{self, ProcStat};
+use super::programs::{
+    arguments_of, ends_with_lock, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper,
+};
 use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};
@@ -99,7 +102,7 @@ pub struct ThisProcess(ProcStat);
 impl ThisProcess {
     /// Looks at this process. Returns a system error if /proc cannot be read.
     pub fn look() -> Result<ThisProcess> {
-        proc_stat::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
+        processes::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
     }
 
     pub fn id(&self) -> ProcessId {
@@ -174,7 +177,7 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
 /// Returns false if the process `pid` is certainly none of these processes and descends from none of them.
 pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
     for _ in 0..MOST_PARENTS {
-        let Ok(Some(stat)) = proc_stat::read(pid) else { return true };
+        let Ok(Some(stat)) = processes::read(pid) else { return true };
         // No process is older than those that called it.
         if processes.iter().all(|process| process.start > stat.start) {
             return false;
@@ -196,17 +199,17 @@ pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
     if is_shell(owner) {
         return false;
     }
-    let Ok(Some(us)) = proc_stat::read(pid) else { return false };
+    let Ok(Some(us)) = processes::read(pid) else { return false };
     let child = child_that_leads_to(owner, &us);
     let is_call = child.pid == us.pid || is_name_of_shell(&child.program);
     is_call && child.session == child.pid
 }
 
 /// Returns the child of `ancestor` that leads to `below`. Programs that only start others may be between the two.
-pub(super) fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
+fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
     let mut child = below.clone();
     for _ in 0..MOST_PARENTS {
-        match proc_stat::read(child.parent) {
+        match processes::read(child.parent) {
             Ok(Some(parent)) if parent.pid != ancestor.pid => child = parent,
             Ok(Some(_)) => return child,
             _ => break,
@@ -219,7 +222,7 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
     if pid <= 0 {
         return Ok(None);
     }
-    proc_stat::read(pid).map_err(|error| {
+    processes::read(pid).map_err(|error| {
         let cure = "mount /proc, or use --pid and --forever";
         // A /proc mounted with hidepid shows only the processes of this user.
         let hidden = error.kind() == std::io::ErrorKind::PermissionDenied;
@@ -269,7 +272,7 @@ const MOST_SCRIPTS: usize = 8;
 /// background job. Nothing tells this case immediately; but `some_time_later` a shell that moved on has begun something
 /// else, or soon does.
 pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
-    let Ok(Some(mut below)) = proc_stat::read(called.pid) else { return Vec::new() };
+    let Ok(Some(mut below)) = processes::read(called.pid) else { return Vec::new() };
     let itself = ProcessId { pid: called.pid, start: below.start };
     let mut waiting: Vec<ProcessId> = below.has_called_others().then_some(itself).into_iter().collect();
     let mut ignored_below = called.ignores_interrupt;
@@ -283,7 +286,7 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
             break;
         }
         for owner in &owners {
-            let Ok(Some(stat)) = proc_stat::read(owner.pid) else { return waiting };
+            let Ok(Some(stat)) = processes::read(owner.pid) else { return waiting };
             let ignores_too = ignores(owner.pid, Signal::SIGINT);
             let has_gone_on = || has_moved_on(owner, &below);
             let in_background = if stat.group != below.group && below.foreground > 0 {
@@ -312,7 +315,7 @@ fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
     let below = &child_that_leads_to(shell, below);
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
     let age = |stat: &ProcStat| (stat.start, stat.pid);
-    let children = children.split_whitespace().filter_map(|pid| proc_stat::read(pid.parse().ok()?).ok().flatten());
+    let children = children.split_whitespace().filter_map(|pid| processes::read(pid.parse().ok()?).ok().flatten());
     let mut younger: Vec<ProcStat> = children.filter(|stat| age(stat) > age(below) && !stat.is_zombie()).collect();
     younger.sort_by_key(age);
     let pipe = |pid: i32, fd: i32| {
@@ -345,8 +348,8 @@ mod tests {
 
     #[test]
     fn a_call_comes_from_its_ancestors_and_never_from_younger_processes() {
-        let this = proc_stat::read_own().unwrap();
-        let of = |pid: i32| ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
+        let this = processes::read_own().unwrap();
+        let of = |pid: i32| ProcessId { pid, start: processes::start_of(pid).unwrap() };
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let called = child.id() as i32;
         let [itself, parent, grandparent] = [called, this.pid, this.parent].map(of);

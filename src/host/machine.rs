@@ -1,12 +1,10 @@
-//! The identity of the machine: machine-id(5) or, without one, its host name.
+//! The machine: its identity, which is machine-id(5) or, without one, its host name; its namespaces, and its clocks.
 //!
-//! Namespaces of this process hide some of it: clocks with an offset, and files that a container mounts
-//! over those of the kernel.
-//! TODO
-//! Times that may be wrong: in builds for tests, the wall clock and the times of files and servers can be moved.
+//! Namespaces of this process hide some of it: clocks with an offset, and files that a container mounts over those of the
+//! kernel. In builds for tests, the wall clock and the times of files and servers can be moved.
 
-use std::{fs, io};
 use std::time::Duration;
+use std::{fs, io};
 
 use nix::errno::Errno;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statfs, statx};

@@ -1,12 +1,10 @@
-//! The line of a process in /proc/PID/stat: proc_pid_stat(5).
-//! TODO
-//! Which processes of the pid namespace of this process live.
+//! The processes of the pid namespace of this process: their lines in /proc/PID/stat, proc_pid_stat(5), and which live.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, self};
+use std::io::{self, Read};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -179,7 +177,7 @@ impl FirstSight {
 
 /// Returns the liveness of a process, as /proc and kill(2) show it.
 pub(super) fn liveness_of(process: &ProcessId) -> Liveness {
-    match proc_stat::read(process.pid) {
+    match read(process.pid) {
         Ok(Some(stat)) if stat.start != process.start || stat.is_zombie() => Liveness::Dead,
         Ok(Some(_)) => Liveness::Alive,
         // The process has ended, or `hidepid` hides it, or /proc is not that of this namespace.
@@ -193,26 +191,26 @@ pub(super) fn liveness_of(process: &ProcessId) -> Liveness {
 /// Returns true if this pid namespace certainly has no live process with this pid. The start time of the process may be
 /// unknown.
 pub(super) fn is_absent(process: &ProcessId) -> bool {
-    let is_zombie = || matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.is_zombie());
+    let is_zombie = || matches!(read(process.pid), Ok(Some(stat)) if stat.is_zombie());
     kill(Pid::from_raw(process.pid), None) == Err(Errno::ESRCH) || is_zombie()
 }
 
 /// Returns true if this process is a zombie whose parent is its running supervisor. Such a parent saw the process end
 /// and releases its locks at this moment, unless it hangs. A stopped parent does not count.
 pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> bool {
-    let stat = |pid| proc_stat::read(pid).ok().flatten();
+    let stat = |pid| read(pid).ok().flatten();
     let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
     ended.is_some_and(|ended| ended.parent == supervisor.pid)
         && stat(supervisor.pid).is_some_and(|stat| stat.start == supervisor.start && stat.is_running())
 }
 
-pub(super) fn is_stopped(process: &ProcessId) -> bool {
-    matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start == process.start && stat.is_stopped())
+pub(super) fn is_process_stopped(process: &ProcessId) -> bool {
+    matches!(read(process.pid), Ok(Some(stat)) if stat.start == process.start && stat.is_stopped())
 }
 
 /// Returns true if a process exists and is not stopped.
 pub fn is_at_work(pid: i32) -> bool {
-    matches!(proc_stat::read(pid), Ok(Some(stat)) if stat.is_running())
+    matches!(read(pid), Ok(Some(stat)) if stat.is_running())
 }
 
 #[cfg(test)]
