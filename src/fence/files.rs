@@ -68,13 +68,9 @@ impl Place {
         self.folder().join(draft)
     }
 
-    pub(super) fn directory(&self) -> impl AsFd {
-        self.directory.as_fd()
-    }
-
     /// Returns the attributes of the file, if it exists.
     /// Fails if it is not a regular file; it may have become a symbolic link since the call began.
-    pub(super) fn file(&self) -> Result<Option<FileStat>> {
+    fn file(&self) -> Result<Option<FileStat>> {
         let found = self.attributes(self.os_name()).map_err(|errno| failed(errno, "examine", &self.path))?;
         let kind = found.map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
         let is_root = self.os_name().is_empty();
@@ -138,14 +134,14 @@ impl Place {
     }
 
     /// Renames a draft. Returns false if it is not there.
-    pub(super) fn rename(&self, draft: &str, to: impl AsRef<OsStr>) -> nix::Result<bool> {
+    fn rename(&self, draft: &str, to: impl AsRef<OsStr>) -> nix::Result<bool> {
         match renameat(&self.directory, draft, &self.directory, to.as_ref()) {
             Err(Errno::ENOENT) => Ok(false),
             renamed => renamed.map(|()| true),
         }
     }
 
-    pub(super) fn remove(&self, draft: &str) {
+    fn remove(&self, draft: &str) {
         // A draft that stays is removed by a later writer.
         let _ = unlinkat(&self.directory, draft, UnlinkatFlags::NoRemoveDir);
     }
@@ -201,7 +197,7 @@ impl Place {
 }
 
 /// Returns an error of a system call on a file or directory that is not a store.
-pub(super) fn failed(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
+fn failed(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
     let error = Error::os(errno, doing, path);
     let hint = match error.kind() {
         ErrorKind::Denied => "ask its owner for permission",
@@ -239,7 +235,7 @@ impl<'a> Draft<'a> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         loop {
             let name = new_name(place, 0, host)?;
-            let opened = openat(place.directory(), name.as_str(), flags, Mode::from_bits_truncate(mode));
+            let opened = openat(&place.directory, name.as_str(), flags, Mode::from_bits_truncate(mode));
             let file = opened.map_err(|errno| failed(errno, "create a draft in", place.folder()))?;
             let draft = Draft { place, file: File::from(file), name, version: 0, is_left: false, bytes: 0 };
             // A lock of another process means that it removes the draft as a leftover, and so does a missing name. On a

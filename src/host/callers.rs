@@ -1,11 +1,11 @@
 //! The processes that called csalock: the owner of `csalock lock`, and all that continue only when this process ends.
 //!
-//! The owner is the shell that runs the script, even if `$( )`, a pipeline or `( )` makes the call.
-//! This module follows the parents upward. It skips programs that are known to only start another program (`sudo`,
-//! `timeout`, ...): they end together with csalock. Wrappers are programs whose arguments say that they start this call
+//! The owner is the shell that runs the script, even if `$( )`, a pipeline or `( )` makes the call. This module follows
+//! the parents upward. It skips programs that are known to only start another program (`sudo`, `timeout`, ...): they
+//! end together with csalock. Wrappers are programs whose arguments say that they start this call
 //! (`su -c 'csalock lock x'`, `tini -- csalock lock x`). Most wrappers end with csalock too, but some continue, so the
-//! module keeps them as owners. The shell's forks come next. Parent and child are one image, forked without an exec,
-//! if the kernel says so and their stacks and arguments begin at the same addresses. Both are then the script, and both
+//! module keeps them as owners. The shell's forks come next. Parent and child are one image, forked without an exec, if
+//! the kernel says so and their stacks and arguments begin at the same addresses. Both are then the script, and both
 //! are kept, innermost first. (Servers, cron and other programs fork processes for work of their own.) The *effective
 //! owner* is the first of these processes that still lives. For `h=$(csalock lock x)` the inner process soon ends and
 //! the script itself owns the lock; two `( ... ) &` of one script are two owners.

@@ -280,13 +280,13 @@ impl Store for Etcd {
         match topic {
             Topic::Channel(channel, since) => {
                 let only_puts = json!({"start_revision": (since.number + 1).to_string(), "filters": ["NODELETE"]});
-                client::watch(&self.client, &self.key("bells", channel), only_puts)
+                self.client.watch(&self.key("bells", channel), only_puts)
             }
-            Topic::Record(name) => client::watch(&self.client, &self.record_key(name), json!({})),
+            Topic::Record(name) => self.client.watch(&self.record_key(name), json!({})),
             Topic::History => {
                 let all = self.key("history", b"");
                 let only_puts = json!({"range_end": encoded(&prefix_end(&all)), "filters": ["NODELETE"]});
-                client::watch(&self.client, &all, only_puts)
+                self.client.watch(&all, only_puts)
             }
         }
     }
@@ -302,7 +302,7 @@ impl Store for Etcd {
 
 impl Upkeep for Etcd {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        commit::added(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
+        commit::new_history(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

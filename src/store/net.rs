@@ -230,7 +230,7 @@ impl CallDeadline {
     }
 
     /// Waits until a descriptor is ready. Fails at the deadline, after this time, and after a signal that ends calls.
-    pub(super) fn wait(&self, what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result<()> {
+    fn wait(&self, what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result<()> {
         let until = self.host.boottime().saturating_add(at_most.min(self.left()));
         loop {
             let left = until.saturating_sub(self.host.boottime());
@@ -306,7 +306,7 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    pub(super) fn encrypted(mut socket: Socket, mut tls: ClientConnection) -> io::Result<Wire> {
+    fn encrypted(mut socket: Socket, mut tls: ClientConnection) -> io::Result<Wire> {
         tls.complete_io(&mut socket)?;
         Ok(Wire::Tls(Box::new(StreamOwned::new(tls, socket))))
     }

@@ -38,7 +38,7 @@ pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     connector: Connector,
     login: Auth,
-    pub(super) calls: Calls,
+    calls: Calls,
     state: Mutex<State>,
 }
 
@@ -236,7 +236,7 @@ impl Client {
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
-    pub(super) fn line(&self, deadline: &Arc<CallDeadline>) -> std::io::Result<(String, Option<String>, Connection)> {
+    fn line(&self, deadline: &Arc<CallDeadline>) -> std::io::Result<(String, Option<String>, Connection)> {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let line = Connector { call_deadline: deadline.clone(), ..self.connector.clone() }.dial(&server)?;
         let line = Connection::new(line);
@@ -281,32 +281,35 @@ impl Subscription for Watch {
     }
 }
 
-/// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
-pub(super) fn watch(client: &Client, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
-    let call_deadline = Arc::new(CallDeadline::new(client.host.clone()));
-    call_deadline.set(client.host.boottime() + TO_BEGIN);
-    let (server, token, mut line) = client.line(&call_deadline).ok()?;
-    which["key"] = encoded(key).into();
-    let question = json!({"create_request": which});
-    let (question, mut request) = (question.to_string(), Vec::new());
-    HttpRequest { path: "/v3/watch", body: Some(question.as_bytes()) }.encode(&server, token.as_deref(), &mut request);
-    line.write(&request).ok()?;
-    let mut said = Vec::new();
-    loop {
-        let mut buffer = [0; 1024];
-        let amount = line.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
-        said.extend_from_slice(&buffer[..amount]);
-        match begun(&said)? {
-            Begun::No if said.len() > LONGEST_BEGINNING => return None,
-            Begun::No => {}
-            Begun::Yes => break,
-            Begun::AndMore => {
-                line.shut();
-                break;
+impl Client {
+    /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
+    pub(super) fn watch(&self, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
+        let call_deadline = Arc::new(CallDeadline::new(self.host.clone()));
+        call_deadline.set(self.host.boottime() + TO_BEGIN);
+        let (server, token, mut line) = self.line(&call_deadline).ok()?;
+        which["key"] = encoded(key).into();
+        let question = json!({"create_request": which});
+        let (question, mut bytes) = (question.to_string(), Vec::new());
+        let request = HttpRequest { path: "/v3/watch", body: Some(question.as_bytes()) };
+        request.encode(&server, token.as_deref(), &mut bytes);
+        line.write(&bytes).ok()?;
+        let mut said = Vec::new();
+        loop {
+            let mut buffer = [0; 1024];
+            let amount = line.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
+            said.extend_from_slice(&buffer[..amount]);
+            match begun(&said)? {
+                Begun::No if said.len() > LONGEST_BEGINNING => return None,
+                Begun::No => {}
+                Begun::Yes => break,
+                Begun::AndMore => {
+                    line.shut();
+                    break;
+                }
             }
         }
+        Some(Box::new(Watch { descriptor: line.descriptor().ok()?, _line: line }))
     }
-    Some(Box::new(Watch { descriptor: line.descriptor().ok()?, _line: line }))
 }
 
 pub(super) enum Begun {

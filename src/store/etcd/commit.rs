@@ -230,10 +230,10 @@ fn prune_sometimes(client: &Client, prefix: &[u8], limits: &HistoryLimits) {
 /// that was read; 0 is before all lines.
 ///
 /// Keys begin with the clocks of their writers, so a new line need not have the last key. Revisions only grow.
-pub(super) fn added(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+pub(super) fn new_history(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
     let (mut from, mut until, mut new) = (prefix.to_vec(), None, Vec::new());
     loop {
-        let mut question = lines(&from, prefix, PAGE, false);
+        let mut question = range_of_lines(&from, prefix, PAGE, false);
         if *known > 0 {
             question["min_mod_revision"] = (*known + 1).to_string().into();
         }
@@ -258,13 +258,13 @@ pub(super) fn added(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut
 
 /// Removes the oldest lines that are too old or too many, at most [`MANY_KEYS`] at a time. `chance` is random.
 fn prune(client: &Client, prefix: &[u8], limits: &HistoryLimits, now: Duration, chance: u32) -> Result<()> {
-    let first: RangeAnswer = client.ask("/v3/kv/range", &lines(prefix, prefix, MANY_KEYS, true))?;
+    let first: RangeAnswer = client.ask("/v3/kv/range", &range_of_lines(prefix, prefix, MANY_KEYS, true))?;
     // A full count of many pages is so rare that the average cost per line is that of a single page.
     let counts_all = u64::from(chance) % first.count.max(1) < MANY_KEYS;
     let mut size = if counts_all { sizes(prefix, &first).sum() } else { 0_u64 };
     let (mut more, mut from) = (first.more && counts_all, next_page(client, prefix, &first)?);
     while more {
-        let page: RangeAnswer = client.ask("/v3/kv/range", &lines(&from, prefix, MANY_KEYS, true))?;
+        let page: RangeAnswer = client.ask("/v3/kv/range", &range_of_lines(&from, prefix, MANY_KEYS, true))?;
         size = sizes(prefix, &page).fold(size, u64::saturating_add);
         from = next_page(client, &from, &page)?;
         more = page.more;
@@ -294,7 +294,7 @@ fn parts<'a>(prefix: &[u8], key: &'a [u8]) -> std::str::Split<'a, char> {
     text.unwrap_or_default().split('.')
 }
 
-fn lines(from: &[u8], prefix: &[u8], limit: u64, keys_only: bool) -> Value {
+fn range_of_lines(from: &[u8], prefix: &[u8], limit: u64, keys_only: bool) -> Value {
     json!({
         "key": encoded(from), "range_end": encoded(&prefix_end(prefix)), "limit": limit.to_string(), "keys_only": keys_only
     })

@@ -40,7 +40,7 @@ pub(super) struct Client {
     pub(super) settings: Settings,
     /// The connection, while it is usable.
     session: Mutex<Option<Session>>,
-    pub(super) calls: Calls,
+    calls: Calls,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
     /// True if the server has few connections left, and the time until which that counts.

@@ -49,7 +49,7 @@ pub(super) struct Client {
     /// ssh(1), or the program in `CSALOCK_SSH`.
     pub(super) program: OsString,
     pub(super) slot: Arc<Mutex<Slot>>,
-    pub(super) calls: Calls,
+    calls: Calls,
 }
 
 impl Client {
@@ -138,6 +138,7 @@ impl Client {
     }
 }
 
+/// A subscription to a notification, which comes on the connection of the store.
 pub(super) struct Subscribed {
     id: u64,
     /// Name of the server process that notifies.
