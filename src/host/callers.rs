@@ -288,13 +288,13 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
         for owner in &owners {
             let Ok(Some(stat)) = processes::read(owner.pid) else { return waiting };
             let ignores_too = ignores(owner.pid, Signal::SIGINT);
-            let has_gone_on = || has_moved_on(owner, &below);
+            let moved_on = || has_moved_on(owner, &below);
             let in_background = if stat.group != below.group && below.foreground > 0 {
                 below.foreground != below.group
             } else if ignored_below && ignores_too {
-                !some_time_later || !stat.is_sleeping() || has_gone_on()
+                !some_time_later || !stat.is_sleeping() || moved_on()
             } else {
-                ignored_below || (some_time_later && has_gone_on())
+                ignored_below || (some_time_later && moved_on())
             };
             // Another thread may release the lock meanwhile.
             if in_background || stat.has_threads() {

@@ -279,7 +279,7 @@ fn harmless(connection: Connection) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Application id "CSLK", by which file(1) and other programs recognize the database.
+/// The id "CSLK" of the application, by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
 
 const FORMAT: i64 = 2;
