@@ -47,11 +47,9 @@
 //! client that has FILE open may rename FILE aside before it renames a draft onto it, so for a moment FILE may be
 //! missing for other hosts.
 
-mod draft;
-mod place;
+mod files;
 
-pub use draft::Draft;
-pub use place::Place;
+pub use files::{Draft, Place};
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};

@@ -2,35 +2,29 @@
 //!
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
-mod blocked_callers;
+mod callers;
 mod databases;
 mod fake;
 mod file_locks;
-mod liveness;
 mod machine;
-mod owner;
-pub(crate) mod proc_stat;
+pub(crate) mod processes;
 mod programs;
-mod times;
 mod unix;
 mod wait_set;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+pub use callers::{Caller, Invocation, ThisProcess, may_end_with_call, new_owner};
 pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
-pub use liveness::is_at_work;
-pub use owner::{Caller, Invocation, ThisProcess, may_end_with_call, new_owner};
-pub use proc_stat::{is_stopped, start_of};
+#[cfg(debug_assertions)]
+pub use machine::{OFFSETS, file_time, server_time};
+pub use processes::{is_at_work, is_stopped, start_of};
 pub use programs::command_of;
 #[cfg(debug_assertions)]
-pub use times::OFFSETS;
-pub use times::{file_time, server_time};
-#[cfg(debug_assertions)]
-pub use unix::FIRST_PIDS;
-pub use unix::Unix;
+pub use unix::{FIRST_PIDS, Unix};
 pub use wait_set::{WakeAddress, WakeSocket};
 
 use crate::error::Result;

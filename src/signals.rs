@@ -2,14 +2,17 @@
 //!
 //! During a wait for a lock, a signal that would end csalock first removes it from the queue. While a command runs,
 //! csalock forwards the signal to the command. Signals that were ignored at the start stay ignored.
+//!
+//! A command under a lock must find ignored signals and closed descriptors as they were at process start. Rust's runtime
+//! ignores SIGPIPE and opens /dev/null in place of closed descriptors before it calls `main`. A function that runs before it
+//! therefore observes both.
 
 #![expect(unsafe_code, reason = "changing a signal's disposition is unsafe, and a fork needs it")]
-
-mod startup_state;
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +23,95 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event;
+use rustix::stdio::{stderr, stdin, stdout};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 
-pub use self::startup_state::{StartupState, TAKEN, ignore_taken};
+/// The signals that csalock ignores: a broken pipe and a limit on file sizes cause an error message, not a silent death.
+pub const TAKEN: [Signal; 2] = [Signal::SIGPIPE, Signal::SIGXFSZ];
+
+/// Bit set: the number of each ignored signal of [`TAKEN`], and from [`CLOSED`] on a bit for each closed descriptor of
+/// 0, 1 and 2.
+static OBSERVED: AtomicU64 = AtomicU64::new(0);
+
+const CLOSED: u32 = 40;
+
+/// Both C libraries call the functions of this section before `main` (System V ABI, "Initialization and Termination
+/// Functions").
+// SAFETY: the section contains pointers to functions of this type, and `observe` needs nothing of Rust's runtime.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = observe;
+
+/// The ignored signals and closed descriptors at process start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StartupState(u64);
+
+impl StartupState {
+    pub fn of_this_process() -> StartupState {
+        StartupState(OBSERVED.load(Ordering::Relaxed))
+    }
+
+    pub fn ignored(self, signal: Signal) -> bool {
+        match TAKEN.contains(&signal) {
+            true => self.0 & bit(signal) != 0,
+            // csalock never changes the disposition of another signal that it asks about.
+            false => is_ignored(signal),
+        }
+    }
+
+    /// Returns the path of the file or directory that this process inherited as this descriptor, other than 0, 1 and 2.
+    /// The answer is right until csalock opens files of its own.
+    pub fn file(self, descriptor: u16) -> Option<PathBuf> {
+        let path = (descriptor > 2).then(|| std::fs::read_link(format!("/proc/self/fd/{descriptor}")))?.ok()?;
+        // A pipe or a socket has no path, and that of a device or a deleted file cannot be locked.
+        std::fs::metadata(&path).is_ok_and(|found| found.is_file() || found.is_dir()).then_some(path)
+    }
+
+    /// Returns true if this descriptor (0, 1 or 2) was closed. Since then it is /dev/null, so that no file of a store gets
+    /// its number.
+    pub fn closed(self, descriptor: u32) -> bool {
+        self.0 & (1 << (CLOSED + descriptor)) != 0
+    }
+}
+
+/// Ignores the signals that csalock ignores. `main` calls this first.
+pub fn ignore_taken() {
+    for signal in TAKEN {
+        let _ = set_ignored(signal, true);
+    }
+}
+
+/// Observes the state. Changes nothing, because programs that use the library run it too.
+extern "C" fn observe() {
+    let mut observed = 0;
+    let standard = [stdin(), stdout(), stderr()];
+    let mut polled = standard.map(|descriptor| event::PollFd::from_borrowed_fd(descriptor, event::PollFlags::empty()));
+    let _ = event::poll(&mut polled, Some(&event::Timespec::default()));
+    for (at, polled) in polled.iter().enumerate() {
+        if polled.revents().contains(event::PollFlags::NVAL) {
+            observed |= 1 << (CLOSED as usize + at);
+        }
+    }
+    for signal in TAKEN.into_iter().filter(|signal| is_ignored(*signal)) {
+        observed |= bit(signal);
+    }
+    OBSERVED.store(observed, Ordering::Relaxed);
+}
+
+fn bit(signal: Signal) -> u64 {
+    1 << signal as u32
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: a zeroed sigaction is valid and may be overwritten, and a null new action changes nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal as i32, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+    }
+}
 
 /// The signals that end a wait, and that csalock forwards to a command.
 pub const FORWARDED: [Signal; 6] =
@@ -218,10 +305,6 @@ fn set_ignored(signal: Signal, is_ignored: bool) -> nix::Result<SigAction> {
     let handler = if is_ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
     // SAFETY: neither disposition runs code.
     unsafe { sigaction(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty())) }
-}
-
-fn bit(signal: Signal) -> u64 {
-    1 << signal as i32
 }
 
 fn bits(signals: impl Iterator<Item = Signal>) -> u64 {

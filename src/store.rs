@@ -9,36 +9,32 @@
 //! - A process that dies at any instruction leaves either the old record or the new one.
 //! - Only a commit or a sweep changes records. Reads create nothing: a store that does not exist yet reads as empty.
 
-mod absences;
-mod deadline;
 pub(crate) mod directory;
 pub(crate) mod etcd;
-mod finding;
+mod health;
 mod history_file;
 mod identity;
 pub mod leases;
 mod memory;
 mod mount;
 mod net;
-mod observed;
-mod path_checks;
 pub(crate) mod postgres;
-mod scratch;
 mod sqlite;
 pub(crate) mod ssh;
 mod url;
 mod write_set;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-pub use deadline::StoreDeadline;
-pub use deadline::answers;
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Cluster, Etcd};
-pub use finding::{Finding, Verdict};
+pub use health::{Finding, Scratch, Verdict};
 pub use identity::in_order;
 use leases::BootLeases;
 pub use leases::Leases;
@@ -47,7 +43,6 @@ pub use mount::refuse_file_mounted_alone;
 pub use net::Secret;
 pub use net::retry::SignalsEndCalls;
 pub use postgres::{Database, Postgres};
-pub use scratch::Scratch;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use ssh::{Remote, Ssh, serve};
@@ -225,4 +220,71 @@ pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>)
         Location::Postgres(database) => Box::new(Postgres::open(database, variables, host)?),
         Location::Ssh(remote) => Box::new(Ssh::open(remote, variables("CSALOCK_SSH"), host)),
     })
+}
+
+thread_local! {
+    /// It belongs to a thread, so a caller cannot limit the calls of another one.
+    static DEADLINE: Cell<Option<Duration>> = const { Cell::new(None) };
+}
+
+/// While it exists, the store calls of this thread have a deadline on CLOCK_BOOTTIME; its end brings back the one before.
+/// A call may exceed the deadline by less than a second. `None` means the default of the store. Only a store whose calls
+/// never wait for other processes ignores it.
+#[must_use]
+#[derive(Debug)]
+pub struct StoreDeadline(Option<Duration>);
+
+impl StoreDeadline {
+    pub fn begin(until: Option<Duration>) -> StoreDeadline {
+        StoreDeadline(DEADLINE.replace(until))
+    }
+
+    /// Sets another deadline for the rest of this scope.
+    pub fn change(&self, until: Option<Duration>) {
+        DEADLINE.set(until);
+    }
+}
+
+impl Drop for StoreDeadline {
+    fn drop(&mut self) {
+        DEADLINE.set(self.0);
+    }
+}
+
+/// Returns the deadline of a call that this thread makes now.
+fn deadline_of_call() -> Option<Duration> {
+    DEADLINE.get()
+}
+
+/// Number of answered calls of this process, which distinguishes a slow server from a silent one.
+static ANSWERS: AtomicU64 = AtomicU64::new(0);
+
+pub fn answers() -> u64 {
+    ANSWERS.load(Ordering::Relaxed)
+}
+
+fn answered<T>(answer: T) -> T {
+    ANSWERS.fetch_add(1, Ordering::Relaxed);
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_deadline_brings_back_the_one_before() {
+        let (first, second) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(2)));
+        let outer = StoreDeadline::begin(first);
+        {
+            let inner = StoreDeadline::begin(None);
+            assert_eq!(deadline_of_call(), None);
+            inner.change(second);
+            assert_eq!(deadline_of_call(), second);
+            assert_eq!(std::thread::spawn(deadline_of_call).join().unwrap(), None);
+        }
+        assert_eq!(deadline_of_call(), first);
+        drop(outer);
+        assert_eq!(deadline_of_call(), None);
+    }
 }

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use Token::{Operator, Word};
 
-use super::proc_stat::{ProcStat, read_once};
+use super::processes::{ProcStat, read_once};
 use crate::lock::ProcessId;
 
 /// Programs that run another program and end with it.

@@ -20,15 +20,14 @@ use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
 
-use super::liveness::{FirstSight, is_absent, is_released_by, is_stopped, liveness_of};
+use super::callers::ThisProcess;
 use super::machine::{
     BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
-    pid_namespace_of,
+    pid_namespace_of, wall,
 };
-use super::owner::ThisProcess;
-use super::proc_stat::read_once;
+use super::processes::{FirstSight, is_absent, is_process_stopped, is_released_by, liveness_of, read_once};
 use super::wait_set::{self, LinuxWaitSet};
-use super::{Host, Invocation, Scope, WaitSet, WakeAddress, blocked_callers, owner, proc_stat, times};
+use super::{Host, Invocation, Scope, WaitSet, WakeAddress, callers, processes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
@@ -83,7 +82,7 @@ impl Host for Unix {
     }
 
     fn wall(&self) -> Duration {
-        times::wall(now(ClockId::CLOCK_REALTIME))
+        wall(now(ClockId::CLOCK_REALTIME))
     }
 
     fn domain(&self) -> Result<PidDomain> {
@@ -122,16 +121,16 @@ impl Host for Unix {
     }
 
     fn process(&self, pid: i32) -> Result<Option<ProcessId>> {
-        let stat = proc_stat::read(pid).map_err(|error| no_proc(&error))?;
+        let stat = processes::read(pid).map_err(|error| no_proc(&error))?;
         Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| ProcessId { pid, start: stat.start }))
     }
 
     fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
-        blocked_callers::blocked_callers(called, some_time_later)
+        callers::blocked_callers(called, some_time_later)
     }
 
     fn may_be_called_by(&self, called: &Invocation, processes: &[ProcessId]) -> bool {
-        owner::may_be_called_by(called.pid, processes)
+        callers::may_be_called_by(called.pid, processes)
     }
 
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
@@ -161,7 +160,7 @@ impl Host for Unix {
     }
 
     fn is_stopped(&self, domain: &PidDomain, process: &ProcessId) -> bool {
-        self.known_space().is_ok_and(|here| here.contains(domain)) && is_stopped(process)
+        self.known_space().is_ok_and(|here| here.contains(domain)) && is_process_stopped(process)
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
@@ -269,7 +268,7 @@ pub(super) fn no_proc(error: &std::io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
         None if error.kind() == io::ErrorKind::Other => {
-            let what = format!("{}, so no process could tell which others live", proc_stat::FOREIGN);
+            let what = format!("{}, so no process could tell which others live", processes::FOREIGN);
             Error::new(ErrorKind::System, what, "mount it (unshare --mount-proc)")
         }
         _ => Error::new(ErrorKind::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),

@@ -18,7 +18,7 @@ use nix::time::ClockId;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::proc_stat::{self, ProcStat};
+use super::processes::{self, ProcStat};
 use super::unix::now;
 use super::{WaitSet, WaitSources, WakeReason, Watched};
 use crate::error::{Error, ErrorKind, Result};
@@ -143,14 +143,14 @@ impl<'a> LinuxWaitSet<'a> {
             // user of the pid.
             if let Some(supervisor) = supervisor
                 && let Ok(Some(pidfd)) = open(supervisor)
-                && matches!(proc_stat::read(supervisor.pid), Ok(Some(stat)) if is_running(&stat, supervisor.start))
+                && matches!(processes::read(supervisor.pid), Ok(Some(stat)) if is_running(&stat, supervisor.start))
             {
                 self.pidfds.push((*supervisor, pidfd));
                 continue;
             }
             let Ok(opened) = open(process) else { return false };
             // If /proc does not show the process, it has ended, which the pidfd reports, or it is hidden.
-            if matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start != process.start) {
+            if matches!(processes::read(process.pid), Ok(Some(stat)) if stat.start != process.start) {
                 return false;
             }
             self.pidfds.extend(opened.map(|pidfd| (*process, pidfd)));
@@ -233,7 +233,7 @@ mod tests {
         let pidfd = pidfd_open(Pid::from_child(&command), PidfdFlags::empty()).unwrap();
         nix::poll::poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], nix::poll::PollTimeout::NONE).unwrap();
         let pid = command.id() as i32;
-        let process = ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
+        let process = ProcessId { pid, start: processes::start_of(pid).unwrap() };
         let mut wait_set = LinuxWaitSet::new(&Handle::new([pid as u8; 16]).proof(), Vec::new());
         let watched = [Watched { process, supervisor }];
         let reason = wait_set.wait(&mut WaitSources { watched: &watched, subscription: &mut None }, NEVER).unwrap();

@@ -2,11 +2,13 @@
 //!
 //! [`layout`] has a drawing of the directory and the protocol: each change of a record is one rename(2) of a name that is
 //! never used again. It must not know what a lock is, and the file system must guarantee no more than this rename.
+//!
+//! **Leases.** A local store counts on CLOCK_BOOTTIME, a shared store on CLOCK_BOOTTIME of each host ([`super::leases`]).
+//! The store's time is the file system's, on NFS the server's.
 
 mod channel;
 mod commit;
 pub(crate) mod layout;
-mod lease;
 #[cfg(test)]
 mod model;
 mod read;
@@ -24,6 +26,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::stat::stat;
@@ -36,14 +39,15 @@ use self::read::{Entry, Listing};
 pub use self::root::MARK;
 use self::root::Root;
 use super::history_file::{HistoryFile, watch};
+use super::leases::{self, Seen, lend_shared, remaining_shared};
 use super::mount::network;
-use super::observed::Seen;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
-    Versioned, Visit, WriteSet, guarded, path_checks,
+    Versioned, Visit, WriteSet, guarded, health,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
+use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::escape_path;
 
 /// Maximum number of times that other processes may overtake a call before csalock reports an error.
@@ -305,10 +309,69 @@ impl Upkeep for Directory {
             Layout::Beside => "the locks of the files beside it, in",
             _ => "directory of records,",
         };
-        path_checks::findings(what, &self.path, self.existing().map(|root| root.is_some()))
+        health::of_files(what, &self.path, self.existing().map(|root| root.is_some()))
     }
 }
 
 fn history_file(work: &OwnedFd) -> HistoryFile<'_> {
     HistoryFile { at: work.as_fd(), name: HISTORY.into(), like: "..".into() }
+}
+
+impl Directory {
+    fn file_system_time(&self) -> Result<Duration> {
+        self.in_store(false, |root| root.file_system_time())?.ok_or_else(|| self.is_missing())
+    }
+}
+
+impl Leases for Directory {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        let lent = |root: &Arc<Root>| match root.scope {
+            Scope::Local => leases::lend_local(self.host.as_ref(), span),
+            Scope::Shared => lend_shared(self.host.as_ref(), span, || root.file_system_time()),
+        };
+        self.in_store(true, lent)?.ok_or_else(|| self.is_missing())
+    }
+
+    fn time(&self) -> Result<Duration> {
+        // Under one kernel, files have the times of its clock.
+        if self.scope() == Scope::Local {
+            return Ok(self.host.wall());
+        }
+        self.in_store(true, |root| root.file_system_time())?.ok_or_else(|| self.is_missing())
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        let left = |root: &Arc<Root>| remaining_shared(self.host.as_ref(), lease, || root.file_system_time());
+        self.in_store(false, left).map(Option::unwrap_or_default)
+    }
+
+    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    }
+
+    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
+        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.file_system_time())
+    }
+
+    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        self.leases.to_note(self.host.as_ref(), leases, seen, || self.file_system_time())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::store::directory::sys;
+
+    #[test]
+    fn the_time_of_a_fresh_file_cannot_be_chosen_by_a_user() {
+        let file = tempfile::tempfile().unwrap();
+        let wrong = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(2_147_415_594);
+        file.set_times(std::fs::FileTimes::new().set_modified(wrong)).unwrap();
+        let found = nix::sys::stat::fstat(&file).unwrap();
+        assert_eq!(found.st_mtime, 2_147_415_594);
+        assert!(sys::changed(&found) < Duration::from_secs(2_147_415_594));
+    }
 }

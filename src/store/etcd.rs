@@ -37,7 +37,7 @@
 //! that the lease's key is gone too. If the comparison fails, the transaction lists the keys that exist. For a second
 //! after that, no read can report these leases as over.
 //!
-//! **Notifications** wake waiters on other hosts ([`watch`]). Correctness does not depend on them.
+//! **Notifications** wake waiters on other hosts ([`client`]). Correctness does not depend on them.
 //!
 //! **Trust.** A user who may write these keys can acquire any lock. etcd has no modes for keys, only roles for
 //! prefixes. The store therefore refuses a record that fewer users may read than may read the store.
@@ -45,17 +45,13 @@
 mod api;
 mod auth;
 mod client;
-mod connection;
+mod commit;
 mod errors;
 mod health;
-mod history;
 mod http;
 mod leases;
-mod transaction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
-mod url;
-mod watch;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,9 +62,8 @@ use sha2::{Digest, Sha256};
 use self::api::{Pair, RangeAnswer, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
-pub use self::url::Cluster;
-use super::absences::Absences;
 use super::net::retry::{CallError, Failed};
+use super::write_set::Absences;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep,
     Variables, Version, Versioned, Visit, WriteSet,
@@ -77,15 +72,59 @@ use crate::error::Result;
 use crate::host::Host;
 use crate::name::escape;
 
-/// Maximum number of changes in one transaction. Each change compares at most two keys and takes two steps.
-const MOST_AT_ONCE: usize = 32;
+/// Default prefix of the keys in etcd.
+const PREFIX: &str = "csalock";
 
-/// Number of records in the first page of a scan, and in the largest page.
-const FIRST_PAGE: usize = 16;
-const LARGEST_PAGE: usize = 256;
+/// Default port of etcd for clients.
+const PORT: u16 = 2379;
 
-/// Page size in bytes above which a scan halves the next page. Single large records may exceed it.
-const PAGE_BYTES: usize = 1 << 20;
+/// An etcd cluster and the key prefix of the store: `etcd://HOST:PORT,HOST:PORT/PREFIX`, and `etcds://` for TLS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cluster {
+    /// True if connections use TLS.
+    pub tls: bool,
+    /// Host and port of each server, as typed; at least one.
+    pub endpoints: Vec<String>,
+    /// Prefix of all keys, without the slash that follows it.
+    pub prefix: String,
+}
+
+impl Cluster {
+    /// Parses the part after the scheme: `//HOST:PORT,HOST:PORT/PREFIX`.
+    pub(in crate::store) fn parse(tls: bool, rest: &[u8]) -> std::result::Result<Cluster, &'static str> {
+        let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
+        let rest = rest.strip_prefix("//").ok_or("two slashes and a server come after the colon")?;
+        if rest.contains(['?', '#']) {
+            return Err("it has no options");
+        }
+        if rest.contains('@') {
+            return Err("a password does not belong there, where every user sees it; see $CSALOCK_ETCD_PASSWORD");
+        }
+        let (servers, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let prefix = prefix.strip_prefix("./").unwrap_or(prefix).trim_matches('/');
+        let endpoints = servers.split(',').map(endpoint).collect::<Option<Vec<_>>>().ok_or("a server is HOST:PORT")?;
+        Ok(Cluster { tls, endpoints, prefix: if prefix.is_empty() { PREFIX } else { prefix }.to_string() })
+    }
+
+    pub fn url(&self) -> String {
+        let scheme = if self.tls { "etcds" } else { "etcd" };
+        format!("{scheme}://{}/{}", self.endpoints.join(","), self.prefix)
+    }
+}
+
+/// Returns the server with its port, by default etcd's own port.
+fn endpoint(typed: &str) -> Option<String> {
+    let is_bracketed = typed.starts_with('[') && typed.contains(']');
+    let after = if is_bracketed { &typed[typed.find(']')? + 1..] } else { typed };
+    let (host, port) = match after.rsplit_once(':') {
+        Some((_, port)) => (&typed[..typed.len() - port.len() - 1], port.parse::<u16>().ok().filter(|port| *port > 0)?),
+        None => (typed, PORT),
+    };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let is_one = !bare.is_empty() && (is_bracketed || !bare.contains(':'));
+    let is_plain = bare.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:%".contains(&byte));
+    (is_one && is_plain).then(|| format!("{host}:{port}"))
+}
 
 /// Settings of a cluster in addition to the URL of a store.
 #[derive(Debug, Clone, Default)]
@@ -121,6 +160,16 @@ impl Access {
         }
     }
 }
+
+/// Maximum number of changes in one transaction. Each change compares at most two keys and takes two steps.
+const MOST_AT_ONCE: usize = 32;
+
+/// Number of records in the first page of a scan, and in the largest page.
+const FIRST_PAGE: usize = 16;
+const LARGEST_PAGE: usize = 256;
+
+/// Page size in bytes above which a scan halves the next page. Single large records may exceed it.
+const PAGE_BYTES: usize = 1 << 20;
 
 /// Returns the first key of the page after this page. Fails unless the keys rise, since a list could be endless.
 fn next_page(client: &Client, from: &[u8], page: &RangeAnswer) -> Result<Vec<u8>> {
@@ -231,13 +280,13 @@ impl Store for Etcd {
         match topic {
             Topic::Channel(channel, since) => {
                 let only_puts = json!({"start_revision": (since.number + 1).to_string(), "filters": ["NODELETE"]});
-                watch::hear(&self.client, &self.key("bells", channel), only_puts)
+                self.client.watch(&self.key("bells", channel), only_puts)
             }
-            Topic::Record(name) => watch::hear(&self.client, &self.record_key(name), json!({})),
+            Topic::Record(name) => self.client.watch(&self.record_key(name), json!({})),
             Topic::History => {
                 let all = self.key("history", b"");
                 let only_puts = json!({"range_end": encoded(&prefix_end(&all)), "filters": ["NODELETE"]});
-                watch::hear(&self.client, &all, only_puts)
+                self.client.watch(&all, only_puts)
             }
         }
     }
@@ -253,7 +302,7 @@ impl Store for Etcd {
 
 impl Upkeep for Etcd {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        history::added(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
+        commit::new_history(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

@@ -1,12 +1,38 @@
-//! Calls to the servers of a store: connections by name or address, with or without TLS, each call within its deadline
-//! and repeated until it is answered. This part knows no store.
+//! Connections to the servers of a store: by name or address, with or without TLS. Each wait ends with the deadline of the
+//! present call, and [`retry`] repeats a call until it is answered. This part knows no store.
+//!
+//! This module uses addresses directly. The process and its forked children cache those of a name for a while. If the name
+//! service then fails, the last addresses count: a command that runs must not end because of it.
 
-use std::fmt;
-
-pub(super) mod dial;
 pub(super) mod retry;
-pub(super) mod socket;
-pub(super) mod tls;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::sockopt::SocketError;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, UnixAddr, connect, getsockopt, socket,
+};
+use nix::sys::time::TimeSpec;
+use rustls::client::WantsClientCert;
+use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned};
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
+
+use self::retry::{CallError, is_interrupted, until_signal_check};
+use super::guarded;
+use crate::error::{self, Error, ErrorKind};
+use crate::host::{Host, addresses_of};
+use crate::name::escape_path;
 
 /// A password, or a setting that may contain one.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -30,8 +56,369 @@ impl<T: Into<String>> From<T> for Secret {
     }
 }
 
+/// Times for which the result of a lookup is cached, after a success and after a failure.
+const BELIEVED: Duration = Duration::from_secs(60);
+const DOUBTED: Duration = Duration::from_secs(5);
+
+/// Maximum time to connect to one of several servers, before the next is tried.
+const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
+
+/// Maximum wait for the first answer of the name service. The C library gives each name server five seconds.
+const TO_LOOK_UP: Duration = Duration::from_secs(6);
+
+/// Pause between attempts to connect to a socket of this host whose queue is full.
+const WHILE_FULL: Duration = Duration::from_millis(20);
+
+/// The time until which a result counts, and the result.
+type Looked = (Duration, Result<Vec<SocketAddr>, CallError>);
+
+static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
+
+/// Connector for calls and for watches.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) host: Arc<dyn Host>,
+    pub(super) call_deadline: Arc<CallDeadline>,
+    pub(super) tls: Option<Arc<ClientConfig>>,
+    /// True if the cluster has only one server.
+    pub(super) lonely: bool,
+}
+
+impl Connector {
+    /// Connects to `HOST:PORT`, with TLS if that is configured.
+    pub(super) fn dial(&self, server: &str) -> io::Result<Wire> {
+        let socket = Socket::new(self.connect(server)?, self.call_deadline.clone())?;
+        if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire::Plain(socket)) }
+    }
+
+    /// Connects to `HOST:PORT`, without TLS.
+    pub(super) fn connect(&self, server: &str) -> io::Result<TcpStream> {
+        let mut most = self.call_deadline.left();
+        if !self.lonely {
+            most = most.min(MOST_FOR_CONNECTING);
+        }
+        if most.is_zero() {
+            return Err(CallError::Silent.into());
+        }
+        let addresses = self.addresses(server, most)?;
+        let share = most / u32::try_from(addresses.len()).unwrap_or(1).max(1);
+        let mut last = CallError::Unresolved;
+        for address in addresses {
+            match self.connect_to_address(address, share.max(Duration::from_millis(1))).map_err(CallError::from) {
+                Err(CallError::Interrupted) => return Err(CallError::Interrupted.into()),
+                Err(error) => last = error,
+                connected => return Ok(connected?),
+            }
+        }
+        Err(last.into())
+    }
+
+    fn connect_to_address(&self, address: SocketAddr, at_most: Duration) -> io::Result<TcpStream> {
+        let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let socket = new_socket(family)?;
+        let begun = match address {
+            SocketAddr::V4(address) => connect(socket.as_raw_fd(), &SockaddrIn::from(address)),
+            SocketAddr::V6(address) => connect(socket.as_raw_fd(), &SockaddrIn6::from(address)),
+        };
+        match begun {
+            Err(Errno::EINPROGRESS | Errno::EINTR) => {
+                self.call_deadline.wait(socket.as_fd(), PollFlags::POLLOUT, at_most)?;
+                match getsockopt(&socket, SocketError)? {
+                    0 => Ok(TcpStream::from(socket)),
+                    error => Err(io::Error::from_raw_os_error(error)),
+                }
+            }
+            connected => Ok(connected.map(|()| TcpStream::from(socket))?),
+        }
+    }
+
+    /// Connects to a socket of this host. While too many others wait there, connect(2) of a socket that may block would
+    /// block without a limit, and deaf to signals.
+    pub(super) fn connect_to_socket(&self, path: &str) -> io::Result<OwnedFd> {
+        let address = UnixAddr::new(path)?;
+        loop {
+            let socket = new_socket(AddressFamily::Unix)?;
+            match connect(socket.as_raw_fd(), &address) {
+                Ok(()) => return Ok(socket),
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(error) => return Err(CallError::Refused(format!("{path}: {}", error.desc())).into()),
+            }
+            if is_interrupted(&*self.host) {
+                return Err(CallError::Interrupted.into());
+            }
+            if self.call_deadline.left().is_zero() {
+                return Err(CallError::Silent.into());
+            }
+            self.host.sleep(WHILE_FULL.min(self.call_deadline.left()));
+        }
+    }
+
+    /// Looks up all these names now, so that a slow name service does not use up the time of a call.
+    pub(super) fn look_up_names(&self, servers: &[String]) {
+        let until = self.host.boottime() + TO_LOOK_UP;
+        for server in servers {
+            let left = until.saturating_sub(self.host.boottime());
+            let _ = self.addresses(server, left.max(MOST_FOR_CONNECTING));
+        }
+    }
+
+    pub(super) fn encrypt(&self, server: &str, socket: Socket) -> io::Result<Wire> {
+        let Some(config) = &self.tls else { return Err(CallError::Tls("it is not configured".to_string()).into()) };
+        let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| CallError::Unresolved)?;
+        let tls = ClientConnection::new(config.clone(), name).map_err(|error| CallError::Tls(error.to_string()))?;
+        Wire::encrypted(socket, tls).map_err(|error| match CallError::from(error) {
+            CallError::Closed => CallError::Tls("it closed the connection".to_string()).into(),
+            other => other.into(),
+        })
+    }
+
+    fn addresses(&self, server: &str, at_most: Duration) -> io::Result<Vec<SocketAddr>> {
+        let port = server.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
+        if let Ok(address) = host_of(server).parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let known = guarded(&LOOKED_UP).get(server).cloned();
+        let found = match known {
+            Some((until, found)) if self.host.boottime() < until => found,
+            earlier => {
+                let found = look_up(server, port, at_most);
+                let until = self.host.boottime() + if found.is_ok() { BELIEVED } else { DOUBTED };
+                let found = found.or_else(|error| earlier.and_then(|(_, found)| found.ok()).ok_or(error));
+                guarded(&LOOKED_UP).insert(server.to_string(), (until, found.clone()));
+                found
+            }
+        };
+        Ok(found?)
+    }
+}
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
+}
+
+fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, CallError> {
+    let found = addresses_of(host_of(server), at_most).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => CallError::NamesSilent,
+        _ => CallError::NamesFailed(error.to_string()),
+    })?;
+    let found: Vec<SocketAddr> = found.into_iter().take(8).map(|address| SocketAddr::new(address, port)).collect();
+    if found.is_empty() { Err(CallError::Unresolved) } else { Ok(found) }
+}
+
+fn host_of(server: &str) -> &str {
+    let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+pub(super) struct CallDeadline {
+    host: Arc<dyn Host>,
+    /// Deadline on CLOCK_BOOTTIME, in nanoseconds.
+    deadline: AtomicU64,
+}
+
+impl CallDeadline {
+    pub(super) fn new(host: Arc<dyn Host>) -> CallDeadline {
+        CallDeadline { host, deadline: AtomicU64::new(0) }
+    }
+
+    pub(super) fn set(&self, deadline: Duration) {
+        self.deadline.store(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    pub(super) fn left(&self) -> Duration {
+        Duration::from_nanos(self.deadline.load(Ordering::Relaxed)).saturating_sub(self.host.boottime())
+    }
+
+    /// Waits until a descriptor is ready. Fails at the deadline, after this time, and after a signal that ends calls.
+    fn wait(&self, what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result<()> {
+        let until = self.host.boottime().saturating_add(at_most.min(self.left()));
+        loop {
+            let left = until.saturating_sub(self.host.boottime());
+            match poll(what, flags, until_signal_check(left)) {
+                Ok(true) => return Ok(()),
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ if is_interrupted(&*self.host) => return Err(CallError::Interrupted.into()),
+                _ if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Socket whose reads and writes end with the deadline of the present call.
+pub(super) struct Socket {
+    stream: TcpStream,
+    call_deadline: Arc<CallDeadline>,
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream, call_deadline: Arc<CallDeadline>) -> io::Result<Socket> {
+        // A socket of this host has no such option.
+        let _ = stream.set_nodelay(true);
+        stream.set_nonblocking(true)?;
+        Ok(Socket { stream, call_deadline })
+    }
+
+    fn wait_for(&self, what: PollFlags) -> io::Result<()> {
+        self.call_deadline.wait(self.stream.as_fd(), what, Duration::MAX)
+    }
+}
+
+/// Waits until the descriptor is ready; returns false if it is not in time.
+pub(super) fn poll(what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result<bool> {
+    let mut polled = [PollFd::new(what, flags)];
+    Ok(ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None)? > 0)
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            // The check is here too, because a server that sends without end must not exceed the deadline.
+            if self.call_deadline.left().is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match self.stream.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for(PollFlags::POLLIN)?,
+                read => return read,
+            }
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.stream.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for(PollFlags::POLLOUT)?,
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(super) enum Wire {
+    Plain(Socket),
+    Tls(Box<StreamOwned<ClientConnection, Socket>>),
+}
+
+impl Wire {
+    fn encrypted(mut socket: Socket, mut tls: ClientConnection) -> io::Result<Wire> {
+        tls.complete_io(&mut socket)?;
+        Ok(Wire::Tls(Box::new(StreamOwned::new(tls, socket))))
+    }
+
+    pub(super) fn socket(&self) -> &TcpStream {
+        match self {
+            Wire::Plain(socket) => &socket.stream,
+            Wire::Tls(stream) => &stream.sock.stream,
+        }
+    }
+
+    pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Wire::Plain(socket) => socket.write_all(bytes),
+            Wire::Tls(stream) => stream.write_all(bytes).and_then(|()| stream.flush()),
+        }
+    }
+}
+
+impl Read for Wire {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Wire::Plain(socket) => socket.read(buffer),
+            Wire::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
+    poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
+}
+
+/// Returns the configuration with a certificate and a key of this client: their variables and files.
+pub(super) fn with_client_certificate(
+    builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    (certificate, path): (&str, &Path),
+    (key, of_key): (&str, &Path),
+) -> error::Result<ClientConfig> {
+    let own = certificates(certificate, path)?;
+    let secret = PrivateKeyDer::from_pem_file(of_key).map_err(|error| wrong_file(key, of_key, &error))?;
+    let config = builder.with_client_auth_cert(own, secret);
+    config.map_err(|error| useless_file(certificate, path, &format!("it does not go with its key: {error}")))
+}
+
+pub(super) fn revoked_certificates(
+    variable: &str,
+    path: &Path,
+) -> error::Result<Vec<CertificateRevocationListDer<'static>>> {
+    let read = || CertificateRevocationListDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
+    match read() {
+        Ok(found) if found.is_empty() => Err(wrong_file(variable, path, &pem::Error::NoItemsFound)),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong_file(variable, path, &error)),
+    }
+}
+
+/// Returns the authorities in the file that this variable names, or those of this system.
+/// Fails if there are none.
+pub(super) fn trusted_roots(file: Option<&Path>, variable: &str) -> error::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    match file {
+        Some(path) => {
+            for certificate in certificates(variable, path)? {
+                roots.add(certificate).map_err(|error| useless_file(variable, path, &error.to_string()))?;
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    if roots.is_empty() {
+        let what = "this system knows no certificate authorities";
+        let cure =
+            format!("set {variable} to the one that signed the server's certificate, or install ca-certificates");
+        return Err(Error::new(ErrorKind::Unavailable, what, cure));
+    }
+    Ok(roots)
+}
+
+fn certificates(variable: &str, path: &Path) -> error::Result<Vec<CertificateDer<'static>>> {
+    let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
+    match read() {
+        Ok(found) if found.is_empty() => Err(wrong_file(variable, path, &pem::Error::NoItemsFound)),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong_file(variable, path, &error)),
+    }
+}
+
+fn wrong_file(variable: &str, path: &Path, error: &pem::Error) -> Error {
+    match error {
+        pem::Error::Io(error) => {
+            let errno = Errno::from_raw(error.raw_os_error().unwrap_or(0));
+            let found = Error::os(errno, "read", path);
+            Error::new(
+                found.kind(),
+                format!("{variable}: cannot read {}: {}", escape_path(path), errno.desc()),
+                "set it right",
+            )
+        }
+        _ => useless_file(variable, path, "it has nothing of that kind in PEM"),
+    }
+}
+
+fn useless_file(variable: &str, path: &Path, why: &str) -> Error {
+    let what = format!("{variable} is {}, which is of no use: {why}", escape_path(path));
+    Error::new(ErrorKind::Unavailable, what, "set it to the right file")
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::host::Fake;
     use crate::store::Access;
 
     #[test]
@@ -40,5 +427,18 @@ mod tests {
         let access = Access::from_variables(&variables);
         let printed = format!("{access:?}");
         assert!(printed.contains("password: Some((hidden))") && !printed.contains("sesame"), "{printed}");
+    }
+
+    #[test]
+    fn the_last_addresses_count_while_the_name_service_fails() {
+        let host: Arc<dyn Host> = Arc::new(Fake::new(1));
+        let call_deadline = Arc::new(CallDeadline::new(host.clone()));
+        let connector = Connector { host, call_deadline, tls: None, lonely: true };
+        let server = "csalock.invalid:2379";
+        assert!(connector.addresses(server, TO_LOOK_UP).is_err());
+        let known = vec![SocketAddr::from(([127, 0, 0, 1], 2379))];
+        guarded(&LOOKED_UP).insert(server.to_string(), (Duration::ZERO, Ok(known.clone())));
+        assert_eq!(connector.addresses(server, TO_LOOK_UP).unwrap(), known);
+        assert!(guarded(&LOOKED_UP)[server].0 > Duration::ZERO);
     }
 }

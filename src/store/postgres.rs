@@ -28,11 +28,12 @@
 //! **Other roles** may create functions and operators in schemas of the search_path, which would take the place of those
 //! of PostgreSQL. Each request sets it first ([`session`]), and each function of the schema sets it too.
 //!
-//! **Leases** are in the records only: each host counts them on its own clock ([`leases`]). A renewal changes the record, so
-//! a commit that evicts a holder conflicts with it.
+//! **Leases** are in the records only: each host counts them on its own clock ([`super::leases`]). A renewal changes the
+//! record, so a commit that evicts a holder conflicts with it. The store's time is that of the server; it only shows
+//! whether a clock of this host is the one of an earlier sighting.
 //!
 //! **Sessions.** There is no state in a session, so each request may reach another server process of a pooler. Only
-//! wake-ups need a session ([`wake`]), and correctness does not depend on them.
+//! wake-ups need a session ([`client`]), and correctness does not depend on them.
 //!
 //! **Refusals.** A standby may be behind, so even reads are refused there: they ask for the timeline of the write-ahead
 //! log, which is an error on a standby. A server with `synchronous_commit = off` could lose a commit in a crash.
@@ -44,32 +45,131 @@ mod client;
 mod commit;
 mod errors;
 mod health;
-mod leases;
 mod session;
 mod settings;
 mod tls;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
-mod url;
-mod wake;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use self::client::Client;
-use self::leases::KnownLeases;
 use self::session::Row;
-use self::settings::Settings;
-pub use self::url::Database;
-use super::absences::Absences;
-use super::net::dial::Connector;
-use super::net::socket::CallDeadline;
+use self::settings::{Settings, is_known};
+use super::leases::{Seen, lend_shared, remaining_shared};
+use super::net::{CallDeadline, Connector};
+use super::write_set::Absences;
 use super::{
     Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables,
-    Version, Versioned, Visit, WriteSet,
+    Version, Versioned, Visit, WriteSet, guarded,
 };
 use crate::error::{Error, Result};
-use crate::host::Host;
+use crate::host::{Host, server_time};
+use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::escape;
+
+/// Default schema of a store.
+const SCHEMA: &str = "csalock";
+
+/// Settings of libpq that a URL has elsewhere.
+const ELSEWHERE: [&str; 4] = ["user", "host", "port", "dbname"];
+
+/// Settings that are no option of a URL, because every user sees it.
+const PRIVATE: [&str; 6] =
+    ["password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "passfile"];
+
+const NO_PASSWORD: &str = "a password does not belong there, where every user sees it; use ~/.pgpass";
+
+/// User, hosts with their ports.
+type Parts = (Option<String>, Vec<(String, Option<String>)>);
+
+/// A database and the schema of the store, as typed: `postgres://[USER@]HOST[:PORT]/DATABASE[?schema=NAME&...]`. The
+/// environment adds missing parts, as in libpq.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Database {
+    /// `[USER@][HOST][:PORT]`, percent-encoded.
+    pub address: String,
+    /// Name of the database, percent-encoded.
+    pub name: String,
+    /// Options: `KEY=VALUE&KEY=VALUE`, percent-encoded.
+    pub options: String,
+}
+
+impl Database {
+    /// Parses the part after the scheme: `//[USER@]HOST[:PORT]/DATABASE[?OPTIONS]`.
+    pub(in crate::store) fn parse(rest: &[u8]) -> std::result::Result<Database, &'static str> {
+        let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
+        let rest = rest.strip_prefix("//").ok_or("two slashes and a server come after the colon")?;
+        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let (address, name) = rest.split_once('/').unwrap_or((rest, ""));
+        let name = name.strip_prefix("./").unwrap_or(name);
+        let database = Database { address: address.into(), name: name.into(), options: options.into() };
+        let parts = database.parts().filter(|_| [name, options].into_iter().all(|part| decoded(part).is_some()));
+        let (user, hosts) = parts.ok_or("a percent sign starts two hexadecimal digits")?;
+        if user.is_some_and(|user| user.contains(':')) {
+            return Err(NO_PASSWORD);
+        }
+        let is_port = |port: &String| port.parse::<u16>().is_ok_and(|port| port > 0);
+        if !hosts.iter().all(|(_, port)| port.as_ref().is_none_or(is_port)) {
+            return Err("the server is HOST:PORT, a list of them, or an encoded path of a socket's directory");
+        }
+        let keys = || options.split('&').filter(|option| !option.is_empty()).map(|option| option.split_once('='));
+        if keys().flatten().any(|(key, _)| PRIVATE.contains(&key)) {
+            return Err(NO_PASSWORD);
+        }
+        let is_known = |key: &str| key == "schema" || (is_known(key) && !ELSEWHERE.contains(&key));
+        if !keys().all(|option| option.is_some_and(|(key, _)| is_known(key))) {
+            return Err("its options are schema, and settings of libpq that are not in the URL already");
+        }
+        let starts_well = |schema: &str| schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
+        let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        let schema = database.schema();
+        match starts_well(&schema) && schema.len() <= 40 && schema.bytes().all(is_plain) {
+            true => Ok(database),
+            false => Err("a schema has at most 40 letters a to z, digits and underscores, and starts with no digit"),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        let mark = if self.options.is_empty() { "" } else { "?" };
+        format!("postgres://{}/{}{mark}{}", self.address, self.name, self.options)
+    }
+
+    fn option(&self, wanted: &str) -> Option<String> {
+        let mut options = self.options.split('&').filter_map(|option| option.split_once('='));
+        options.find(|(key, _)| *key == wanted).and_then(|(_, value)| decoded(value))
+    }
+
+    fn schema(&self) -> String {
+        self.option("schema").unwrap_or_else(|| SCHEMA.to_string())
+    }
+
+    fn parts(&self) -> Option<Parts> {
+        let (user, servers) = self.address.rsplit_once('@').map_or((None, &self.address[..]), |(u, s)| (Some(u), s));
+        let host = |server: &str| {
+            let (host, port) = match server.rsplit_once(':') {
+                Some((host, port)) if !port.contains(']') => (host, Some(port.to_string())),
+                _ => (server, None),
+            };
+            let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+            Some((decoded(host)?, port))
+        };
+        let user = user.map(decoded).map_or(Some(None), |user| user.map(Some))?;
+        Some((user, servers.split(',').map(host).collect::<Option<_>>()?))
+    }
+}
+
+/// Decodes `%XX`.
+fn decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok().filter(|byte| *byte > 0)?);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok()
+}
 
 /// Maximum number of changes in one transaction.
 const MOST_AT_ONCE: usize = 32;
@@ -216,5 +316,70 @@ impl Upkeep for Postgres {
 
     fn diagnose(&self) -> Vec<Finding> {
         self.findings()
+    }
+}
+
+const TIME: &str = "SELECT floor(1000 * extract(epoch FROM clock_timestamp()))::bigint";
+
+/// Time for which the server's time in an answer counts: in steps of this host's clock, it is that much older.
+const TIME_LASTS: Duration = Duration::from_secs(5);
+
+/// Knowledge of this process about leases, and the server's time.
+#[derive(Default)]
+struct KnownLeases {
+    seen: Seen,
+    /// CLOCK_BOOTTIME of an answer, and the server's time in it.
+    time: Mutex<Option<(Duration, Duration)>>,
+}
+
+impl KnownLeases {
+    /// Notes the server's time in an answer that has just come, in milliseconds since 1970.
+    fn note_time(&self, host: &dyn Host, time: Option<i64>) {
+        let time = time.map(|time| server_time(Duration::from_millis(time.unsigned_abs())));
+        *guarded(&self.time) = time.map(|time| (host.boottime(), time));
+    }
+
+    /// Returns the server's time now, by a recent answer.
+    fn time(&self, host: &dyn Host) -> Option<Duration> {
+        let (at, time) = (*guarded(&self.time))?;
+        let since = host.boottime().saturating_sub(at);
+        (since < TIME_LASTS).then(|| time + since)
+    }
+}
+
+impl Postgres {
+    /// Returns the server's time, which the last answer may have shown.
+    fn recent_time(&self) -> Result<Duration> {
+        self.leases.time(&*self.client.host).map_or_else(|| self.time(), Ok)
+    }
+}
+
+impl Leases for Postgres {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        lend_shared(&*self.client.host, span, || self.recent_time())
+    }
+
+    fn time(&self) -> Result<Duration> {
+        let rows = self.query(TIME, &[])?.unwrap_or_default();
+        let time = rows.first().and_then(|row| number(row, 0)).ok_or_else(|| self.nonsense())?;
+        self.leases.note_time(&*self.client.host, Some(time));
+        Ok(server_time(Duration::from_millis(time.unsigned_abs())))
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        remaining_shared(&*self.client.host, lease, || self.recent_time())
+    }
+
+    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    }
+
+    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
+        self.leases.seen.until_over(&*self.client.host, (lease, begun), seen, || self.recent_time())
+    }
+
+    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        self.leases.seen.to_note(&*self.client.host, leases, seen, || self.recent_time())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The table `records_2` has a name, a version number and the bytes of each record. The row with the empty name has no
 //! bytes: its version is the last number that any record got, so numbers of removed names are never reused. The views
-//! `holders` and `waiters` are for users of the sqlite3 shell and are computed from the records (see [`schema`]):
+//! `holders` and `waiters` are for users of the sqlite3 shell and are computed from the records ([`database`]):
 //!
 //! ```text
 //! sqlite3 -box locks.db 'SELECT name, pid, host, since FROM holders'
@@ -41,7 +41,6 @@ mod busy;
 mod checks;
 mod database;
 mod errors;
-mod schema;
 #[cfg(test)]
 mod tests;
 
@@ -56,7 +55,7 @@ pub(crate) use self::database::close_before_fork;
 use super::history_file::{HistoryFile, watch};
 use super::{
     Abilities, BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription,
-    Swept, Topic, Upkeep, Version, Versioned, Visit, Write, WriteSet, path_checks, with_suffix,
+    Swept, Topic, Upkeep, Version, Versioned, Visit, Write, WriteSet, health, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -248,13 +247,13 @@ impl Upkeep for Sqlite {
 
     fn diagnose(&self) -> Vec<Finding> {
         let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
-        let mut findings = path_checks::findings("SQLite database", &self.path, checked);
+        let mut findings = health::of_files("SQLite database", &self.path, checked);
         let version = |connection: &Connection| {
             Ok(connection.query_row("PRAGMA schema_version", [], |row| row.get::<_, i64>(0))?)
         };
         // Another file that is named by mistake keeps its mode.
         if self.reading(version).is_ok_and(|version| version > 0) {
-            findings.extend(path_checks::readers(&self.path));
+            findings.extend(health::readers(&self.path));
         }
         findings
     }

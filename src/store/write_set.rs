@@ -1,11 +1,13 @@
-//! Commits: what they write, under which conditions and with which effects.
+//! Commits: what they write, under which conditions and with which effects; and the reads that creations rely on.
 
 use std::cell::LazyCell;
+use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Leases, Version, Versioned};
+use super::{Leases, Version, Versioned, guarded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryLimits;
 use crate::lock::Lease;
@@ -150,5 +152,52 @@ impl<'a> WriteSet<'a> {
 impl<'a> From<Write<'a>> for WriteSet<'a> {
     fn from(change: Write<'a>) -> WriteSet<'a> {
         WriteSet { changes: vec![change], ..WriteSet::default() }
+    }
+}
+
+/// Maximum number of names that are remembered. For the others, the commit reads again.
+const MOST_NAMES: usize = 64;
+
+/// Revisions at which this process found no record under a name.
+///
+/// A transaction that creates a record compares that its creation guard has not changed since that read. The read that
+/// led to the transaction therefore is enough, and the guard itself is never read.
+#[derive(Debug, Default)]
+pub(super) struct Absences(Mutex<BTreeMap<Vec<u8>, u64>>);
+
+impl Absences {
+    /// Records the result of a read: the revision at which the name had no record, or `None` if it has one.
+    pub(super) fn note(&self, name: &[u8], absent_at: Option<u64>) {
+        let mut all = guarded(&self.0);
+        all.remove(name);
+        if all.len() >= MOST_NAMES {
+            all.clear();
+        }
+        all.extend(absent_at.map(|revision| (name.to_vec(), revision)));
+    }
+
+    /// Returns the revision at which the last read found no record. The next commit needs another read.
+    pub(super) fn take(&self, name: &[u8]) -> Option<u64> {
+        guarded(&self.0).remove(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absence_counts_for_one_commit_after_the_last_read() {
+        let absences = Absences::default();
+        absences.note(b"a", Some(1));
+        absences.note(b"b", Some(2));
+        absences.note(b"a", Some(3));
+        assert_eq!((absences.take(b"a"), absences.take(b"a"), absences.take(b"b")), (Some(3), None, Some(2)));
+        absences.note(b"a", Some(4));
+        absences.note(b"a", None);
+        assert_eq!(absences.take(b"a"), None);
+        (0..1000).for_each(|number| absences.note(format!("{number}").as_bytes(), Some(number)));
+        assert_eq!((absences.take(b"0"), absences.take(b"999")), (None, Some(999)));
+        assert!(guarded(&absences.0).len() <= MOST_NAMES);
     }
 }

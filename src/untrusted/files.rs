@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::host::proc_stat;
+use crate::host::processes;
 use crate::store::directory::layout::{Name, file_name, name_of_file};
 
 /// Parses any bytes as a file name in a store, and as a line of /proc/PID/stat.
@@ -20,7 +20,7 @@ pub(super) fn names_and_proc_stat(bytes: &[u8]) {
     if !bytes.contains(&0) {
         file_name_maps_back(bytes);
     }
-    if let Some(stat) = proc_stat::parse(bytes) {
+    if let Some(stat) = processes::parse(bytes) {
         assert!(bytes.windows(stat.program.len().max(1)).any(|part| part == stat.program || stat.program.is_empty()));
         let _ = (stat.is_zombie(), stat.is_running());
     }

@@ -154,7 +154,7 @@ impl Upkeep for Shared {
 
 impl Leases for Shared {
     fn grant(&self, span: Duration) -> Result<Lease> {
-        leases::lend(&self.0.host, span)
+        leases::lend_local(&self.0.host, span)
     }
 
     fn time(&self) -> Result<Duration> {
@@ -163,7 +163,7 @@ impl Leases for Shared {
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
         let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
-        if is_early { Ok(Duration::ZERO) } else { leases::remaining(&self.0.host, lease) }
+        if is_early { Ok(Duration::ZERO) } else { leases::remaining_local(&self.0.host, lease) }
     }
 }
 

@@ -18,9 +18,8 @@ use nix::{NixPath, Result};
 use rustix::fs::{Advice, RawDir, RenameFlags};
 
 use crate::host::file_time;
-use crate::store::deadline::answered;
 use crate::store::directory::layout::{CLOCK, NEW};
-use crate::store::with_suffix;
+use crate::store::{answered, with_suffix};
 
 /// The owner and group that new files must get.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,10 +1,16 @@
-//! Sends requests to the cluster through the JSON gateway of its servers.
+//! Sends requests to the cluster through the JSON gateway of its servers, and watches keys.
 //!
 //! **Server choice.** The client starts with a random server, so that a silently dead server delays only a part of all
 //! calls. It stays with the server that answered. Within a call, each server gets a share of the remaining time.
 //!
 //! **Retries.** See [`crate::store::net::retry`]; an attempt asks each server once.
+//!
+//! **Watches.** A notification puts a key, which a sleeping waiter watches. A watch is a request whose answer never ends, on
+//! a separate connection. After etcd has confirmed its start, any event, even the end of the connection, means that the
+//! waiter must read the record. The input is not parsed, and no thread is needed: the descriptor becomes readable. A waiter
+//! that misses a notification reads the record 1 s later.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,18 +18,15 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::Access;
-use super::api::{Anything, Authenticated, understood};
+use super::api::{Anything, Authenticated, encoded, understood};
 use super::auth::Auth;
-use super::connection::{Connection, tls_config};
 use super::errors::Troubles;
-use super::http::{Answer, HttpRequest};
+use super::http::{Answer, Connection, HttpRequest, tls_config};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::net::dial::Connector;
-use crate::store::net::retry::CallError;
-use crate::store::net::retry::{Calls, Failed, Retry, Trouble};
-use crate::store::net::socket::CallDeadline;
-use crate::store::{Cluster, guarded};
+use crate::store::net::retry::{CallError, Calls, Failed, Retry, Trouble};
+use crate::store::net::{CallDeadline, Connector, is_readable};
+use crate::store::{Cluster, Subscription, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
 const SHARE: Duration = Duration::from_secs(2);
@@ -35,7 +38,7 @@ pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     connector: Connector,
     login: Auth,
-    pub(super) calls: Calls,
+    calls: Calls,
     state: Mutex<State>,
 }
 
@@ -233,7 +236,7 @@ impl Client {
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
-    pub(super) fn line(&self, deadline: &Arc<CallDeadline>) -> std::io::Result<(String, Option<String>, Connection)> {
+    fn line(&self, deadline: &Arc<CallDeadline>) -> std::io::Result<(String, Option<String>, Connection)> {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let line = Connector { call_deadline: deadline.clone(), ..self.connector.clone() }.dial(&server)?;
         let line = Connection::new(line);
@@ -254,5 +257,98 @@ impl Client {
 
     pub(super) fn user(&self) -> Option<&str> {
         self.login.wanted().map(|(user, _)| user)
+    }
+}
+
+/// Maximum time for a watch to begin, after which it is abandoned.
+const TO_BEGIN: Duration = Duration::from_millis(500);
+
+/// Maximum length of the confirmation of a watch, in bytes.
+const LONGEST_BEGINNING: usize = 8192;
+
+struct Watch {
+    descriptor: OwnedFd,
+    _line: Connection,
+}
+
+impl Subscription for Watch {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    fn is_notified(&mut self) -> bool {
+        is_readable(self.descriptor.as_fd())
+    }
+}
+
+impl Client {
+    /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
+    pub(super) fn watch(&self, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
+        let call_deadline = Arc::new(CallDeadline::new(self.host.clone()));
+        call_deadline.set(self.host.boottime() + TO_BEGIN);
+        let (server, token, mut line) = self.line(&call_deadline).ok()?;
+        which["key"] = encoded(key).into();
+        let question = json!({"create_request": which});
+        let (question, mut bytes) = (question.to_string(), Vec::new());
+        let request = HttpRequest { path: "/v3/watch", body: Some(question.as_bytes()) };
+        request.encode(&server, token.as_deref(), &mut bytes);
+        line.write(&bytes).ok()?;
+        let mut said = Vec::new();
+        loop {
+            let mut buffer = [0; 1024];
+            let amount = line.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
+            said.extend_from_slice(&buffer[..amount]);
+            match begun(&said)? {
+                Begun::No if said.len() > LONGEST_BEGINNING => return None,
+                Begun::No => {}
+                Begun::Yes => break,
+                Begun::AndMore => {
+                    line.shut();
+                    break;
+                }
+            }
+        }
+        Some(Box::new(Watch { descriptor: line.descriptor().ok()?, _line: line }))
+    }
+}
+
+pub(super) enum Begun {
+    No,
+    Yes,
+    /// The watch has begun and further input followed.
+    AndMore,
+}
+
+/// Returns the state of a watch with this answer so far; `None` if it can never begin.
+pub(super) fn begun(said: &[u8]) -> Option<Begun> {
+    let text = String::from_utf8_lossy(said);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return Some(Begun::No) };
+    if !head.starts_with("HTTP/1.1 200") {
+        return None;
+    }
+    // The confirmation is one line in its own chunk.
+    let Some((first, rest)) = body.split_once("}\n") else { return Some(Begun::No) };
+    if !first.contains("\"created\":true") || first.contains("\"canceled\":true") {
+        return None;
+    }
+    Some(if rest.contains('{') { Begun::AndMore } else { Begun::Yes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_begins_with_its_confirmation() {
+        let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let created = "5e\r\n{\"result\":{\"header\":{\"revision\":\"3\"},\"created\":true}}\n\r\n";
+        let begun = |text: &str| begun(text.as_bytes());
+        assert!(matches!(begun(head), Some(Begun::No)));
+        assert!(matches!(begun(&format!("{head}{}", &created[..20])), Some(Begun::No)));
+        assert!(matches!(begun(&format!("{head}{created}")), Some(Begun::Yes)));
+        let more = format!("{head}{created}20\r\n{{\"result\":{{}}}}\n\r\n");
+        assert!(matches!(begun(&more), Some(Begun::AndMore)));
+        assert!(begun("HTTP/1.1 404 Not Found\r\n\r\n").is_none());
+        assert!(begun(&format!("{head}5\r\n{{\"error\":{{}}}}\n")).is_none());
     }
 }

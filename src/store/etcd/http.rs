@@ -1,14 +1,22 @@
-//! HTTP/1.1 as far as the JSON gateway needs it: requests that can be sent together, and answers of limited size.
+//! HTTP/1.1 as far as the JSON gateway needs it, over a connection with or without TLS: requests that can be sent together,
+//! and answers of limited size.
 //!
 //! A server answers the requests on one connection one after the other, in their order. A request that only prepares
 //! another one therefore needs no round trip of its own.
 
-use std::io;
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
+use rustls::ClientConfig;
 
+use super::Access;
+use crate::error::{self, Error, ErrorKind};
 use crate::store::net::retry::CallError;
+use crate::store::net::{Wire, is_readable, trusted_roots, with_client_certificate};
 
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: usize = 16 << 20;
@@ -19,6 +27,61 @@ const MOST_HEADERS: usize = 100;
 
 /// Number of bytes read at once.
 const PIECE: usize = 1 << 14;
+
+pub(super) struct Connection {
+    wire: Wire,
+    incoming: Incoming,
+}
+
+impl Connection {
+    pub(super) fn new(wire: Wire) -> Connection {
+        Connection { wire, incoming: Incoming::default() }
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.wire.send(bytes)
+    }
+
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.wire.read(buffer)
+    }
+
+    /// Returns a duplicate of the descriptor, which becomes readable with the connection and keeps it open.
+    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.wire.socket().as_fd().try_clone_to_owned()
+    }
+
+    /// Shuts the connection down, which makes it readable.
+    pub(super) fn shut(&self) {
+        let _ = self.wire.socket().shutdown(Shutdown::Both);
+    }
+
+    /// Sends requests, and returns their answers: at least one, and the last one that precedes the end of the connection.
+    pub(super) fn exchange(
+        &mut self,
+        server: &str,
+        requests: &[HttpRequest<'_>],
+        token: Option<&str>,
+    ) -> Result<Vec<Answer>, CallError> {
+        // All bytes are sent at once, because small segments would wake the server several times.
+        let mut bytes = Vec::new();
+        requests.iter().for_each(|request| request.encode(server, token, &mut bytes));
+        self.write(&bytes)?;
+        let mut answers = Vec::new();
+        for _ in requests {
+            answers.push(self.incoming.answer(&mut |buffer| self.wire.read(buffer))?);
+            if answers.last().is_some_and(|answer: &Answer| !answer.keeps_open) {
+                break;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Returns true if the connection can be used again. Unexpected data mean that it has ended.
+    pub(super) fn is_idle(&self) -> bool {
+        self.incoming.is_empty() && !is_readable(self.wire.socket().as_fd())
+    }
+}
 
 /// A request to one server; GET without a body, else POST.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +132,7 @@ enum Framing {
 
 /// Bytes that a connection received and that belong to no answer yet.
 #[derive(Default)]
-pub(super) struct Incoming {
+struct Incoming {
     bytes: Vec<u8>,
     used: usize,
 }
@@ -77,7 +140,7 @@ pub(super) struct Incoming {
 type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
 
 impl Incoming {
-    pub(super) fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, CallError> {
+    fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, CallError> {
         let Head { status, framing, keeps_open, date, .. } = loop {
             match head(self.unused())? {
                 Some(head) => {
@@ -99,7 +162,7 @@ impl Incoming {
     }
 
     /// Returns true if bytes arrived that no request asked for.
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.unused().is_empty()
     }
 
@@ -217,6 +280,27 @@ fn seconds(text: &[u8]) -> Option<Duration> {
 
 fn strange(what: &str) -> CallError {
     CallError::Strange(format!("a strange answer: {what}"))
+}
+
+/// Returns the trusted authorities and the certificate of the client.
+pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
+    let roots = trusted_roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), ""))?;
+    let builder = builder.with_root_certificates(roots);
+    match (&access.cert, &access.key) {
+        (None, None) => Ok(builder.with_no_client_auth()),
+        (Some(cert), key) => {
+            // One file may contain both the certificate and the key.
+            let key = key.as_ref().unwrap_or(cert);
+            with_client_certificate(builder, ("CSALOCK_ETCD_CERT", cert), ("CSALOCK_ETCD_KEY", key))
+        }
+        (None, Some(_)) => {
+            let what = "CSALOCK_ETCD_KEY is set, and CSALOCK_ETCD_CERT is not";
+            Err(Error::new(ErrorKind::InvalidInput, what, "set both, or none"))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Etcd;
 use super::api::{Done, Granted, range};
-use super::transaction::{MOST_STEPS, SEEN_LASTING, ids};
+use super::commit::{MOST_STEPS, SEEN_LASTING, ids};
 use crate::error::Result;
 use crate::host::server_time;
 use crate::lock::{Lease, LeaseClock};

@@ -1,12 +1,11 @@
 //! Interpretation of an answer from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
 use super::api::{Anything, Authenticated, Done, Granted, RangeAnswer, understood};
+use super::client::begun;
 use super::errors::Troubles;
 use super::health::Members;
-use super::watch::begun;
 use crate::store::Cluster;
-use crate::store::net::retry::CallError;
-use crate::store::net::retry::Trouble;
+use crate::store::net::retry::{CallError, Trouble};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Asked {

@@ -13,9 +13,7 @@ use std::{fmt, io};
 use crate::error::Error;
 use crate::host::Host;
 use crate::name::escape;
-use crate::store::deadline::answered;
-use crate::store::deadline::of_call;
-use crate::store::guarded;
+use crate::store::{answered, deadline_of_call, guarded};
 
 /// Maximum time of a call, and its default.
 pub(in crate::store) const PATIENCE: Duration = Duration::from_secs(10);
@@ -125,7 +123,7 @@ impl Calls {
         explain: impl FnOnce(&T) -> Error,
         mut attempt: impl FnMut(Duration) -> Result<A, T>,
     ) -> Result<A, Failed<T>> {
-        let deadline = guarded(&self.state).deadline(self.host.boottime(), of_call());
+        let deadline = guarded(&self.state).deadline(self.host.boottime(), deadline_of_call());
         let mut pause = PAUSE;
         loop {
             let trouble = match attempt(deadline) {

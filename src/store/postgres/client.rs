@@ -1,18 +1,22 @@
-//! Sends requests to the server, and repeats them as [`crate::store::net::retry`] does.
+//! Sends requests to the server, and repeats them as [`crate::store::net::retry`] does. Wakes waiters by NOTIFY, and
+//! subscribes to their channels by LISTEN. A waiter that misses a notification reads the record a while later.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::Postgres;
+use sha2::{Digest, Sha256};
+
 use super::errors::SqlError;
-use super::session::{Done, Row, Session, script, statement};
+use super::session::{Done, Row, Session, array, script, statement};
 use super::settings::Settings;
+use super::{Postgres, number};
 use crate::error::Result;
 use crate::host::Host;
-use crate::store::guarded;
-use crate::store::net::dial::Connector;
 use crate::store::net::retry::{Calls, Failed};
+use crate::store::net::{CallDeadline, Connector};
+use crate::store::{Subscription, WriteSet, guarded};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
@@ -36,7 +40,7 @@ pub(super) struct Client {
     pub(super) settings: Settings,
     /// The connection, while it is usable.
     session: Mutex<Option<Session>>,
-    pub(super) calls: Calls,
+    calls: Calls,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
     /// True if the server has few connections left, and the time until which that counts.
@@ -191,5 +195,55 @@ impl Client {
             *kept = Some(session);
         }
         done
+    }
+}
+
+/// Maximum time for a subscription to begin, after which it is abandoned.
+const TO_BEGIN: Duration = Duration::from_millis(500);
+
+const NOTIFY: &str = "SELECT pg_notify(convert_from(wake, 'UTF8'), '') FROM unnest($1::bytea[]) wake";
+
+struct Listening(Session);
+
+impl Subscription for Listening {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.socket()
+    }
+
+    fn is_notified(&mut self) -> bool {
+        !self.0.is_idle()
+    }
+}
+
+impl Postgres {
+    /// Returns the name by which the server knows a channel of a waiter in this schema.
+    pub(super) fn channel(&self, channel: &[u8]) -> String {
+        let hash = Sha256::digest([self.schema.as_bytes(), b"/", channel].concat());
+        hash[..16].iter().fold("csalock_".to_string(), |name, byte| format!("{name}{byte:02x}"))
+    }
+
+    /// Wakes waiters. This is no part of the commit, which would fail if the server's queue of notifications is full.
+    pub(super) fn notify(&self, set: &WriteSet<'_>) {
+        if !set.wake.is_empty() {
+            let channels = array(set.wake.iter().map(|(channel, _)| Some(self.channel(channel))), true);
+            // A waiter that misses it reads the record a while later.
+            let _ = self.call(NOTIFY, &[channels]);
+        }
+    }
+
+    /// Subscribes to a channel on a connection of its own; `None` behind a pooler, which would never deliver.
+    pub(super) fn listen(&self, channel: &[u8]) -> Option<Box<dyn Subscription>> {
+        let client = &self.client;
+        let call_deadline = Arc::new(CallDeadline::new(client.host.clone()));
+        call_deadline.set(client.host.boottime() + TO_BEGIN);
+        let connector = Connector { call_deadline, ..client.connector.clone() };
+        let mut session = Session::open(&connector, &client.settings).ok()?;
+        // A pooler does not know which of its servers will answer, and makes up a process.
+        let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[], TO_BEGIN).ok()?).ok()?;
+        if rows.first().and_then(|row| number(row, 0)) != Some(i64::from(session.pid)) {
+            return None;
+        }
+        session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)), TO_BEGIN).ok()?).ok()?;
+        session.is_idle().then(|| Box::new(Listening(session)) as Box<dyn Subscription>)
     }
 }

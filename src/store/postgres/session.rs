@@ -21,9 +21,8 @@ use super::settings::{Settings, SslMode, Target};
 use super::{auth, tls};
 use crate::host::user_name;
 use crate::name::escape;
-use crate::store::net::dial::Connector;
 use crate::store::net::retry::CallError;
-use crate::store::net::socket::{Socket, Wire, is_readable};
+use crate::store::net::{Connector, Socket, Wire, is_readable};
 
 /// Maximum length of a message in bytes.
 const LONGEST: usize = 8 << 20;
@@ -383,7 +382,7 @@ mod tests {
         use std::sync::atomic::{AtomicUsize, Ordering};
 
         use crate::host::{Host, Unix};
-        use crate::store::net::socket::CallDeadline;
+        use crate::store::net::CallDeadline;
 
         for columns in [0_u16, 65535] {
             let (ours, mut theirs) = UnixStream::pair().unwrap();

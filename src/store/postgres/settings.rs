@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use Treatment::{Ignored, Implemented, Only};
 
 use super::auth::{password_of, service};
-use super::url::{Database, decoded};
+use super::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
 use crate::name::escape;

@@ -14,7 +14,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::settings::{Settings, SslMode};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::net::tls;
+use crate::store::net;
 
 /// Returns the TLS configuration, if the mode may use TLS.
 /// Fails if the certificates of the authorities are needed and cannot be read, or a file of this client cannot.
@@ -40,7 +40,9 @@ pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
         }
     };
     let mut config = match &settings.tls.own {
-        Some((certificate, key)) => tls::with_own(builder, ("PGSSLCERT", certificate), ("PGSSLKEY", key))?,
+        Some((certificate, key)) => {
+            net::with_client_certificate(builder, ("PGSSLCERT", certificate), ("PGSSLKEY", key))?
+        }
         None => builder.with_no_client_auth(),
     };
     config.enable_sni = settings.tls.sends_name;
@@ -54,10 +56,10 @@ fn chain(settings: &Settings, provider: &Arc<CryptoProvider>) -> Result<Option<A
     if settings.mode < SslMode::Require || (settings.mode == SslMode::Require && root.is_none()) {
         return Ok(None);
     }
-    let roots = Arc::new(tls::roots(root, "PGSSLROOTCERT")?);
+    let roots = Arc::new(net::trusted_roots(root, "PGSSLROOTCERT")?);
     let mut builder = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
     if let Some(path) = &settings.tls.revoked {
-        builder = builder.with_crls(tls::revoked("PGSSLCRL", path)?);
+        builder = builder.with_crls(net::revoked_certificates("PGSSLCRL", path)?);
     }
     let wrong =
         |error: VerifierBuilderError| Error::new(ErrorKind::Unavailable, format!("PGSSLCRL: {error}"), "correct it");

@@ -10,7 +10,7 @@ use super::Database;
 use super::session::{Session, statement};
 use super::settings::Settings;
 use crate::host::Fake;
-use crate::store::net::socket::{CallDeadline, Socket, Wire};
+use crate::store::net::{CallDeadline, Socket, Wire};
 
 /// Maximum size of an input, which the socket takes at once.
 const LONGEST: usize = 1 << 16;

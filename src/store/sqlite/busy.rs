@@ -18,8 +18,7 @@ use nix::sys::stat::lstat;
 use rusqlite::ffi;
 
 use crate::host::Host;
-use crate::store::deadline::of_call;
-use crate::store::with_suffix;
+use crate::store::{deadline_of_call, with_suffix};
 
 /// Maximum wait of a call without a deadline, and of a call in a crowd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,7 +71,7 @@ fn pause(span: Duration) -> bool {
             wait.modified = modified;
             wait.changed = now;
         }
-        let end = match of_call() {
+        let end = match deadline_of_call() {
             _ if wait.host.is_interrupted() => wait.began + LEAST,
             // In a crowd the turn of a caller comes as long as the others commit: 42 of 300 callers that put values of
             // their own at once, and tried once, got no turn within two seconds.

@@ -1,4 +1,4 @@
-//! Transactions of the database: its connection, its journal, and what csalock repeats.
+//! Transactions of the database: its connection, its journal, its schema, and what csalock repeats.
 //!
 //! A write-ahead log makes a commit cheap: an append, without a sync unless the commit must survive a power cut. SQLite
 //! reads the whole log when a process opens a database that no other process has open. The log therefore stays short.
@@ -6,6 +6,25 @@
 //! Log and index (`-wal`, `-shm`) are files of their own, which stay when the process ends. If another program removed
 //! them, even a read creates them again. If a user of the database could not write them, the database keeps SQLite's
 //! rollback journal.
+//!
+//! **Schema.** The views read the JSON of the records, so they cannot disagree with them:
+//!
+//! - `holders`: name, pid, host, uid, command, label, since, expires, share, token
+//! - `waiters`: name, pid, host, uid, command, label, since, share; the waiters of a name in order of arrival
+//!
+//! Rows whose name contains a NUL are auxiliary objects. The ends of long queues are NAME NUL PAGE; the views show
+//! their waiters. Long values are NAME NUL value.MARK; the views skip them, because they may be large. Commit records
+//! are PROOF NUL decision.
+//!
+//! `pid` is the first of the owners. `since` and `expires` are UTC, in the format of SQLite's functions; `expires` is
+//! NULL for a grant without a time limit. Names appear unescaped, even if a terminal would interpret them. Commands and
+//! labels appear as in the record, with `%XX` for each byte that is not printable ASCII. An unreadable record has no
+//! rows. The views do not know which processes are alive: `csalock status` does.
+//!
+//! SQLite parses the views at each open of the database, so every call pays for their length.
+//!
+//! The table's name ends in the number of the format. A csalock of another format thus finds no table, instead of a
+//! wrong one, and the usual case needs no query for the format.
 
 use std::fmt::Write;
 use std::fs;
@@ -17,10 +36,9 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 use super::errors::{self, Cause};
-use super::{Sqlite, busy, checks, schema};
+use super::{Sqlite, busy, checks};
 use crate::error::{Error, Result};
-use crate::store::deadline::of_call;
-use crate::store::{CommitResult, Durability, WriteOptions, guarded, with_suffix};
+use crate::store::{CommitResult, Durability, WriteOptions, deadline_of_call, guarded, with_suffix};
 
 type Done<T> = std::result::Result<T, Cause>;
 
@@ -79,7 +97,7 @@ impl Sqlite {
         }
         let read = |connection: &Connection| {
             work(connection).or_else(|cause| {
-                if schema::is_missing(connection, cause)? { Ok(T::default()) } else { work(connection) }
+                if is_schema_missing(connection, cause)? { Ok(T::default()) } else { work(connection) }
             })
         };
         let mut done = self.with_retries(&mut database, |database| read(&database.connection));
@@ -121,9 +139,9 @@ impl Sqlite {
                 return Ok(CommitResult::Conflict(None));
             }
             let result = work(&transaction).or_else(|cause| {
-                if schema::is_missing(&transaction, cause)? {
+                if is_schema_missing(&transaction, cause)? {
                     self.remove_foreign_index();
-                    transaction.execute_batch(schema::CREATE)?;
+                    transaction.execute_batch(CREATE_SCHEMA)?;
                 }
                 work(&transaction)
             })?;
@@ -230,7 +248,7 @@ impl Sqlite {
     /// Returns the error for a failure of the database, whose connection is closed.
     fn explain(&self, cause: Cause) -> Error {
         if cause.is_busy() {
-            return errors::locked(&self.path, of_call().is_some());
+            return errors::locked(&self.path, deadline_of_call().is_some());
         }
         errors::explain(cause, &self.path)
     }
@@ -259,4 +277,58 @@ fn harmless(connection: Connection) -> rusqlite::Result<Connection> {
         connection.set_db_config(harmful, false)?;
     }
     Ok(connection)
+}
+
+/// The id "CSLK" of the application, by which file(1) and other programs recognize the database.
+const APPLICATION: i64 = 0x4353_4C4B;
+
+const FORMAT: i64 = 2;
+
+/// Statements that initialize an empty database. All readers must be able to parse them, so they avoid STRICT, `->>`
+/// and `unixepoch`. They are tested with 3.40, the version of Debian 12.
+const CREATE_SCHEMA: &str = r#"
+PRAGMA application_id = 0x43534C4B;
+PRAGMA user_version = 2;
+CREATE TABLE records_2(name BLOB PRIMARY KEY, version INTEGER NOT NULL, body BLOB) WITHOUT ROWID;
+INSERT INTO records_2 VALUES (x'', 0, NULL);
+CREATE VIEW entries AS
+SELECT list,
+ CAST(CASE instr(name, x'00') WHEN 0 THEN name ELSE substr(name, 1, instr(name, x'00') - 1) END AS TEXT) AS name,
+ json_extract(j, '$.owner.processes[0]') + 0 AS pid, json_extract(j, '$.owner.host') AS host,
+ json_extract(j, '$.owner.uid') AS uid, json_extract(j, '$.owner.command') AS command,
+ json_extract(j, '$.owner.label') AS label, datetime(json_extract(j, '$.since') / 1000, 'unixepoch') AS since,
+ datetime(json_extract(j, '$.lifetime.expires_at.wall') / 1000, 'unixepoch') AS expires,
+ json_extract(j, '$.mode') AS share, coalesce(json_extract(j, '$.token'), version) AS token
+FROM (SELECT name, version, list.key AS list, entry.value AS j
+ FROM (SELECT name, version, CAST(body AS TEXT) AS record FROM records_2
+  WHERE name >= x'01' AND substr(body, 1, 15) <> CAST('{"csalock-value' AS BLOB)),
+  json_each(CASE json_valid(record) WHEN 1 THEN record END) AS list, json_each(list.value) AS entry
+ WHERE list.key IN ('holders', 'waiters') AND list.type = 'array' AND entry.type = 'object');
+CREATE VIEW holders AS
+SELECT name, pid, host, uid, command, label, since, expires, share, token FROM entries WHERE list = 'holders';
+CREATE VIEW waiters AS
+SELECT name, pid, host, uid, command, label, since, share FROM entries WHERE list = 'waiters';
+"#;
+
+/// Returns true if `cause` came from a database that is still empty. Returns an error if the database has other content
+/// or the cause is different.
+fn is_schema_missing(connection: &Connection, cause: Cause) -> Done<bool> {
+    if !cause.is_of_schema() {
+        return Err(cause);
+    }
+    let number = |sql| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
+    if number("SELECT count(*) FROM sqlite_master")? == 0 {
+        return Ok(true);
+    }
+    match (number("PRAGMA application_id")?, number("PRAGMA user_version")?) {
+        (APPLICATION, FORMAT) => Ok(false),
+        (APPLICATION, format) => {
+            let what = format!("has format {format}, this csalock knows {FORMAT}");
+            Err(Cause::Contents(what, "use the csalock that wrote it"))
+        }
+        _ => {
+            let what = "is some other program's database".to_string();
+            Err(Cause::Contents(what, "name another file with --store sqlite:PATH"))
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 
-use super::url::Remote;
+use super::Remote;
 use super::wire::Strange;
 use crate::error::{Error, ErrorKind, describe};
 use crate::name::shell_quote;

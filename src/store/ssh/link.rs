@@ -16,14 +16,14 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
+use super::Remote;
 use super::errors::LinkError;
-use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
+use crate::store::net::poll;
 use crate::store::net::retry::{is_interrupted, until_signal_check};
-use crate::store::net::socket::poll;
 
 /// Maximum number of bytes of ssh's messages that are read.
 const MOST_SAID: usize = 4096;

@@ -1,8 +1,8 @@
 //! Interpretation of messages from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
+use super::Remote;
 use super::errors::LinkError;
 use super::serve::Server;
-use super::url::Remote;
 use super::wire::{Greeting, Lines, Reply, WireRequest};
 use crate::host::Fake;
 use crate::store::Memory;

@@ -92,7 +92,7 @@ impl Act {
             root: Mutex::new(Some(Arc::new(private_root(directory, scope)))),
             committed_in: Mutex::default(),
             seen: Mutex::default(),
-            leases: crate::store::observed::Seen::default(),
+            leases: crate::store::leases::Seen::default(),
         };
         let number = |version: Version| (version.number, version.mark);
         let expect = match self.doing {

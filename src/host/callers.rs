@@ -1,10 +1,11 @@
-//! The owner of `csalock lock`: the shell that runs the script, even if `$( )`, a pipeline or `( )` makes the call.
+//! The processes that called csalock: the owner of `csalock lock`, and all that continue only when this process ends.
 //!
-//! This module follows the parents upward. It skips programs that are known to only start another program (`sudo`,
-//! `timeout`, ...): they end together with csalock. Wrappers are programs whose arguments say that they start this call
+//! The owner is the shell that runs the script, even if `$( )`, a pipeline or `( )` makes the call. This module follows
+//! the parents upward. It skips programs that are known to only start another program (`sudo`, `timeout`, ...): they
+//! end together with csalock. Wrappers are programs whose arguments say that they start this call
 //! (`su -c 'csalock lock x'`, `tini -- csalock lock x`). Most wrappers end with csalock too, but some continue, so the
-//! module keeps them as owners. The shell's forks come next. Parent and child are one image, forked without an exec,
-//! if the kernel says so and their stacks and arguments begin at the same addresses. Both are then the script, and both
+//! module keeps them as owners. The shell's forks come next. Parent and child are one image, forked without an exec, if
+//! the kernel says so and their stacks and arguments begin at the same addresses. Both are then the script, and both
 //! are kept, innermost first. (Servers, cron and other programs fork processes for work of their own.) The *effective
 //! owner* is the first of these processes that still lives. For `h=$(csalock lock x)` the inner process soon ends and
 //! the script itself owns the lock; two `( ... ) &` of one script are two owners.
@@ -13,14 +14,21 @@
 //! then fails, because such a lock would live as long as the machine. If init is itself a script, in a container, an
 //! adopted process of its own process group looks like a called process. The same applies to another adopter and
 //! processes of its own session.
+//!
+//! The processes that continue only when this process ends are those of the calling script, and of the scripts that called
+//! it. A deadlock is a cycle through them.
 
 use std::cell::LazyCell;
+use std::fs;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use super::Host;
-use super::proc_stat::{self, ProcStat};
-use super::programs::ends_with_lock;
-use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
+use super::processes::{self, ProcStat};
+use super::programs::{
+    arguments_of, ends_with_lock, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper,
+};
 use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};
@@ -94,7 +102,7 @@ pub struct ThisProcess(ProcStat);
 impl ThisProcess {
     /// Looks at this process. Returns a system error if /proc cannot be read.
     pub fn look() -> Result<ThisProcess> {
-        proc_stat::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
+        processes::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
     }
 
     pub fn id(&self) -> ProcessId {
@@ -169,7 +177,7 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
 /// Returns false if the process `pid` is certainly none of these processes and descends from none of them.
 pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
     for _ in 0..MOST_PARENTS {
-        let Ok(Some(stat)) = proc_stat::read(pid) else { return true };
+        let Ok(Some(stat)) = processes::read(pid) else { return true };
         // No process is older than those that called it.
         if processes.iter().all(|process| process.start > stat.start) {
             return false;
@@ -191,17 +199,17 @@ pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
     if is_shell(owner) {
         return false;
     }
-    let Ok(Some(us)) = proc_stat::read(pid) else { return false };
+    let Ok(Some(us)) = processes::read(pid) else { return false };
     let child = child_that_leads_to(owner, &us);
     let is_call = child.pid == us.pid || is_name_of_shell(&child.program);
     is_call && child.session == child.pid
 }
 
 /// Returns the child of `ancestor` that leads to `below`. Programs that only start others may be between the two.
-pub(super) fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
+fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
     let mut child = below.clone();
     for _ in 0..MOST_PARENTS {
-        match proc_stat::read(child.parent) {
+        match processes::read(child.parent) {
             Ok(Some(parent)) if parent.pid != ancestor.pid => child = parent,
             Ok(Some(_)) => return child,
             _ => break,
@@ -214,7 +222,7 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
     if pid <= 0 {
         return Ok(None);
     }
-    proc_stat::read(pid).map_err(|error| {
+    processes::read(pid).map_err(|error| {
         let cure = "mount /proc, or use --pid and --forever";
         // A /proc mounted with hidepid shows only the processes of this user.
         let hidden = error.kind() == std::io::ErrorKind::PermissionDenied;
@@ -252,6 +260,86 @@ fn no_owner(why: &str) -> Error {
     )
 }
 
+/// Maximum number of scripts, each called by the next, that csalock examines.
+const MOST_SCRIPTS: usize = 8;
+
+/// Returns the processes of the calling script and of the scripts that called that script, innermost first. Only
+/// processes that continue only when this process ends count, so no process with several threads. This process comes
+/// first if it was a script: it may hold locks that it acquired before `exec csalock`.
+///
+/// A script does not wait for a background job. A shell with job control leaves the terminal to another process group.
+/// A shell without job control makes such a job ignore SIGINT, unless the shell itself was made to ignore it, say as a
+/// background job. Nothing tells this case immediately; but `some_time_later` a shell that moved on has begun something
+/// else, or soon does.
+pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
+    let Ok(Some(mut below)) = processes::read(called.pid) else { return Vec::new() };
+    let itself = ProcessId { pid: called.pid, start: below.start };
+    let mut waiting: Vec<ProcessId> = below.has_called_others().then_some(itself).into_iter().collect();
+    let mut ignored_below = called.ignores_interrupt;
+    // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
+    for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
+        let Ok(Caller { owners, starters, .. }) = caller(&below) else { break };
+        waiting.extend(starters);
+        // Programs other than shells may call something and continue. Only the direct caller is assumed to wait.
+        let is_script = owners.last().is_some_and(is_shell);
+        if below.pid != called.pid && !is_script {
+            break;
+        }
+        for owner in &owners {
+            let Ok(Some(stat)) = processes::read(owner.pid) else { return waiting };
+            let ignores_too = ignores(owner.pid, Signal::SIGINT);
+            let moved_on = || has_moved_on(owner, &below);
+            let in_background = if stat.group != below.group && below.foreground > 0 {
+                below.foreground != below.group
+            } else if ignored_below && ignores_too {
+                !some_time_later || !stat.is_sleeping() || moved_on()
+            } else {
+                ignored_below || (some_time_later && moved_on())
+            };
+            // Another thread may release the lock meanwhile.
+            if in_background || stat.has_threads() {
+                return waiting;
+            }
+            waiting.push(*owner);
+            (below, ignored_below) = (stat, ignores_too);
+        }
+        if !is_script {
+            break;
+        }
+    }
+    waiting
+}
+
+/// Returns true if a shell has begun something, outside of the same pipeline, after the child that leads to `below`.
+fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
+    let below = &child_that_leads_to(shell, below);
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
+    let age = |stat: &ProcStat| (stat.start, stat.pid);
+    let children = children.split_whitespace().filter_map(|pid| processes::read(pid.parse().ok()?).ok().flatten());
+    let mut younger: Vec<ProcStat> = children.filter(|stat| age(stat) > age(below) && !stat.is_zombie()).collect();
+    younger.sort_by_key(age);
+    let pipe = |pid: i32, fd: i32| {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+        link.to_str().is_some_and(|link| link.starts_with("pipe:")).then_some(link)
+    };
+    let written = |pid: i32| [pipe(pid, 1), pipe(pid, 2)].into_iter().flatten();
+    let mut pipes: Vec<_> = written(below.pid).collect();
+    for child in younger {
+        if pipe(child.pid, 0).is_none_or(|read| !pipes.contains(&read)) {
+            return true;
+        }
+        pipes.extend(written(child.pid));
+    }
+    false
+}
+
+/// Returns true if a process ignores a signal (SigIgn in proc_pid_status(5)) or if the process cannot be seen.
+fn ignores(pid: i32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_none_or(|mask| mask & (1 << (signal as u32 - 1)) != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -260,8 +348,8 @@ mod tests {
 
     #[test]
     fn a_call_comes_from_its_ancestors_and_never_from_younger_processes() {
-        let this = proc_stat::read_own().unwrap();
-        let of = |pid: i32| ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
+        let this = processes::read_own().unwrap();
+        let of = |pid: i32| ProcessId { pid, start: processes::start_of(pid).unwrap() };
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let called = child.id() as i32;
         let [itself, parent, grandparent] = [called, this.pid, this.parent].map(of);
