@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::fence::{Draft, Fence, Place, Replacement};
 use crate::name::{escape, escape_path};
 use crate::report::{RefusalReport, json};
-use crate::run::output::PipedCommand;
+use crate::run::exec::PipedCommand;
 use crate::signals::{FORWARDED, Signals};
 use crate::store::{Location, refuse_file_mounted_alone};
 use crate::{cli, name};

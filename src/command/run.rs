@@ -22,7 +22,7 @@ use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::report::notice;
 use crate::run::child::SleepingChild;
 use crate::run::deadline::SharedDeadline;
-use crate::run::command_line::{CommandLine, GrantNumbers};
+use crate::run::exec::{CommandLine, GrantNumbers};
 use crate::run::flock::Flock;
 use crate::run::job::{CommandLimits, Job, SuccessReport};
 use crate::run::keepalive;

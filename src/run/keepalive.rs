@@ -32,11 +32,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSocket;
 use crate::lock::{Grant, HandleHash, ProcessId};
 use crate::run::deadline::SharedDeadline;
-use crate::run::detach::{self, Detach};
+use crate::run::detach;
+use crate::run::detach::Detach;
 use crate::run::timer::wait_readable;
 
 mod process;
-mod renew_loop;
 
 /// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
