@@ -54,15 +54,6 @@ const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
     ("json", &["-o", "--output", "--format"]),
 ];
 
-/// The arguments of one call as they were typed.
-struct Arguments<'a> {
-    /// All words; the first is the program's name.
-    words: &'a [OsString],
-    root: clap::Command,
-    /// Position of the first word that is the name of a command.
-    command_at: Option<usize>,
-}
-
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
 pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
     let arguments = Arguments::new(words);
@@ -190,6 +181,15 @@ fn shortened(text: &str) -> String {
         Some((end, _)) => escape(&text.as_bytes()[..end]) + "...",
         None => escape(text.as_bytes()),
     }
+}
+
+/// The arguments of one call as they were typed.
+struct Arguments<'a> {
+    /// All words; the first is the program's name.
+    words: &'a [OsString],
+    root: clap::Command,
+    /// Position of the first word that is the name of a command.
+    command_at: Option<usize>,
 }
 
 impl<'a> Arguments<'a> {

@@ -24,6 +24,16 @@ use crate::store::{StoreDeadline, Subscription, Topic};
 /// Exit status of a keeper that could not start.
 const EXIT_FAILED: u8 = 1;
 
+/// Maximum number of records that are subscribed to: each takes a connection.
+const MOST_SUBSCRIPTIONS: usize = 16;
+
+/// Minimum time between two subscriptions, and before the first. Most commands have ended by then, and a record with a
+/// busy queue changes all the time.
+const SUBSCRIPTION_PAUSE: Duration = Duration::from_secs(1);
+
+/// Time until a store that could not start a subscription is asked again.
+const SUBSCRIPTION_RETRY: Duration = Duration::from_secs(20);
+
 /// Owners that have not ended, each with a pidfd that becomes readable at its end, if the keeper can observe it now.
 type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
 
@@ -383,16 +393,6 @@ impl KeeperConfig<'_> {
     }
 }
 
-/// Maximum number of records that are subscribed to: each takes a connection.
-const MOST: usize = 16;
-
-/// Minimum time between two subscriptions, and before the first. Most commands have ended by then, and a record with a
-/// busy queue changes all the time.
-const PAUSE: Duration = Duration::from_secs(1);
-
-/// Time until a store that could not start a subscription is asked again.
-const RETRY: Duration = Duration::from_secs(20);
-
 /// The subscriptions to changes of the records.
 struct Changes {
     subscriptions: Vec<Option<Box<dyn Subscription>>>,
@@ -403,7 +403,7 @@ struct Changes {
 
 impl Changes {
     fn new(now: Duration) -> Changes {
-        Changes { subscriptions: Vec::new(), earliest: now + PAUSE, due: now + PAUSE }
+        Changes { subscriptions: Vec::new(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
     }
 
     /// Returns when to [listen](Changes::listen) again, on CLOCK_BOOTTIME.
@@ -438,7 +438,9 @@ impl Changes {
         }
         let (mut begun, mut failed) = (false, false);
         let notifies = |engine: &Engine| engine.store().abilities().notifies;
-        for (at, (target, engine)) in opened.each().take(MOST).enumerate().filter(|(_, (_, engine))| notifies(engine)) {
+        for (at, (target, engine)) in
+            opened.each().take(MOST_SUBSCRIPTIONS).enumerate().filter(|(_, (_, engine))| notifies(engine))
+        {
             self.subscriptions.resize_with(self.subscriptions.len().max(at + 1), || None);
             if self.subscriptions[at].is_none() {
                 self.subscriptions[at] = engine.store().subscribe(Topic::Record(&target.name));
@@ -446,8 +448,8 @@ impl Changes {
                 failed |= self.subscriptions[at].is_none();
             }
         }
-        self.earliest = now + PAUSE;
-        self.due = if failed { now + RETRY } else { Duration::MAX };
+        self.earliest = now + SUBSCRIPTION_PAUSE;
+        self.due = if failed { now + SUBSCRIPTION_RETRY } else { Duration::MAX };
         begun
     }
 }
