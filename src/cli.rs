@@ -2,34 +2,22 @@
 //!
 //! `--help`, the man pages and the completions are generated from these types.
 
-mod claims;
-mod files;
-mod jobs;
+mod administration;
 mod locks;
-mod manual;
 mod options;
 pub mod plain;
-mod reports;
 mod run;
-mod serve;
-mod values;
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use claims::{Claim, Lookup, Unclaim};
-pub use files::Fence;
-pub use jobs::{Overdue, Period, Recurrence};
-pub use locks::{Lock, Renew, Unlock};
-pub use manual::{Completions, Man, Shell};
+pub use administration::{Audit, Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
+pub use locks::{Claim, Del, Fence, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Writing};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
-pub use reports::{Audit, Doctor, Gc, History, Metrics, Status};
-pub use run::{Busy, OnLost, Run};
-pub use serve::Serve;
-pub use values::{Del, Get, Put, Writing};
+pub use run::{Busy, OnLost, Period, Recurrence, Run};
 
 /// Locks for shell scripts that show who holds them, since when and why
 ///

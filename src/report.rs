@@ -1,8 +1,6 @@
 //! All wording: texts for people, and documents for programs.
 
-mod audit;
 mod doctor;
-mod document;
 mod history;
 mod holder;
 pub(crate) mod json;
@@ -13,16 +11,13 @@ mod status_text;
 mod table;
 mod times;
 
-pub(crate) use audit::AuditReport;
 pub(crate) use doctor::findings_text;
-pub(crate) use document::Document;
-pub(crate) use history::{ending_rows, endings_header, timeline};
+pub(crate) use history::{AuditReport, ending_rows, endings_header, timeline};
 pub(crate) use holder::{Reporter, flocked_by};
-pub(crate) use json::json;
+pub(crate) use json::{Document, json};
 pub(crate) use metrics::Metrics;
 pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, name_and_store};
 pub(crate) use run::{due, in_future, notice, overdue};
 pub(crate) use status_text::{LockBlock, LockTable};
 pub(crate) use table::{OutputStyle, cut, indented, wrapped};
-pub(crate) use times::{Moment, Zone};
-pub(crate) use times::{millis_of, timestamp};
+pub(crate) use times::{Moment, Zone, millis_of, timestamp};

@@ -3,13 +3,12 @@
 //! This layer knows no command-line arguments and writes no text for people, except the messages of its errors.
 
 pub mod child;
-pub mod command_line;
 pub mod deadline;
 pub mod detach;
+pub mod exec;
 pub mod flock;
 pub mod job;
 pub mod keepalive;
-pub mod output;
 pub mod schedule;
 pub mod supervisor;
 pub mod timer;

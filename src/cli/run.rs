@@ -1,13 +1,12 @@
-//! Arguments of `run`. Those that it shares with other commands are in [`super::options`], those of jobs in
-//! [`super::jobs`]; `plain.rs` reads the commonest ones without clap.
+//! Arguments of `run`, with those of jobs. Those that it shares with other commands are in [`super::options`]; `plain.rs`
+//! reads the commonest ones without clap.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::jobs::Recurrence;
-use super::options::{COMMAND, Common, LOCK, Taking, WAITING, hide};
+use super::options::{COMMAND, Common, JOB, LOCK, Taking, WAITING, hide, whole};
 use crate::duration::parse_duration;
 
 /// Default of `--kill-after`.
@@ -105,4 +104,52 @@ pub enum OnLost {
     Kill,
     /// The command goes on, and csalock prints a warning
     Warn,
+}
+
+/// Options of `run` for a command that is started again and again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct Recurrence {
+    /// Run the job at most once in each hour, day, week or DURATION, on all hosts of the store
+    #[arg(
+        long, value_name = "SLOT", value_parser = Period::parse, conflicts_with_all = ["no_fork", "also", "shared", "slots"],
+        help_heading = JOB
+    )]
+    pub once_per: Option<Period>,
+    /// With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]
+    #[arg(long, value_name = "N", requires = "once_per", value_parser = whole(0, u32::MAX - 1), help_heading = JOB)]
+    pub retries: Option<u32>,
+    /// If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once
+    /// with exit 86 when it is older
+    #[arg(
+        long, value_name = "DURATION", value_parser = parse_duration,
+        conflicts_with_all = ["no_fork", "also", "shared", "slots", "conflict_exit_code"], help_heading = JOB
+    )]
+    pub overdue: Option<Duration>,
+}
+
+/// A time in which a job runs once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Period {
+    /// An hour of the local time.
+    Hour,
+    /// A day of the local time.
+    Day,
+    /// A week of the local time; it begins on Monday.
+    Week,
+    /// Any other span; the spans follow each other since 1970 UTC.
+    Span(Duration),
+}
+
+impl Period {
+    fn parse(text: &str) -> Result<Period, String> {
+        match text {
+            "hour" => Ok(Period::Hour),
+            "day" => Ok(Period::Day),
+            "week" => Ok(Period::Week),
+            _ => match parse_duration(text) {
+                Ok(span) => Ok(Period::Span(span)),
+                Err(_) => Err("is not a slot; use hour, day, week or a duration such as 10m".to_string()),
+            },
+        }
+    }
 }

@@ -1,12 +1,9 @@
 //! The sequence of every command that acquires: request, wait, then grant or refusal.
 
-mod for_script;
-
 use std::cell::OnceCell;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-pub(super) use self::for_script::{ForScript, Granted};
 use super::context::{Context, LockRef};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};

@@ -1,12 +1,11 @@
-//! `csalock claim` and `csalock unclaim`
+//! `csalock claim`, `csalock unclaim` and `csalock lookup`
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{Acquisition, command_of_caller, request};
-use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json};
-use super::lookup::{names_of, nothing_claimed};
-use crate::cli::{Claim, Unclaim};
+use super::context::{Context, LockRef, eprint_line, json_line, print, print_before, print_json};
+use crate::cli::{Claim, Common, Lookup, Unclaim};
 use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -160,7 +159,7 @@ fn not_unique(asked: &Claim, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exit>
 }
 
 /// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.
-pub(super) fn given_id(id: &OsStr) -> Result<Vec<u8>> {
+fn given_id(id: &OsStr) -> Result<Vec<u8>> {
     let id = id.as_bytes();
     let wrong = |what: String| {
         Error::new(ErrorKind::InvalidInput, what, "name one of 1 to 255 bytes without control characters")
@@ -186,4 +185,75 @@ fn fresh_id(context: &Context) -> Result<Vec<u8>> {
         id.push_str(&format!("{dash}{byte:02x}"));
     }
     Ok(id.into_bytes())
+}
+
+pub(super) fn lookup(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
+    match (&asked.id, &asked.name) {
+        (Some(id), _) => tell_names(context, asked, &given_id(id)?),
+        (None, Some(name)) => id_of(context, asked, name),
+        (None, None) => unreachable!("clap requires one of them"),
+    }
+}
+
+fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit> {
+    let target = context.target(&asked.common, name)?;
+    let claim = context.engine(&target.location)?.claim_of(&target.name)?;
+    let Some(id) = claim.and_then(|grant| grant.claim) else {
+        let message = format!("{} is not claimed", name_and_store(&target));
+        let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "").about(&target.display_name);
+        return asked.common.refuse(&refusal, refusal.kind, None);
+    };
+    if asked.common.json {
+        print_json(&json::id_of(&target.display_name, &id))?;
+    } else {
+        print([&id, b"\n".as_slice()].concat())?;
+    }
+    Ok(Exit::Done)
+}
+
+fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
+    let (names, unreadable) = names_of(context, &asked.common, id)?;
+    let exit = match unreadable.last() {
+        Some(error) => Exit::from(error.kind()),
+        None if names.is_empty() => ErrorKind::NotHeld.into(),
+        None => Exit::Done,
+    };
+    match (asked.common.json, unreadable.last()) {
+        (true, Some(error)) if names.is_empty() => {
+            return asked.common.refuse(&RefusalReport::from(error), exit, None);
+        }
+        (true, _) if !names.is_empty() => print_json(&json::names_of(id, &names, &unreadable))?,
+        _ => names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?,
+    }
+    if names.is_empty() {
+        return asked.common.refuse(&nothing_claimed(id), exit, None);
+    }
+    Ok(exit)
+}
+
+fn nothing_claimed(id: &[u8]) -> RefusalReport {
+    RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(id)), "")
+}
+
+/// Returns the names of an id in the store, in order, and the errors of unreadable records, which it reports to people.
+/// The function reads all records, because a separate list could be wrong.
+pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<(Vec<Vec<u8>>, Vec<Error>)> {
+    let engine = context.engine(&context.store(common)?)?;
+    let mut names = Vec::new();
+    let mut unreadable = Vec::new();
+    engine.for_each_lock(&mut |status| {
+        match status {
+            Ok(status) if engine.claim_in(&status).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
+                names.push(status.record.name);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                common.note_unless_json(&format!("passed over: {error}"));
+                unreadable.push(error);
+            }
+        }
+        Ok(())
+    })?;
+    names.sort();
+    Ok((names, unreadable))
 }

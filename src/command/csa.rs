@@ -46,7 +46,7 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
         return Err(Error::new(ErrorKind::InvalidInput, what, "").into());
     };
     match command {
-        Command::Lock(asked) => lock::run_as_csa(context, &asked),
+        Command::Lock(asked) => lock::lock_as_csa(context, &asked),
         Command::Unlock(asked) => unlock::run(context, &asked, &SettingNames::VARIABLES),
         _ => unreachable!("it was one of the two"),
     }

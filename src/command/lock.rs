@@ -1,19 +1,32 @@
-//! `csalock lock`
+//! `csalock lock` and `csalock renew`, and locks for the calling script, which outlive csalock.
+//!
+//! A script that is told a handle must not hold a lock whose handle it never got: such a grant is provisional until the
+//! handle is printed. A lease that a keeper renews is provisional until the keeper exists, and the grants of several names
+//! until all of them are there. Any other grant is final with its first commit, because its owner alone proves it.
 
+use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::acquire::{ForScript, Granted, report_taken};
-use super::context::{Context, json_line, print_before};
-use crate::cli::Lock;
-use crate::engine::LockSet;
+use super::acquire::{Acquisition, report_taken, request};
+use super::context::{Context, eprint_line, json_line, print_before, print_json};
+use crate::cli::{Common, Lock, Renew, Taking};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
+use crate::lock::{self, EndedGrant, Grant, Handle, Lifetime, Owner, Phase};
 use crate::name::{escape, shell_quote};
-use crate::report::{SettingNames, json};
+use crate::report::{RefusedLock, Reporter, SettingNames, json};
+use crate::run::deadline::SharedDeadline;
+use crate::run::keepalive::{KeeperConfig, check_limit, spawn_detached};
+use crate::signals::Signals;
+use crate::store::StoreDeadline;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
-pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
+pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&asked.common, &asked.names)?;
     warn_of_descriptors(context, asked);
     let Lock { common, taking, pid, .. } = asked;
@@ -36,7 +49,7 @@ pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
 }
 
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
-pub(super) fn run_as_csa(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
+pub(super) fn lock_as_csa(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&asked.common, &asked.names)?;
     let Lock { common, taking, pid, .. } = asked;
     ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::VARIABLES, prints: false }
@@ -67,4 +80,229 @@ fn answer(context: &Context, asked: &Lock, targets: &LockSet, granted: &Granted<
     // The time limit starts when the grant is confirmed.
     let expires = asked.taking.ttl.map(|span| context.host.wall().saturating_add(span));
     json_line(&json::acquired(&targets.all, handle, grants, ending, expires, &opened.reporter(at)))
+}
+
+/// The locks that a script asks for, and their terms.
+pub(super) struct ForScript<'a> {
+    pub(super) context: &'a Context,
+    pub(super) common: &'a Common,
+    pub(super) taking: &'a Taking,
+    /// The process that owns the locks, instead of the script.
+    pub(super) pid: Option<i32>,
+    pub(super) targets: &'a LockSet,
+    /// The settings that hints name.
+    pub(super) settings: &'static SettingNames,
+    /// True if the script is told what it needs to use the locks, so that it must not hold them unless it was told.
+    pub(super) prints: bool,
+}
+
+/// Locks that csalock has acquired, and has not reported yet.
+pub(super) struct Granted<'a> {
+    pub(super) opened: &'a OpenLockSet<'a>,
+    pub(super) handle: &'a Handle,
+    pub(super) grants: &'a [Grant],
+    pub(super) owner: &'a Owner,
+    pub(super) evicted: Option<&'a (usize, EndedGrant)>,
+    /// End of the timeout on CLOCK_BOOTTIME.
+    until: Duration,
+}
+
+impl ForScript<'_> {
+    /// Acquires the locks, tells the script of them by `deliver`, and confirms them if they are provisional. Returns the
+    /// exit code of `deliver`, or of a refusal. If `deliver` fails, this releases the locks. Signals that arrive after the
+    /// last commit change nothing: they stay blocked, and an exit code for a signal would say that no lock is held.
+    pub(super) fn acquire(&self, deliver: impl FnOnce(&Granted<'_>) -> anyhow::Result<Exit>) -> anyhow::Result<Exit> {
+        let (request, caller) = self.request()?;
+        // The process ends soon, and the kernel closes its descriptors.
+        let opened = ManuallyDrop::new(self.targets.open(self.context)?);
+        // If this process dies after the first of several names, the script must not hold that one.
+        let is_provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
+        let phase = if is_provisional { Phase::Provisional } else { Phase::Direct };
+        let request = AcquireRequest { phase, ..request };
+        if opened.need_leases() {
+            check_limit()?;
+        }
+        let signals = ManuallyDrop::new(Signals::listen_also(self.context.inherited, &[])?);
+        let acquisition = Acquisition {
+            settings: self.settings,
+            give_up_if: self.taking.give_up_if,
+            ..Acquisition::new(self.common, &self.taking.waiting, &signals)
+        };
+        let until = acquisition.policy.end(self.context.host.boottime());
+        let AcquireRequest { handle, owner, .. } = &request;
+        let (grants, evicted) = match acquisition.acquire(&opened, &request) {
+            Ok(AcquireAllResult::Granted(grants, evicted)) => (grants, evicted),
+            // A commit that failed may have happened all the same. A provisional grant ends with this process.
+            Err(error) if !is_provisional => return Err(self.released(&opened, &request, error.into())),
+            ended => return acquisition.end(&opened, &ended?),
+        };
+        let evicted = evicted.as_ref();
+        let delivered = deliver(&Granted { opened: &opened, handle, grants: &grants, owner, evicted, until });
+        if delivered.is_err() {
+            opened.release_all(handle.proof())?;
+            return delivered;
+        }
+        if is_provisional {
+            let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
+            let confirmed = opened.confirm(&request, &grants, &go_on).map_err(|error| match error.kind() {
+                ErrorKind::Lost => error.into(),
+                _ => self.released(&opened, &request, error.into()),
+            });
+            // Without grants, the script has released the locks already.
+            if let Some(grants) = confirmed? {
+                self.keep(&opened, &request, &grants)?;
+            }
+        }
+        self.warn_of_owner(&request, &caller);
+        delivered
+    }
+
+    /// Releases what a failed acquisition may have acquired. Returns its error, and adds what stays unknown.
+    fn released(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, error: anyhow::Error) -> anyhow::Error {
+        // These errors precede the commit.
+        let kind = crate::command::kind_of(&error);
+        if matches!(kind, ErrorKind::Corrupt | ErrorKind::Busy | ErrorKind::Denied) {
+            return error;
+        }
+        // A store that failed once need not be waited for again.
+        let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
+        let _deadline = StoreDeadline::begin(Some(until));
+        match opened.release(request.handle.proof()).iter().any(Result::is_err) {
+            true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
+            false => error,
+        }
+    }
+
+    /// Returns the request, and the script that makes it.
+    fn request(&self) -> anyhow::Result<(AcquireRequest, Caller)> {
+        let (taking, handle) = (self.taking, self.context.new_handle()?);
+        let this = ThisProcess::look()?;
+        let caller = self.owner(&this)?;
+        let (owners, command) = (caller.owners.clone(), caller.command.clone());
+        let request = request(self.context, &taking.waiting, handle, this.id(), owners, command)?;
+        // A process that the script leaves behind is known by its session.
+        let session = self.pid.is_none().then(|| this.session());
+        let request = AcquireRequest {
+            ends_with: EndsWith::Owner,
+            mode: taking.mode(),
+            lifetime: taking.lifetime(),
+            slots: taking.slots,
+            owner: Owner { session, ..request.owner },
+            ..request
+        };
+        Ok((request, caller))
+    }
+
+    /// Returns the owner of the locks: the process with the pid of `--pid`, else the script that called `this` process.
+    fn owner(&self, this: &ThisProcess) -> Result<Caller> {
+        if let Some(pid) = self.pid {
+            let process = self.context.host.process(pid)?.ok_or_else(|| {
+                let what = format!("process {pid} does not exist");
+                Error::new(ErrorKind::InvalidInput, what, "--pid names the process that owns the lock")
+            })?;
+            return Ok(Caller { owners: vec![process], command: command_of(pid), ..Caller::default() });
+        }
+        // A lock that lasts until it is released needs no owner's life, nor does a time limit whose handle is printed. (A
+        // script that was killed at this moment must not leave its lock for the whole time limit.)
+        let needs_owner = match self.taking.lifetime() {
+            Lifetime::UntilReleased => false,
+            Lifetime::WhileOwnerLives => true,
+            _ => !self.prints,
+        };
+        match this.caller() {
+            Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
+                Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
+            }
+            found => found,
+        }
+    }
+
+    /// Warns if the lock ends with this very call, or may do so, which the caller hardly intends.
+    fn warn_of_owner(&self, request: &AcquireRequest, caller: &Caller) {
+        let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
+        let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
+        let (name, command) = (self.targets.shown_names(), escape(&request.owner.command));
+        if caller.ends_with_call {
+            self.common.note(&format!(
+                "lock {name} ends with this call, because its owner does nothing more: pid {} ({command}); use `csalock \
+                 run {} COMMAND`, or name its parent as the owner with --pid \
+                 $PPID (in a Makefile: $$PPID)",
+                owner.pid,
+                self.targets.first().shell_arg,
+            ));
+        } else if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
+            self.common.note(&format!(
+                "lock {name} ends with process {} ({command}), maybe right after this call; name another owner with --pid \
+                 PID, or keep the lock until it is released with --forever",
+                owner.pid,
+            ));
+        }
+    }
+
+    /// Starts a keeper if the grants need renewal; if that fails, releases them.
+    fn keep(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
+        if !opened.need_leases() {
+            return Ok(());
+        }
+        // A keeper must not renew late a lock that the script is told to be lost. (A store that counts in seconds
+        // rounds up a time limit that a caller set.)
+        let is_renewed = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
+        let rounding = if is_renewed { Duration::ZERO } else { Duration::from_secs(1) };
+        let now = self.context.host.boottime();
+        let kept = if opened.lease_ends(grants).is_some_and(|ends| ends + rounding <= now) {
+            let what =
+                "the lock was lost before it could be used: its lease was over when the store said that it is taken";
+            Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
+        } else {
+            let keeper = |shared_deadline| KeeperConfig {
+                context: self.context,
+                targets: self.targets,
+                proof: request.handle.proof(),
+                owners: request.owner.processes.clone(),
+                shared_deadline,
+                kills: false,
+                is_reported: false,
+                timed: false,
+            };
+            SharedDeadline::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))
+        };
+        if kept.is_err() {
+            opened.release_all(request.handle.proof())?;
+        }
+        kept
+    }
+}
+
+pub(super) fn renew(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
+    let targets = asked.names.iter().map(|name| context.target(&asked.common, name)).collect::<Result<Vec<_>>>()?;
+    let mut exit = Exit::Done;
+    let mut documents = Vec::new();
+    for target in &targets {
+        let engine = context.engine(&target.location)?;
+        let reporter = Reporter::new(&engine);
+        let credentials = context.credentials(&engine, asked.handle.as_deref())?;
+        let lifetime = engine.start(&Lifetime::Ttl((asked.ttl.as_millis() as u64).max(1)))?;
+        let response = engine.apply(&target.name, &lock::Renew(credentials, lifetime))?;
+        documents.push(match &response {
+            Ok(grant) => {
+                if asked.common.verbose {
+                    eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
+                }
+                json::outcome(&target.display_name, "renewed", [grant], &reporter)
+            }
+            Err(not_holder) => {
+                let mut lock = RefusedLock::new(target, &reporter);
+                lock.presented = context.presented_handle(asked.handle.as_deref());
+                lock.elsewhere = context.elsewhere(target, not_holder);
+                let refusal = lock.not_holder(not_holder);
+                exit = exit.or(refusal.kind);
+                asked.common.note_unless_json(&refusal);
+                json::not_done(&target.display_name, &not_holder.holders, Some(&refusal), &reporter)
+            }
+        });
+    }
+    if asked.common.json {
+        print_json(&documents)?;
+    }
+    Ok(exit)
 }

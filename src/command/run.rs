@@ -1,32 +1,33 @@
 //! `csalock run`: a child sleeps until this process has acquired the locks for it, and then becomes the command.
 //! [`crate::run::child`] describes the child, and [`crate::run::supervisor`] what this process does meanwhile.
 
-mod acquire;
 mod flock_compat;
 mod recurrence;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::mem::ManuallyDrop;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::Duration;
 
-use self::acquire::{Attempt, Held, variables};
 use self::flock_compat::FlockCompat;
 use self::recurrence::Recurring;
+use super::acquire::{Acquisition, report_taken, request};
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::OpenLockSet;
-use crate::error::{Error, ErrorKind};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, OpenLockSet};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::report::notice;
 use crate::run::child::SleepingChild;
-use crate::run::command_line::CommandLine;
 use crate::run::deadline::SharedDeadline;
+use crate::run::exec::{CommandLine, GrantNumbers};
 use crate::run::flock::Flock;
 use crate::run::job::{CommandLimits, Job, SuccessReport};
 use crate::run::keepalive;
 use crate::run::supervisor::{Notice, Supervisor};
-use crate::signals::Signals;
+use crate::signals::{Interrupt, Signals};
 
 pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(asked, arguments)?;
@@ -100,45 +101,9 @@ fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>
     Ok((names, command_line))
 }
 
-/// Runs the command in the child, and stays as its supervisor.
-fn run_supervised(attempt: &Attempt<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
-    let tell = |message: &Notice<'_>| attempt.asked.common.note(&notice(attempt.job.locks, message));
-    let supervisor = Supervisor::new(attempt.job, opened, &tell)?;
-    let Held { grants, files } = match attempt.acquire(opened, Some(&child))? {
-        Ok(held) => held,
-        Err(exit) => return Ok(exit),
-    };
-    Ok(supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants))?)
-}
-
-/// Becomes the command (`-F`). Returns only if that fails.
-fn run_in_place(attempt: &Attempt<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
-    let Held { grants, files } = match attempt.acquire(opened, None)? {
-        Ok(held) => held,
-        Err(exit) => return Ok(exit),
-    };
-    let inherited = files.iter().try_for_each(Flock::to_be_inherited);
-    let error = match inherited {
-        Ok(()) => attempt.job.exec(opened, &grants, variables, attempt.numbers(&grants)),
-        Err(error) => error,
-    };
-    attempt.job.release(opened)?;
-    Err(error.into())
-}
-
-/// Returns an option that is not for several locks. Names may follow `--also` where clap does not see it.
-fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
-    let options = [
-        (asked.busy == Busy::Latest, "--busy latest"),
-        (asked.recurrence.once_per.is_some(), "--once-per"),
-        (asked.recurrence.overdue.is_some(), "--overdue"),
-    ];
-    options.into_iter().find_map(|(given, option)| given.then_some(option))
-}
-
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
 /// Returns a usage error if the words are something else.
-pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine), Error> {
+pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine)> {
     let Some((typed, mut words)) = asked.words.split_first() else { return Err(wrong("the name is missing")) };
     let mut names = [std::slice::from_ref(typed), &asked.also].concat();
     while let [option, rest @ ..] = words {
@@ -167,7 +132,7 @@ pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine), 
 fn shell_string<'a>(
     before: Option<&'a OsString>,
     words: &'a [OsString],
-) -> Result<(Option<&'a OsString>, &'a [OsString]), Error> {
+) -> Result<(Option<&'a OsString>, &'a [OsString])> {
     match words {
         [dashes, rest @ ..] if dashes == "--" => Ok((before, rest)),
         [dash_c, string] if before.is_none() && (dash_c == "-c" || dash_c == "--command") => Ok((Some(string), &[])),
@@ -184,4 +149,170 @@ fn shell_string<'a>(
 
 fn wrong(problem: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")
+}
+
+/// Returns an option that is not for several locks. Names may follow `--also` where clap does not see it.
+fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
+    let options = [
+        (asked.busy == Busy::Latest, "--busy latest"),
+        (asked.recurrence.once_per.is_some(), "--once-per"),
+        (asked.recurrence.overdue.is_some(), "--overdue"),
+    ];
+    options.into_iter().find_map(|(given, option)| given.then_some(option))
+}
+
+/// Returns the environment variables that describe the locks to the command, as far as they are known before the grant.
+fn variables(job: &Job<'_>) -> Vec<CString> {
+    let first = job.locks.first();
+    let outer: Vec<String> = job.context.enclosing_grants().iter().map(ToString::to_string).collect();
+    let mut variables: Vec<(&str, OsString)> = vec![
+        ("CSALOCK_NAME", OsString::from_vec(first.display_name.clone())),
+        ("CSALOCK_STORE", first.location.inherited_url()),
+        ("CSALOCK_OUTER_STORE", job.context.outer_store()),
+        ("CSALOCK_HANDLE", job.handle.to_string().into()),
+    ];
+    if !outer.is_empty() {
+        variables.push(("CSALOCK_OUTER", outer.join(",").into()));
+    }
+    // None of the values contains NUL.
+    let variable = |(name, value): &(&str, OsString)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat());
+    variables.iter().filter_map(|each| variable(each).ok()).collect()
+}
+
+/// One call of `run`.
+struct Attempt<'a> {
+    job: &'a Job<'a>,
+    asked: &'a Run,
+    flock_compat: Option<&'a FlockCompat>,
+    recurring: Option<&'a Recurring<'a>>,
+    /// Start of the wait for the locks, on CLOCK_BOOTTIME.
+    began: Duration,
+    process: ProcessId,
+}
+
+/// The grants and files that the command holds.
+struct Held {
+    grants: Vec<Grant>,
+    /// The files of `--flock`.
+    files: Vec<Flock>,
+}
+
+/// Runs the command in the child, and stays as its supervisor.
+fn run_supervised(attempt: &Attempt<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
+    let tell = |message: &Notice<'_>| attempt.asked.common.note(&notice(attempt.job.locks, message));
+    let supervisor = Supervisor::new(attempt.job, opened, &tell)?;
+    let Held { grants, files } = match attempt.acquire(opened, Some(&child))? {
+        Ok(held) => held,
+        Err(exit) => return Ok(exit),
+    };
+    Ok(supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants))?)
+}
+
+/// Becomes the command (`-F`). Returns only if that fails.
+fn run_in_place(attempt: &Attempt<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
+    let Held { grants, files } = match attempt.acquire(opened, None)? {
+        Ok(held) => held,
+        Err(exit) => return Ok(exit),
+    };
+    let inherited = files.iter().try_for_each(Flock::to_be_inherited);
+    let error = match inherited {
+        Ok(()) => attempt.job.exec(opened, &grants, variables, attempt.numbers(&grants)),
+        Err(error) => error,
+    };
+    attempt.job.release(opened)?;
+    Err(error.into())
+}
+
+impl Attempt<'_> {
+    /// Acquires everything that the command needs, or returns the exit of csalock without a command. `child` is the
+    /// process that will be the command, unless this process will.
+    fn acquire(
+        &self,
+        opened: &OpenLockSet<'_>,
+        child: Option<&SleepingChild<'_>>,
+    ) -> anyhow::Result<std::result::Result<Held, Exit>> {
+        let request = self.request(child.is_none(), opened.need_leases())?;
+        let acquisition = self.acquisition(child);
+        let (grants, evicted) = match acquisition.acquire(opened, &request)? {
+            AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
+            AcquireAllResult::Interrupted if !self.job.signals.pending() => {
+                let killed = child.and_then(SleepingChild::ended);
+                return Ok(Err(killed.unwrap_or_else(|| self.job.signals.exit())));
+            }
+            ended => {
+                let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended).map(Err) };
+                return recurring.refused(&acquisition, opened, &ended, self.job.handle.proof()).map(Err);
+            }
+        };
+        let prepared = self.prepare(opened, grants, evicted.as_ref(), child);
+        if !matches!(prepared, Ok(Ok(_))) {
+            self.job.release(opened)?;
+        }
+        Ok(prepared?)
+    }
+
+    /// Locks the files, reports the grants and begins the job. The caller releases the locks if that fails.
+    fn prepare(
+        &self,
+        opened: &OpenLockSet<'_>,
+        mut grants: Vec<Grant>,
+        evicted: Option<&(usize, EndedGrant)>,
+        child: Option<&SleepingChild<'_>>,
+    ) -> Result<std::result::Result<Held, Exit>> {
+        let mut files = Vec::new();
+        if let Some(flock_compat) = self.flock_compat {
+            match flock_compat.take(self, opened, &mut grants, child)? {
+                Ok(locked) => files = locked,
+                Err(exit) => return Ok(Err(exit)),
+            }
+        }
+        report_taken(&self.asked.common, opened, &grants, evicted, None);
+        if let Some(recurring) = self.recurring
+            && let Some(exit) = recurring.begin(opened, self.job.handle.proof())?
+        {
+            return Ok(Err(exit));
+        }
+        Ok(Ok(Held { grants, files }))
+    }
+
+    fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>) -> Acquisition<'b> {
+        let waiting = &self.asked.taking.waiting;
+        let policy = waiting.wait_policy();
+        let own = Acquisition::new(&self.asked.common, waiting, self.job.signals);
+        Acquisition {
+            // The stores were opened meanwhile, which took time.
+            policy: policy.rest(policy.end(self.began), self.job.context.host.boottime()),
+            give_up_if: self.asked.taking.give_up_if,
+            interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
+            ..own
+        }
+    }
+
+    /// Returns the request for the command. Without a supervisor (`-F`) the locks end with the command, and its end counts
+    /// as a release; `is_kept` says that a keeper then renews their leases.
+    fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
+        let (taking, command) = (&self.asked.taking, self.job.command_line.line());
+        // Only the supervisor can record that a job has succeeded in its slot, so the lock depends on its life, too.
+        let reporter = self.job.supervisor.filter(|_| self.job.has_slot());
+        let owners = std::iter::once(self.process).chain(reporter).collect();
+        let handle = self.job.handle.clone();
+        let request = request(self.job.context, &taking.waiting, handle, self.process, owners, command)?;
+        Ok(AcquireRequest {
+            mode: taking.mode(),
+            lifetime: taking.lifetime(),
+            slots: taking.slots,
+            latest_only: self.asked.busy == Busy::Latest,
+            // With -F the keeper receives the end of the grant for the command, as long as the command lives.
+            owner: Owner { supervisor: self.job.supervisor.or(is_kept.then_some(self.process)), ..request.owner },
+            ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },
+            invocation: Some(self.job.context.invocation(self.job.supervisor.unwrap_or(self.process).pid)),
+            ..request
+        })
+    }
+
+    /// Returns the numbers that the command learns by `CSALOCK_TOKEN` and `CSALOCK_SLOT`.
+    fn numbers(&self, grants: &[Grant]) -> GrantNumbers {
+        let grant = &grants[self.job.locks.first_at];
+        GrantNumbers { token: grant.token.unwrap_or_default(), slot: (grant.mode == Mode::Slot).then_some(grant.slot) }
+    }
 }

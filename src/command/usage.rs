@@ -1,17 +1,17 @@
-//! Usage errors: what clap says about the arguments, then the next step. They look like all other errors.
-
-mod hints;
+//! Usage errors: what clap says about the arguments, then the next step. They look like all other errors. The next step
+//! for users of flock(1) and of other tools is the arguments as they were probably meant.
 
 use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::ValueEnum;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use self::hints::Arguments;
 use super::context::{eprint_line, print, print_json};
-use crate::cli::{Color, Run};
+use super::run::command_line;
+use crate::cli::{Cli, Color, Command, Run};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
@@ -19,6 +19,40 @@ use crate::report::RefusalReport;
 
 /// Maximum number of bytes or characters of a word that a message repeats.
 const LONGEST_WORD: usize = 100;
+
+/// Maximum length of the arguments that a hint shows, in bytes.
+const LONGEST_HINT: usize = 500;
+
+/// Words that users of other tools type, after the command or option of csalock that they mean.
+const EVERYDAY_WORDS: [(&str, &[&str]); 14] = [
+    ("lock", &["acquire", "take", "grab", "hold"]),
+    ("unlock", &["release", "free", "rm", "remove"]),
+    ("unlock --force", &["break", "kill", "force", "steal"]),
+    ("run", &["exec", "do", "with", "flock", "setlock"]),
+    ("status", &["ls", "who", "info", "show", "ps", "locks", "holders"]),
+    ("history", &["log", "logs", "past", "hist"]),
+    ("renew", &["extend", "refresh", "touch"]),
+    ("get", &["read", "cat"]),
+    ("put", &["set", "write"]),
+    ("del", &["delete", "unset"]),
+    ("lookup", &["find"]),
+    ("gc", &["clean", "cleanup", "prune"]),
+    ("doctor", &["check", "diagnose"]),
+    ("--version", &["version"]),
+];
+
+/// Options that users of other tools type, after the option of csalock that they mean.
+const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
+    ("nonblock", &["--nowait", "--no-wait", "--try", "--no-block", "--immediate"]),
+    ("timeout", &["-t", "--max-wait", "--wait-for"]),
+    ("ttl", &["-t", "--expire", "--expires", "--lease"]),
+    ("label", &["-l", "-m", "--reason", "--why", "--comment", "--message", "--description"]),
+    ("lines", &["--last", "--tail", "--limit", "--count"]),
+    ("all-stores", &["-a", "--all"]),
+    ("all", &["-a"]),
+    ("force", &["-f"]),
+    ("json", &["-o", "--output", "--format"]),
+];
 
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
 pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
@@ -149,6 +183,198 @@ fn shortened(text: &str) -> String {
     }
 }
 
+/// The arguments of one call as they were typed.
+struct Arguments<'a> {
+    /// All words; the first is the program's name.
+    words: &'a [OsString],
+    root: clap::Command,
+    /// Position of the first word that is the name of a command.
+    command_at: Option<usize>,
+}
+
+impl<'a> Arguments<'a> {
+    fn new(words: &'a [OsString]) -> Arguments<'a> {
+        let root = Cli::definition();
+        let command_at = (1..words.len()).find(|at| root.find_subcommand(&words[*at]).is_some());
+        Arguments { words, root, command_at }
+    }
+
+    /// Returns the definition of the command, or of the program if no command is named.
+    fn definition(&self) -> &clap::Command {
+        self.command_at.and_then(|at| self.root.find_subcommand(&self.words[at])).unwrap_or(&self.root)
+    }
+
+    /// Returns true if `--json` is among the options of a command that has documents.
+    fn ask_for_json(&self) -> bool {
+        let mut options = self.words.iter().take_while(|word| *word != "--");
+        !["run", "man", "completions"].contains(&self.definition().get_name()) && options.any(|word| word == "--json")
+    }
+
+    fn see_help(&self) -> String {
+        let definition = self.definition();
+        format!("see {} --help", definition.get_bin_name().unwrap_or(definition.get_name()))
+    }
+
+    fn usage(&self) -> String {
+        let usage = self.definition().clone().render_usage().to_string();
+        format!("use: {}", usage.trim_start_matches("Usage:").trim().lines().next().unwrap_or_default())
+    }
+
+    /// Returns the hint for an unknown word in the place of the command.
+    fn instead_of_command(&self, typed: &OsStr) -> String {
+        let everyday = EVERYDAY_WORDS.iter().find(|(_, words)| words.iter().any(|word| *word == typed));
+        let mut names = self.root.get_subcommands().flat_map(clap::Command::get_name_and_visible_aliases);
+        let meant = everyday.map(|(meant, _)| *meant).or_else(|| names.find(|name| is_misspelt(typed, name)));
+        match (meant, self.words.iter().position(|word| word == typed)) {
+            (Some(meant), Some(at)) => self.try_instead(at, meant).unwrap_or_else(|| format!("use csalock {meant}")),
+            _ => self.as_run().unwrap_or_else(|| self.see_help()),
+        }
+    }
+
+    /// Returns the hint to try these words with others in the place of this one.
+    fn try_instead(&self, at: usize, meant: &str) -> Option<String> {
+        let mut words = self.words.to_vec();
+        words.splice(at..=at, meant.split(' ').map(OsString::from));
+        try_words(words)
+    }
+
+    /// Returns the hint for an unknown option, or for a word too many.
+    fn instead_of_argument(&self, typed: &OsStr) -> String {
+        if !is_dashed(typed) {
+            return self.value_in_quotes(typed).unwrap_or_else(|| self.usage());
+        }
+        self.flock_option(typed)
+            .or_else(|| self.everyday_option(typed))
+            .or_else(|| self.command_first())
+            .or_else(|| self.misspelt_option(typed))
+            .unwrap_or_else(|| match (self.command_at, self.definition().get_name()) {
+                (Some(_), _) if typed.as_bytes().get(1).is_some_and(u8::is_ascii_digit) => self.see_help(),
+                (Some(_), "fence") => format!("{}; put ./ before a file that begins with a dash", self.see_help()),
+                (Some(_), _) => format!("{}; put -- before a name or value that begins with a dash", self.see_help()),
+                (None, _) => self.usage(),
+            })
+    }
+
+    /// Returns the hint for an option of flock(1) that csalock expresses in another way.
+    fn flock_option(&self, typed: &OsStr) -> Option<String> {
+        let command = self.definition().get_name();
+        let hint = match typed.to_str()? {
+            "-V" | "--version" => "use csalock --version",
+            _ if !["csalock", "run", "lock"].contains(&command) => return None,
+            "-o" | "--close" => "leave it out, because a command does not inherit the lock",
+            "-u" | "--unlock" => {
+                let is_name = |word: &&OsString| !is_dashed(word) && self.root.find_subcommand(word).is_none();
+                let name = self.words[1..].iter().find(is_name)?;
+                return try_words(vec!["csalock".into(), "unlock".into(), name.clone()]);
+            }
+            "-c" | "--command" if command == "lock" => return self.try_instead(self.command_at?, "run"),
+            "-c" | "--command" => "use: csalock run NAME -c STRING",
+            "--force" => "to break a lock, use csalock unlock --force NAME",
+            _ => return None,
+        };
+        Some(hint.to_string())
+    }
+
+    /// Returns the hint for an option of another tool.
+    fn everyday_option(&self, typed: &OsStr) -> Option<String> {
+        let options: Vec<&str> = self.definition().get_arguments().filter_map(clap::Arg::get_long).collect();
+        let mut meant = EVERYDAY_OPTIONS.iter().filter(|(meant, _)| options.contains(meant));
+        let (meant, _) = meant.find(|(_, words)| words.iter().any(|word| *word == typed))?;
+        let names_json = self.words.iter().any(|word| word.as_bytes().ends_with(b"json"));
+        (*meant != "json" || names_json).then(|| format!("use --{meant}"))
+    }
+
+    /// Returns the hint for an option before the command to which it belongs, or without a command.
+    fn command_first(&self) -> Option<String> {
+        let Some(command) = self.command_at else { return self.as_run() };
+        if command == 1 {
+            return None;
+        }
+        let mut words = self.words.to_vec();
+        words[1..=command].rotate_right(1);
+        try_words(words)
+    }
+
+    fn misspelt_option(&self, typed: &OsStr) -> Option<String> {
+        let options = self.definition().get_arguments();
+        if let Some(long) = typed.to_str()?.strip_prefix("--") {
+            let name = options.filter_map(clap::Arg::get_long).find(|name| is_misspelt(long.as_ref(), name))?;
+            return Some(format!("use --{name}"));
+        }
+        let mut letters = options.filter_map(clap::Arg::get_short);
+        let letter = letters.find(|letter| typed.eq_ignore_ascii_case(format!("-{letter}")))?;
+        Some(format!("use -{letter}"))
+    }
+
+    /// Returns the hint for `put` with a value of several words.
+    fn value_in_quotes(&self, typed: &OsStr) -> Option<String> {
+        if self.definition().get_name() != "put" {
+            return None;
+        }
+        let at = self.words.iter().rposition(|word| word == typed)? - 1;
+        let value = self.words[at..].join(OsStr::new(" "));
+        try_words([&self.words[..at], &[value]].concat())
+    }
+
+    /// Returns the hint in which the name of `run` comes after the options that follow it.
+    fn name_after_options(&self, asked: &Run) -> Option<String> {
+        let at = self.words.len() - asked.words.len();
+        (at + 1..self.words.len()).find_map(|end| {
+            let mut words = self.words.to_vec();
+            words[at..=end].rotate_left(1);
+            let hint = try_words(words.clone())?;
+            match Cli::read(words) {
+                // The name has become the value of an option.
+                Ok(Cli { command: Command::Run(run), .. }) if run.words.first() != asked.words.first() => None,
+                _ => Some(hint),
+            }
+        })
+    }
+
+    /// Returns the hint for arguments of flock(1): these arguments after `run`.
+    fn as_run(&self) -> Option<String> {
+        if self.words.get(1)? == "help" {
+            return None;
+        }
+        let hint = try_words([&["csalock".into(), "run".into()], &self.words[1..]].concat())?;
+        Some(format!("to run a command under a lock, {hint}"))
+    }
+}
+
+/// Returns the hint to try these words, if csalock understands them.
+fn try_words(words: Vec<OsString>) -> Option<String> {
+    let shown: Vec<String> = words[1..].iter().map(|word| shell_quote(word.as_bytes())).collect();
+    let hint = format!("try: csalock {}", shown.join(" "));
+    if hint.len() > LONGEST_HINT {
+        return None;
+    }
+    let is_valid = match Cli::read(words) {
+        Ok(cli) => !matches!(&cli.command, Command::Run(run) if run.common.json || command_line(run).is_err()),
+        Err(error) => matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion),
+    };
+    is_valid.then_some(hint)
+}
+
+fn is_dashed(word: &OsStr) -> bool {
+    word.as_bytes().starts_with(b"-")
+}
+
+/// Returns true if a typing error makes this word of the name: another case, the beginning alone, or one letter that is
+/// wrong, missing, additional or swapped with the next.
+fn is_misspelt(word: &OsStr, name: &str) -> bool {
+    let word = word.as_bytes().to_ascii_lowercase();
+    let name = name.as_bytes();
+    let begin = word.iter().zip(name).take_while(|(typed, meant)| typed == meant).count();
+    let ends = word[begin..].iter().rev().zip(name[begin..].iter().rev());
+    let end = ends.take_while(|(typed, meant)| typed == meant).count();
+    match (&word[begin..word.len() - end], &name[begin..name.len() - end]) {
+        ([] | [_], [] | [_]) => word.len() > 1,
+        ([first, second], [meant_first, meant_second]) => first == meant_second && second == meant_first,
+        ([], _) => begin > 2 && end == 0,
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +386,16 @@ mod tests {
         assert_eq!(quoted("é".repeat(100).as_ref()), format!("'{}'...", "é".repeat(50)));
         assert_eq!(shortened("a\u{1b}[2J"), "a\\u{1b}[2J");
         assert_eq!(shortened(&"é".repeat(101)), format!("{}...", "é".repeat(100)));
+    }
+
+    #[test]
+    fn only_typing_errors_are_misspelt_names() {
+        for word in ["status", "STATUS", "stauts", "sttatus", "staus", "stetus", "stat", "tsatus", "statu"] {
+            assert!(is_misspelt(word.as_ref(), "status"), "{word}");
+        }
+        for word in ["", "s", "st", "audit", "statutes", "tus", "sutats", "state"] {
+            assert!(!is_misspelt(word.as_ref(), "status"), "{word}");
+        }
+        assert!(!is_misspelt("min-hold".as_ref(), "max-hold") && !is_misspelt("c".as_ref(), "gc"));
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
+use serde_json::Value as JsonValue;
 
-use super::document::Document;
 use super::holder::{holders, user};
 use super::{RefusalReport, Reporter};
 use crate::duration::rfc3339_millis;
@@ -37,6 +37,70 @@ pub(crate) fn json(document: &impl Serialize) -> serde_json::Result<String> {
         }
     }
     Ok(escaped)
+}
+
+/// A JSON object whose fields keep the order in which they are added.
+#[derive(Debug, Default)]
+pub(crate) struct Document(Vec<(&'static str, Field)>);
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Field {
+    Plain(JsonValue),
+    Document(Document),
+    Documents(Vec<Document>),
+}
+
+impl Document {
+    pub(super) fn new() -> Document {
+        Document::default()
+    }
+
+    /// Adds a field. `None` becomes `null`.
+    pub(super) fn with(mut self, name: &'static str, value: impl Into<Field>) -> Document {
+        self.0.push((name, value.into()));
+        self
+    }
+
+    /// Adds a field, unless its value is `None`.
+    fn with_some(self, name: &'static str, value: Option<impl Into<Field>>) -> Document {
+        match value {
+            Some(value) => self.with(name, value),
+            None => self,
+        }
+    }
+
+    pub(super) fn with_list(self, name: &'static str, documents: impl IntoIterator<Item = Document>) -> Document {
+        self.with(name, Field::Documents(documents.into_iter().collect()))
+    }
+
+    /// Adds a document. `None` becomes `null`.
+    fn with_document(self, name: &'static str, document: Option<Document>) -> Document {
+        self.with(name, document.map_or(Field::Plain(JsonValue::Null), Field::Document))
+    }
+
+    pub(super) fn and(mut self, other: Document) -> Document {
+        self.0.extend(other.0);
+        self
+    }
+}
+
+impl Serialize for Document {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+impl From<Document> for Field {
+    fn from(document: Document) -> Field {
+        Field::Document(document)
+    }
+}
+
+impl<T: Into<JsonValue>> From<T> for Field {
+    fn from(value: T) -> Field {
+        Field::Plain(value.into())
+    }
 }
 
 pub(super) fn text(bytes: &[u8]) -> String {

@@ -26,8 +26,8 @@ use rustix::net::{
 };
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
-use super::command_line::{CommandLine, GrantNumbers};
 use super::detach::exit_now;
+use super::exec::{CommandLine, GrantNumbers};
 use super::flock::{Flock, to_be_inherited};
 use super::timer::wait_readable;
 use crate::environment::Environment;

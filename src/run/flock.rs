@@ -5,8 +5,9 @@
 //! in flock(2). csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
 //! polls, and waiters queue in the kernel.
 
-mod helper;
+#![expect(unsafe_code, reason = "fork")]
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -15,16 +16,20 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getppid};
 
-use self::helper::Helper;
+use super::child::{SleepingChild, in_spite_of_signals};
+use super::detach::exit_now;
+use super::timer::wait_readable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::Host;
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
-use crate::run::child::SleepingChild;
-use crate::run::timer::wait_readable;
 use crate::signals::{FORWARDED, Signals};
 
 /// Maximum number of times that the file may be replaced during an attempt to lock it.
@@ -213,6 +218,64 @@ impl FlockWait<'_> {
     fn look_again_at(&mut self) -> Result<Option<Duration>> {
         let now = self.host.boottime();
         Ok((self.on_tick)()?.map(|span| now.saturating_add(span)))
+    }
+}
+
+/// The process that blocks in flock(2), so that csalock can wait for other events too. It ends when csalock ends, or when this value is dropped.
+struct Helper {
+    pid: Pid,
+    /// The result, once reaped; the pid may belong to another process from then on. EINTR: a signal killed the helper.
+    ended: Cell<Option<nix::Result<()>>>,
+}
+
+impl Helper {
+    fn start(file: &File, mode: LockMode) -> nix::Result<Helper> {
+        let parent = Pid::this();
+        // SAFETY: the child only makes system calls; it acquires no mutex and allocates nothing.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(Helper { pid: child, ended: Cell::new(None) }),
+            ForkResult::Child => {
+                // The child inherits the blocked signals that end a wait, so only the parent ends it.
+                let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
+                    true => in_spite_of_signals(|| lock(file, mode, true)),
+                    false => Err(Errno::ESRCH),
+                });
+                // This runs no cleanup of the parent a second time.
+                exit_now(locked.err().map_or(0, |errno| errno as u8))
+            }
+        }
+    }
+
+    /// Returns the result of the attempt, or `None` while the helper waits.
+    fn ended(&self) -> Option<nix::Result<()>> {
+        self.reap(Some(WaitPidFlag::WNOHANG))
+    }
+
+    /// Ends the helper. Returns true if it had acquired the lock.
+    fn stop(&self) -> bool {
+        if self.ended.get().is_none() {
+            let _ = kill(self.pid, Signal::SIGKILL);
+        }
+        self.reap(None) == Some(Ok(()))
+    }
+
+    fn reap(&self, how: Option<WaitPidFlag>) -> Option<nix::Result<()>> {
+        while self.ended.get().is_none() {
+            self.ended.set(match waitpid(self.pid, how) {
+                Err(Errno::EINTR) => continue,
+                Ok(WaitStatus::StillAlive) => return None,
+                Ok(WaitStatus::Exited(_, 0)) => Some(Ok(())),
+                Ok(WaitStatus::Exited(_, errno)) => Some(Err(Errno::from_raw(errno))),
+                Ok(_) | Err(_) => Some(Err(Errno::EINTR)),
+            });
+        }
+        self.ended.get()
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

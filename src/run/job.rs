@@ -4,8 +4,8 @@ use std::ffi::CString;
 use std::time::Duration;
 
 use super::child::SleepingChild;
-use super::command_line::{CommandLine, GrantNumbers};
 use super::deadline::SharedDeadline;
+use super::exec::{CommandLine, GrantNumbers};
 use super::keepalive::{KeeperConfig, spawn_detached};
 use super::schedule::LeaseSchedule;
 use crate::engine::{Context, LockSet, OpenLockSet};

@@ -1,12 +1,13 @@
 //! The keeper: a background process that renews leases. Shared stores need it: other hosts cannot see that an owner
 //! lives.
 //!
-//! `lock` leaves a keeper behind, and its parent: each of them replaces the other if that is killed. The keeper records the owner's end and ends then, or when no lock is held any more.
-//! `csalock run` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
-//! stopped or killed supervisor nor a silent store lets a second holder in while the command runs. The keeper goes on
-//! without its supervisor and records when the command has ended. The supervisor never waits for the store while the
-//! command runs, and ends the command before the lease ends. Both know the end of the lease by [`SharedDeadline`]. If
-//! the supervisor cannot end the command, the keeper does. If the keeper dies, the supervisor starts another one.
+//! `lock` leaves a keeper behind, and its parent: each of them replaces the other if that is killed. The keeper records
+//! the owner's end and ends then, or when no lock is held any more. `csalock run` has a keeper while its command runs,
+//! even for a `--ttl` on this host's own store. So neither a stopped or killed supervisor nor a silent store lets a
+//! second holder in while the command runs. The keeper goes on without its supervisor and records when the command has
+//! ended. The supervisor never waits for the store while the command runs, and ends the command before the lease ends.
+//! Both know the end of the lease by [`SharedDeadline`]. If the supervisor cannot end the command, the keeper does. If
+//! the keeper dies, the supervisor starts another one.
 //!
 //! The first thread renews and may wait for the store. The second thread watches processes and clock and never waits.
 //!
@@ -32,11 +33,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSocket;
 use crate::lock::{Grant, HandleHash, ProcessId};
 use crate::run::deadline::SharedDeadline;
-use crate::run::detach::{self, Detach};
+use crate::run::detach;
+use crate::run::detach::Detach;
 use crate::run::timer::wait_readable;
 
 mod process;
-mod renew_loop;
 
 /// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use self::event_loop::{EventLoop, ExitReport};
 use super::child::{RunningCommand, SleepingChild};
-use super::command_line::GrantNumbers;
+use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::job::Job;
 use super::keepalive::Keeper;

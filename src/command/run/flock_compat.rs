@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::acquire::Attempt;
+use super::Attempt;
 use crate::cli::Run;
 use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};

@@ -1,4 +1,7 @@
 //! The process of a keeper: one thread renews, and the other watches the owners and the end of the lease.
+//!
+//! If the store reports changes of records, the keeper sees at once, not only at the next renewal, that another host
+//! acquires a lost lock.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
@@ -9,16 +12,27 @@ use nix::unistd::{Pid, getppid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{KeeperConfig, POLL_INTERVAL, drain, new_event, notify, pause, retry_until_ok};
-use crate::engine::OpenLockSet;
+use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
-use crate::lock::{OwnerDied, ProcessId};
+use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::detach;
-use crate::run::schedule::{Deadline, LeaseSchedule, settling_pause};
+use crate::run::schedule::{Deadline, LeaseSchedule, renewal_pause, retry_pause, settling_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::store::{StoreDeadline, Subscription, Topic};
 
 /// Exit status of a keeper that could not start.
 const EXIT_FAILED: u8 = 1;
+
+/// Maximum number of records that are subscribed to: each takes a connection.
+const MOST_SUBSCRIPTIONS: usize = 16;
+
+/// Minimum time between two subscriptions, and before the first. Most commands have ended by then, and a record with a
+/// busy queue changes all the time.
+const SUBSCRIPTION_PAUSE: Duration = Duration::from_secs(1);
+
+/// Time until a store that could not start a subscription is asked again.
+const SUBSCRIPTION_RETRY: Duration = Duration::from_secs(20);
 
 /// Owners that have not ended, each with a pidfd that becomes readable at its end, if the keeper can observe it now.
 type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
@@ -35,9 +49,9 @@ struct LeaseWatch {
 }
 
 impl KeeperConfig<'_> {
-    /// Renews the leases until no lock is held any more or the owners have ended. Notifies `listener` of each new end. A wake-up
-    /// at `wake_socket`, or at a socket of its own, reports a change. A keeper that is late may have missed a change. The call returns only
-    /// when the `parent` of a keeper without a supervisor has ended.
+    /// Renews the leases until no lock is held any more or the owners have ended. Notifies `listener` of each new end. A
+    /// wake-up at `wake_socket`, or at a socket of its own, reports a change. A keeper that is late may have missed a
+    /// change. The call returns only when the `parent` of a keeper without a supervisor has ended.
     pub(super) fn run(
         &self,
         parent: Option<Pid>,
@@ -215,4 +229,227 @@ fn is_guarded(parent: Option<Pid>) -> bool {
 
 fn pidfd_of(process: Pid) -> Option<OwnedFd> {
     pidfd_open(rustix::process::Pid::from_raw(process.as_raw())?, PidfdFlags::empty()).ok()
+}
+
+enum RenewResult {
+    /// The lock is held; `None` means that no lease limits it.
+    Held(Known),
+    GivenBack,
+    /// The lock was lost; another process may hold it.
+    Lost,
+}
+
+/// The lease that held a lock when it was last read, and the end of the lease on CLOCK_BOOTTIME.
+type Known = Option<(Lease, Duration)>;
+
+impl KeeperConfig<'_> {
+    /// Renews each lease in good time. Returns when no lock is held any more, or the owners have `ended`.
+    ///
+    /// Each new end of the lease is stored, and then the `listeners` are notified. The eventfd `renew_now` starts a renewal.
+    /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
+    fn renew_loop(
+        &self,
+        is_guarded: bool,
+        renew_now: BorrowedFd<'_>,
+        listeners: &[BorrowedFd<'_>],
+        ended: &AtomicBool,
+    ) {
+        let timer = retry_until_ok(BoottimeTimer::new);
+        let store_deadline = StoreDeadline::begin(None);
+        let span = self.context.lease();
+        let mut opened: Option<OpenLockSet<'_>> = None;
+        let mut known: Vec<Known> = vec![None; self.targets.all.len()];
+        let mut changes = Changes::new(self.context.host.boottime());
+        let schedule = |ends| LeaseSchedule { ends, span };
+        let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
+        loop {
+            timer.set(Some(next.min(changes.due())));
+            let _ = wait_readable([renew_now, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
+            drain(renew_now);
+            changes.take_notifications();
+            if ended.load(SeqCst) {
+                return;
+            }
+            let now = self.context.host.boottime();
+            // A subscription comes before the read, so that no change is missed; but it must not delay a renewal.
+            let first = Some(&mut changes).filter(|_| now < next);
+            let (ends, is_held) = match self.renew(&mut opened, &mut known, first, &store_deadline) {
+                Ok(renewed) => renewed,
+                Err(_) => {
+                    opened = None;
+                    let now = self.context.host.boottime();
+                    if !is_guarded && self.shared_deadline.load().is_some_and(|ends| now > schedule(ends).give_up()) {
+                        return;
+                    }
+                    next = now + retry_pause(span);
+                    changes.postpone(next);
+                    continue;
+                }
+            };
+            self.shared_deadline.store(ends);
+            listeners.iter().for_each(|listener| notify(*listener));
+            if !is_held {
+                return;
+            }
+            let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
+            next = now + renewal_pause(left).max(Duration::from_millis(10));
+            if opened.as_ref().is_some_and(|opened| changes.listen(opened, now)) {
+                next = now;
+            }
+        }
+    }
+
+    /// Renews once each lease that is due. Returns the end of the first lease, if any, and true if a lock is held.
+    fn renew<'a>(
+        &'a self,
+        opened: &mut Option<OpenLockSet<'a>>,
+        known: &mut [Known],
+        changes: Option<&mut Changes>,
+        store_deadline: &StoreDeadline,
+    ) -> Result<(Option<Duration>, bool)> {
+        let opened = match opened {
+            Some(opened) => opened,
+            none => none.insert(self.targets.open(self.context)?),
+        };
+        changes.map(|changes| changes.listen(opened, self.context.host.boottime()));
+        let (mut is_held, mut lost, mut first): (bool, Option<Duration>, Option<Duration>) = (false, None, None);
+        for (at, ((target, engine), known)) in opened.each().zip(known).enumerate() {
+            let has_lease = self.timed || engine.needs_leases();
+            if !has_lease {
+                continue;
+            }
+            let now = self.context.host.boottime();
+            // A server that hangs must not keep us from the other stores until the lease is over.
+            store_deadline.change(Some(now + self.context.lease() / 6));
+            let ends = match self.keep(at, &target.name, engine, known)? {
+                RenewResult::GivenBack => continue,
+                RenewResult::Held(lease) => lease.map(|lease| known.insert(lease).1),
+                RenewResult::Lost => Some(now),
+            };
+            // A command that goes on without the lock needs no keeper.
+            if !self.kills && ends.is_some_and(|ends| ends <= now) {
+                lost = ends;
+                continue;
+            }
+            is_held = true;
+            first = first.into_iter().chain(ends).min();
+        }
+        Ok((if is_held { first } else { lost }, is_held))
+    }
+
+    fn keep(&self, at: usize, name: &[u8], engine: &Engine, known: &Known) -> Result<RenewResult> {
+        if self.shared_deadline.is_released(at) {
+            return Ok(RenewResult::GivenBack);
+        }
+        let (now, span) = (self.context.host.boottime(), self.context.lease());
+        let mine = |grant: &Grant| grant.proof == self.proof;
+        let (_, record) = engine.read(name)?;
+        match record.holders.iter().find(|grant| mine(grant)).map(|grant| grant.lifetime.clone()) {
+            Some(Lifetime::Keepalive(lease)) => {
+                let ends = match known {
+                    Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
+                    None => self.shared_deadline.load(),
+                };
+                if let Some(ends) = ends.filter(|ends| now < LeaseSchedule { ends: *ends, span }.renewal()) {
+                    return Ok(RenewResult::Held(Some((lease, ends))));
+                }
+                match engine.renew(name, self.proof)? {
+                    Ok(grant) => {
+                        let ends = engine.ends(&grant.lifetime);
+                        Ok(RenewResult::Held(grant.lifetime.lease().cloned().zip(ends)))
+                    }
+                    Err(not_holder) => self.ended(at, name, engine, not_holder.ending),
+                }
+            }
+            Some(Lifetime::ExpiresAt(lease)) => {
+                let ends = match known {
+                    Some((known, ends)) if *known == lease => *ends,
+                    _ => self.expiry_of(at, &lease, engine)?,
+                };
+                Ok(RenewResult::Held(Some((lease, ends))))
+            }
+            Some(_) => Ok(RenewResult::Held(None)),
+            None => self.ended(at, name, engine, record.ended_grants.into_iter().find(|ending| mine(&ending.grant))),
+        }
+    }
+
+    /// Returns when a lease that another process requested ends, on CLOCK_BOOTTIME. The process that acquired the lock
+    /// for us knows the time better than a store that counts in seconds.
+    fn expiry_of(&self, at: usize, lease: &Lease, engine: &Engine) -> Result<Duration> {
+        let now = self.context.host.boottime();
+        self.shared_deadline.expiry_of(at, lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
+    }
+
+    /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a
+    /// release. The keeper tells the supervisor of a release if it can, so that the record need not keep it.
+    fn ended(&self, at: usize, name: &[u8], engine: &Engine, ending: Option<EndedGrant>) -> Result<RenewResult> {
+        let Some(ending) = ending.filter(|ending| ending.reason == EndReason::Released) else {
+            return Ok(RenewResult::Lost);
+        };
+        if ending.is_owed() && self.shared_deadline.release(at) {
+            let _ = engine.release(name, self.proof)?;
+        }
+        Ok(RenewResult::GivenBack)
+    }
+}
+
+/// The subscriptions to changes of the records.
+struct Changes {
+    subscriptions: Vec<Option<Box<dyn Subscription>>>,
+    /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.
+    earliest: Duration,
+    due: Duration,
+}
+
+impl Changes {
+    fn new(now: Duration) -> Changes {
+        Changes { subscriptions: Vec::new(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
+    }
+
+    /// Returns when to [listen](Changes::listen) again, on CLOCK_BOOTTIME.
+    fn due(&self) -> Duration {
+        self.due
+    }
+
+    /// Postpones all subscriptions until then, because the store does not answer.
+    fn postpone(&mut self, until: Duration) {
+        self.due = self.due.max(until);
+    }
+
+    /// Returns the descriptors, each of which becomes readable when its record changes.
+    fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.subscriptions.iter().flatten().map(|subscription| subscription.descriptor())
+    }
+
+    /// Handles the notifications that have arrived. After the first one, a record needs a new subscription.
+    fn take_notifications(&mut self) {
+        for subscription in &mut self.subscriptions {
+            if subscription.take_if(|subscription| subscription.is_notified()).is_some() {
+                self.due = self.earliest;
+            }
+        }
+    }
+
+    /// Subscribes to the records that have no subscription, if that is due. Returns true if a subscription started: the
+    /// keeper must read the records again, because it is not notified of earlier changes.
+    fn listen(&mut self, opened: &OpenLockSet<'_>, now: Duration) -> bool {
+        if now < self.due {
+            return false;
+        }
+        let (mut begun, mut failed) = (false, false);
+        let notifies = |engine: &Engine| engine.store().abilities().notifies;
+        for (at, (target, engine)) in
+            opened.each().take(MOST_SUBSCRIPTIONS).enumerate().filter(|(_, (_, engine))| notifies(engine))
+        {
+            self.subscriptions.resize_with(self.subscriptions.len().max(at + 1), || None);
+            if self.subscriptions[at].is_none() {
+                self.subscriptions[at] = engine.store().subscribe(Topic::Record(&target.name));
+                begun |= self.subscriptions[at].is_some();
+                failed |= self.subscriptions[at].is_none();
+            }
+        }
+        self.earliest = now + SUBSCRIPTION_PAUSE;
+        self.due = if failed { now + SUBSCRIPTION_RETRY } else { Duration::MAX };
+        begun
+    }
 }

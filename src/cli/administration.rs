@@ -1,9 +1,10 @@
-//! Arguments of the commands that show, check and clean a store.
+//! Arguments of the commands for administrators: they show the locks, their past and the jobs, care for the store, and
+//! print the manual.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::options::{Common, hide, whole};
 use crate::duration::parse_duration;
@@ -70,6 +71,29 @@ pub struct History {
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(1, u32::MAX))]
     pub lines: Option<u32>,
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
+    #[arg(value_name = "NAME")]
+    pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// List jobs that have not succeeded in time
+///
+/// A job is one that `csalock run --overdue DURATION` has named. Exit 0 if no job is overdue, and 86 if one is.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock overdue [OPTION]... [NAME]...")]
+pub struct Overdue {
+    /// List the jobs that are on time too, and when each of them is due
+    #[arg(long, conflicts_with = "forget")]
+    pub all: bool,
+    /// Forget when the named jobs succeeded and when they must
+    #[arg(long, requires = "names")]
+    pub forget: bool,
+    /// Show times in UTC instead of the local zone
+    #[arg(long)]
+    pub utc: bool,
+    /// Names of jobs; without any, all jobs of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
     /// Options of every command.
@@ -152,6 +176,68 @@ pub struct Doctor {
     /// Check the store of this lock; for a path without a chosen store, the store beside that file
     #[arg(value_name = "NAME")]
     pub name: Option<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Serve a directory of locks to one client of another host
+///
+/// ssh(1) starts this command on the host of a store ssh://HOST/PATH; users do not. It answers requests about that one
+/// directory on its standard input and output, runs no command for the client, and ends with the connection.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "csalock serve --stdio dir:PATH",
+    mut_args(|argument| hide(argument, &["store", "json", "quiet", "verbose"])),
+)]
+pub struct Serve {
+    /// Speak on standard input and output
+    #[arg(long, required = true)]
+    pub stdio: bool,
+    /// The directory: dir:PATH
+    #[arg(value_name = "STORE")]
+    pub directory: OsString,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Print the completions for a shell
+///
+/// The shells read them from files: in bash from ~/.local/share/bash-completion/completions/csalock, in zsh from _csalock in
+/// a directory of $fpath, in fish from ~/.config/fish/completions/csalock.fish.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock completions bash|zsh|fish", mut_args(|argument| hide(argument, &["store", "json"])))]
+pub struct Completions {
+    /// The shell: bash, zsh or fish
+    #[arg(value_name = "SHELL", value_enum, hide_possible_values = true)]
+    pub shell: Shell,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// A shell with completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// GNU Bash.
+    Bash,
+    /// The Z shell.
+    Zsh,
+    /// The friendly interactive shell.
+    Fish,
+}
+
+/// Show a page of the manual
+///
+/// The pages are part of the program. On a terminal, man(1) or mandoc(1) shows the page; without them, and in a pipe or a
+/// file, csalock prints its source.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock man [COMMAND|7]", mut_args(|argument| hide(argument, &["store", "json"])))]
+pub struct Man {
+    /// Command whose page is shown; 7 is csalock(7), which explains the concepts; without it, csalock(1)
+    #[arg(value_name = "COMMAND")]
+    pub page: Option<String>,
     /// Options of every command.
     #[command(flatten)]
     pub common: Common,

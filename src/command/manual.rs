@@ -1,4 +1,4 @@
-//! `csalock man`
+//! `csalock man` and `csalock completions`: they print files that the program carries.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,15 +8,14 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::carried;
 use super::context::print;
-use crate::cli::Man;
+use crate::cli::{Completions, Man, Shell};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::name::shell_quote;
 
-pub(super) fn run(asked: &Man) -> anyhow::Result<Exit> {
+pub(super) fn man(asked: &Man) -> anyhow::Result<Exit> {
     let wanted = asked.page.as_deref().unwrap_or("csalock");
     let page = find(wanted).ok_or_else(|| unknown(wanted))?;
     if std::io::stdout().is_terminal() {
@@ -33,7 +32,7 @@ fn find(wanted: &str) -> Option<&'static str> {
         let short = [page.strip_prefix("csalock-"), file.strip_prefix("csalock.")];
         file == wanted || page == wanted || short.contains(&Some(wanted))
     };
-    let text = carried::text(carried::man::ALL, is_it)?;
+    let text = text(man_pages::ALL, is_it)?;
     // The page of another name of a command consists of a reference.
     match text.strip_prefix(".so man1/") {
         Some(file) => find(file.trim()),
@@ -42,7 +41,7 @@ fn find(wanted: &str) -> Option<&'static str> {
 }
 
 fn unknown(wanted: &str) -> Error {
-    let files = carried::man::ALL.iter();
+    let files = man_pages::ALL.iter();
     let pages: Vec<&str> = files.map(|(file, _)| file.trim_end_matches(".1").trim_start_matches("csalock-")).collect();
     let what = format!("the manual has no page {}", shell_quote(wanted.as_bytes()));
     Error::new(ErrorKind::InvalidInput, what, format!("use one of: {}", pages.join(", ")))
@@ -79,4 +78,29 @@ fn open(page: &str) -> std::io::Result<File> {
     file.write_all(page.as_bytes())?;
     file.rewind()?;
     Ok(file)
+}
+
+pub(super) fn completions(asked: &Completions) -> anyhow::Result<Exit> {
+    let file = match asked.shell {
+        Shell::Bash => "csalock.bash",
+        Shell::Zsh => "_csalock",
+        Shell::Fish => "csalock.fish",
+    };
+    print(text(completion_files::ALL, |name| name == file).unwrap_or_default())?;
+    Ok(Exit::Done)
+}
+
+/// The pages of the manual, by the names of their files.
+mod man_pages {
+    include!(concat!(env!("OUT_DIR"), "/man.rs"));
+}
+
+/// The completions, by the names of their files.
+mod completion_files {
+    include!(concat!(env!("OUT_DIR"), "/completions.rs"));
+}
+
+fn text(files: &'static [(&str, &[u8])], is_it: impl Fn(&str) -> bool) -> Option<&'static str> {
+    let (_, bytes) = files.iter().find(|(name, _)| is_it(name))?;
+    std::str::from_utf8(bytes).ok()
 }
