@@ -63,12 +63,12 @@ fn every_kind_of_block_has_a_test() {
     for block in all_blocks() {
         let kinds = ["sh", "console", "crontab", "anacrontab", "ini", "text", "yaml"];
         assert!(kinds.contains(&block.kind.as_str()), "{}: no test runs a block of kind {:?}", block.page, block.kind);
-        let owner = match block.kind.as_str() {
-            "console" => "README.md",
-            "text" => "docs/recipes.md",
-            "yaml" => "docs/monitoring.md",
+        let owners = match block.kind.as_str() {
+            "console" => &["README.md"][..],
+            "text" => &["README.md", "docs/recipes.md"],
+            "yaml" => &["docs/monitoring.md"],
             _ => continue,
         };
-        assert_eq!(block.page, owner, "no test knows this block:\n{}", block.text);
+        assert!(owners.contains(&block.page.as_str()), "{}: no test knows this block:\n{}", block.page, block.text);
     }
 }
