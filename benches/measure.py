@@ -72,10 +72,10 @@ def ratio(spans, label, base):
 
 
 class Tables:
-    """Tables that are filled in cell by cell, and shown as Markdown."""
+    """Tables that are filled in cell by cell, and shown as Markdown; and the data of pictures, by their names."""
 
     def __init__(self):
-        self.tables = {}
+        self.tables, self.pictures = {}, {}
 
     def cell(self, title, row, column, text):
         columns, rows = self.tables.setdefault(title, ([], {}))

@@ -1,4 +1,4 @@
-//! ARCHITECTURE.md and docs/reasons.md against the sources: modules, length, dependencies.
+//! ARCHITECTURE.md and docs/dev/reasons.md against the sources: modules, length, dependencies.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -85,18 +85,18 @@ fn architecture_is_short() {
 
 #[test]
 fn every_dependency_has_a_reason() {
-    let text = read("docs/reasons.md");
+    let text = read("docs/dev/reasons.md");
     let manifest = read("Cargo.toml");
     let dependencies =
         manifest.split("dependencies]").skip(1).flat_map(|part| part.split("\n[").next().unwrap().lines());
     for name in dependencies.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name) {
-        assert!(text.contains(name), "docs/reasons.md gives a reason for {name}");
+        assert!(text.contains(name), "docs/dev/reasons.md gives a reason for {name}");
     }
 }
 
 #[test]
 fn the_tests_of_promises_exist() {
-    let text = read("docs/proof.md");
+    let text = read("docs/dev/proof.md");
     let table = text.split("## Promises of PostgreSQL and ssh").nth(1).unwrap().split("\n## ").next().unwrap();
     let named: Vec<&str> = table.split('`').filter(|word| word.contains("::")).collect();
     let all: String =
@@ -104,6 +104,6 @@ fn the_tests_of_promises_exist() {
     assert!(named.len() > 15, "{named:?}");
     for name in named {
         let function = name.rsplit("::").next().unwrap();
-        assert!(all.contains(&format!("fn {function}(")), "docs/proof.md names {name}, which does not exist");
+        assert!(all.contains(&format!("fn {function}(")), "docs/dev/proof.md names {name}, which does not exist");
     }
 }

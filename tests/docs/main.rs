@@ -1,4 +1,4 @@
-//! Man pages and completions: generated from the definition of the command line, checked in, and compared here.
+//! Man pages, completions and pictures: generated, checked in, and compared here.
 //!
 //! `CSALOCK_BLESS=1 cargo test --profile checked --test docs` writes them again. `man/sections/` and
 //! `completions/live/` have the parts that clap does not know.
@@ -11,6 +11,7 @@ extern crate harness;
 mod architecture;
 mod completions;
 mod man;
+mod pictures;
 mod security;
 mod shells;
 
