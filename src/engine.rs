@@ -296,11 +296,13 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
     Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
-/// Reads a record. A torn record counts as absent if a power cut may have torn it: its name is then empty.
+/// Reads a record. A torn record counts as absent if a power cut may have torn it: its name is then empty. Of a copied
+/// record only the parts count that depend on no process.
 fn decode(stored: &Versioned, place: &str) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
         Err(error) => Err(Error::corrupt(format!("{place}: {}", error.message())).in_version(stored.version)),
+        Ok(record) if stored.is_copy => Ok(record.as_copy()),
         decoded => decoded,
     }
 }

@@ -60,6 +60,14 @@ pub struct Versioned {
     pub body: Vec<u8>,
     /// True if the record was written before the last reboot and not synced: damage then has a known cause.
     pub may_be_torn: bool,
+    /// True if the record was written in another directory, and copied to this one.
+    pub is_copy: bool,
+}
+
+impl Versioned {
+    pub fn new(version: Version, body: Vec<u8>) -> Versioned {
+        Versioned { version, body, may_be_torn: false, is_copy: false }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

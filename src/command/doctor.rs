@@ -119,11 +119,12 @@ fn host(engine: &Engine) -> Option<Finding> {
 
 /// Counts the locks that are held and waited for, and the records that are unreadable.
 fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
-    let (mut held, mut waiting, mut unreadable) = (0, 0, Vec::new());
+    let (mut held, mut waiting, mut copied, mut unreadable) = (0, 0, 0, Vec::new());
     let scanned = engine.for_each_lock(&mut |status| {
         match status {
             Ok(status) => {
                 held += u64::from(status.is_held());
+                copied += u64::from(status.record.is_copy);
                 waiting += status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count();
             }
             Err(error) => unreadable.push(error),
@@ -134,6 +135,10 @@ fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
         return vec![Finding::failed("records", &error)];
     }
     let mut findings = vec![Finding::good("records", format!("{held} held, {waiting} waiting"))];
+    if copied > 0 {
+        let found = format!("{copied} copied from another directory: what was held there blocks no caller here");
+        findings.push(Finding::doubtful("records", found, "nothing must be done; `csalock gc` removes it"));
+    }
     if let [error, others @ ..] = unreadable.as_slice() {
         let store = shell_quote(location.url().as_encoded_bytes());
         let cure = format!("run `csalock status --store {store}`: it names each with the next step");

@@ -89,12 +89,14 @@ impl<'a> Collection<'a> {
 
     /// Removes what dead processes left in one record, and reports it under the name for display.
     fn collect(&mut self, engine: &Engine, shown: &[u8], status: Result<LockStatus>) -> Result<()> {
+        let is_copy = status.as_ref().is_ok_and(|status| status.record.is_copy);
         let done = if self.asked.dry_run { "would remove" } else { "removed" };
         match status.and_then(|status| clear(engine, status, self.asked.dry_run)) {
             Ok(Some(endings)) => {
                 let (name, reporter) = (escape(shown), Reporter::new(engine));
                 if endings.is_empty() {
-                    self.lines += &format!("{done} {name}: waiters that died\n");
+                    let what = if is_copy { "what a copy from another directory held" } else { "waiters that died" };
+                    self.lines += &format!("{done} {name}: {what}\n");
                 }
                 for ending in &endings {
                     self.lines += &format!("{done} {name}: held by {}\n", reporter.ending(ending));
@@ -121,13 +123,14 @@ impl<'a> Collection<'a> {
     }
 }
 
-/// Removes what dead processes left in one record. Returns the grants that ended, or that would end; without such grants,
-/// only waiters died.
+/// Removes what dead processes left in one record, or what a copied record has of the original. Returns the grants that
+/// ended, or that would end; without such grants, only waiters died.
 fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Vec<EndedGrant>>> {
     let all_well = status.holders.iter().all(std::result::Result::is_ok)
         && !status.waiters.contains(&Liveness::Dead)
         && !status.record.is_free();
-    if all_well {
+    let is_copy = status.record.is_copy;
+    if all_well && !is_copy {
         if !dry_run {
             engine.note_leases(&status.record);
         }
@@ -135,7 +138,7 @@ fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Ve
     }
     let (endings, waiters_died) = if dry_run { would_end(&status) } else { collect(engine, &status.record.name)? };
     // Without ended grants and dead waiters, only a broken grant's trace was left, or another process was faster.
-    Ok((!endings.is_empty() || waiters_died).then_some(endings))
+    Ok((!endings.is_empty() || waiters_died || is_copy).then_some(endings))
 }
 
 /// Returns the grants that would end, and true if waiters died.

@@ -59,6 +59,9 @@ pub struct Record {
     /// lease is still in the record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sightings: Vec<Sighting>,
+    /// True if the store found this record in another directory than the one that it was written in.
+    #[serde(skip)]
+    pub is_copy: bool,
 }
 
 /// Part of the lock that a caller wants.
@@ -174,6 +177,16 @@ impl Record {
     /// Creates a record without holders and waiters.
     pub fn free(name: &[u8]) -> Record {
         Record { name: name.to_vec(), ..Record::default() }
+    }
+
+    /// Returns what counts of a copy of a record: the value, the job, the claims, and the grants that end only by a release.
+    /// The owners of the other grants, and the waiters, use the original.
+    pub(crate) fn as_copy(mut self) -> Record {
+        let is_permanent = |grant: &Grant| grant.claim.is_some() || grant.lifetime == Lifetime::UntilReleased;
+        self.holders.retain(|grant| grant.provisional.is_none() && is_permanent(grant));
+        let Record { name, slots, holders, value, job, .. } = self;
+        let slots = slots.filter(|_| !holders.is_empty());
+        Record { name, slots, holders, value, job, is_copy: true, ..Record::default() }
     }
 
     pub fn owners(&self) -> impl Iterator<Item = &Owner> {

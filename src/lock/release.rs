@@ -272,7 +272,8 @@ impl Request for Gc {
     const HAS_PRIORITY: bool = false;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query> {
-        let mut next = record.clone();
+        // The commit writes a copied record anew, here.
+        let mut next = Record { is_copy: false, ..record.clone() };
         let evicted = evict(&mut next, facts)?;
         let mut dropped = Vec::new();
         for waiter in std::mem::take(&mut next.waiters) {

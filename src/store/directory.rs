@@ -93,14 +93,14 @@ impl Directory {
     }
 
     /// Keeps a listing for the next commit.
-    fn expect_no_change(&self, look: Listing) {
-        *guarded(&self.seen) = Some((look.entry.clone(), Some(look)));
+    fn keep_listing(&self, listing: Listing) {
+        *guarded(&self.seen) = Some((listing.entry.clone(), Some(listing)));
     }
 
     /// Returns the record in this place if it has not changed since this process read it.
     fn unchanged(&self, entry: &Entry) -> Option<Versioned> {
         match &*guarded(&self.seen) {
-            Some((place, Some(look))) if place.is(entry) => look.unchanged_record(),
+            Some((place, Some(listing))) if place.is(entry) => listing.unchanged_record(),
             _ => None,
         }
     }
@@ -208,12 +208,12 @@ impl Store for Directory {
             if let Some(stored) = self.unchanged(&entry) {
                 return Ok(Some(stored));
             }
-            let (stored, look) = entry.stored(self.host.as_ref())?;
+            let (stored, listing) = entry.stored(self.host.as_ref())?;
             // A record that is there, or was, is in a directory of the store.
-            if look.is_none() && root.is_gone() {
+            if listing.is_none() && root.is_gone() {
                 return Err(self.is_missing());
             }
-            *guarded(&self.seen) = Some((entry, look));
+            *guarded(&self.seen) = Some((entry, listing));
             Ok(stored)
         });
         Ok(stored?.flatten())
@@ -250,8 +250,8 @@ impl Store for Directory {
     }
 
     fn finish(&self, set: &WriteSet<'_>) {
-        if let Some((_, Some(look))) = &mut *guarded(&self.seen) {
-            look.remove_replaced();
+        if let Some((_, Some(listing))) = &mut *guarded(&self.seen) {
+            listing.remove_replaced();
         }
         self.carry_out(set);
     }

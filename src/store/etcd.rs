@@ -230,7 +230,7 @@ impl Etcd {
     }
 
     fn stored(pair: Pair) -> Versioned {
-        Versioned { version: Version { number: pair.mod_revision, mark: 0 }, body: pair.value, may_be_torn: false }
+        Versioned::new(Version { number: pair.mod_revision, mark: 0 }, pair.value)
     }
 }
 

@@ -49,9 +49,7 @@ impl Store for Memory {
             inside.versions += 1;
             let version = Version { number: inside.versions, mark: 0 };
             match change.body.map(<[u8]>::to_vec) {
-                Some(body) => {
-                    inside.records.insert(change.name.to_vec(), Versioned { version, body, may_be_torn: false })
-                }
+                Some(body) => inside.records.insert(change.name.to_vec(), Versioned::new(version, body)),
                 None => inside.records.remove(change.name),
             };
             Ok(CommitResult::Done(version))

@@ -216,7 +216,7 @@ impl Postgres {
         let Some(number) = number(row, 0) else { return Ok(None) };
         let version = Version { number: number.unsigned_abs(), mark: 0 };
         match row.get_mut(1).and_then(Option::take) {
-            Some(body) => Ok(Some(Versioned { version, body, may_be_torn: false })),
+            Some(body) => Ok(Some(Versioned::new(version, body))),
             None => {
                 Err(Error::corrupt(format!("{} has no body of 4 MiB at most", self.describe(name))).in_version(version))
             }

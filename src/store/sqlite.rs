@@ -135,9 +135,7 @@ impl Sqlite {
             _ => return Err(error()),
         };
         match row.get_ref(1) {
-            Ok(ValueRef::Blob(body) | ValueRef::Text(body)) => {
-                Ok(Versioned { version, body: body.to_vec(), may_be_torn: false })
-            }
+            Ok(ValueRef::Blob(body) | ValueRef::Text(body)) => Ok(Versioned::new(version, body.to_vec())),
             _ => Err(error().in_version(version)),
         }
     }

@@ -177,6 +177,7 @@ impl Source<'_> {
     pub(super) fn record(&mut self) -> Record {
         let first = self.number() >> 2;
         let mut record = Record {
+            is_copy: false,
             name: self.name(),
             slots: self.option(|source| (source.number() as u32).max(1)),
             pages: self.option(|source| Pages { first, last: first + (source.number() & 31) }),

@@ -145,6 +145,7 @@ mod claims;
 mod clocks;
 mod command_line;
 mod containers;
+mod copies;
 mod counts;
 mod crowd;
 mod csa;

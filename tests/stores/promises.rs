@@ -26,9 +26,9 @@ pub(crate) fn a_record_that_was_never_written_is_absent(rig: &Rig) {
 
 pub(crate) fn a_written_record_is_read_back(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
-    assert_eq!(rig.store.read(b"x").unwrap(), Some(Versioned { version, body: b"one".to_vec(), may_be_torn: false }));
+    assert_eq!(rig.store.read(b"x").unwrap(), Some(Versioned::new(version, b"one".to_vec())));
     let version = rig.put(b"x", Some(&version), b"two");
-    assert_eq!(rig.store.read(b"x").unwrap(), Some(Versioned { version, body: b"two".to_vec(), may_be_torn: false }));
+    assert_eq!(rig.store.read(b"x").unwrap(), Some(Versioned::new(version, b"two".to_vec())));
 }
 
 pub(crate) fn the_first_swap_expects_none(rig: &Rig) {

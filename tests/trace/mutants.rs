@@ -121,7 +121,7 @@ impl Store for Shared {
         }
         let is_other = body.is_some() && found.is_some() && inside.strikes(self.0.wrong == Wrong::OtherBytes);
         let body = if is_other { found.map(|stored| stored.body) } else { body.map(<[u8]>::to_vec) };
-        inside.set(name, body.map(|body| Versioned { version, body, may_be_torn: false }));
+        inside.set(name, body.map(|body| Versioned::new(version, body)));
         for pid in std::mem::take(&mut inside.doomed) {
             self.0.first.set_liveness(pid, Liveness::Dead);
         }

@@ -51,6 +51,7 @@ fn full() -> Record {
         since: 14,
     };
     Record {
+        is_copy: false,
         name: b"a\nb".to_vec(),
         slots: Some(3),
         pages: Some(Pages { first: 5, last: 7 }),

@@ -16,7 +16,7 @@
 //!
 //! If a sync fails after the rename of the pointer, others see the new record, and a power cut may restore the old one.
 //! Neither was removed, and the caller gets the error. A conflict is synced like a success if our rename may have
-//! happened ([`Commit::was_it_us`]). The caller may find its own commit in its next read, and treat it as done.
+//! happened ([`Commit::outcome_of_rename`]). The caller may find its own commit in its next read, and treat it as done.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -46,68 +46,68 @@ impl Commit<'_> {
     /// Runs the attempt. It may fail if the store's directory itself is gone; [`Directory`] then opens the store again.
     pub(super) fn run(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let nothing_to_do = CommitResult::Done(Version::default());
-        let Some(look) = self.look(expect, body)? else {
+        let Some(listing) = self.list(expect, body)? else {
             return match (expect, body) {
-                (None, Some(body)) => self.birth(body),
-                (None, None) => self.settle(None).map(|()| nothing_to_do),
+                (None, Some(body)) => self.create(body),
+                (None, None) => self.sync_names(None).map(|()| nothing_to_do),
                 (Some(_), _) => Ok(CommitResult::Conflict(None)),
             };
         };
-        let Some(pointer) = look.pointer else {
+        let Some(pointer) = listing.pointer else {
             // The directory never gets a pointer again, so no process can be using it.
-            look.clear()?;
+            listing.clear()?;
             return Ok(CommitResult::Conflict(None));
         };
         if pointer.stage == Stage::Unnumbered {
             // Another process has created this record and not numbered it, which any process may do.
-            look.number(&pointer, self.host())?;
+            listing.number(&pointer, self.host())?;
             return Ok(CommitResult::Conflict(None));
         }
-        if look.version().as_ref() != expect {
-            return Ok(self.conflict(Some(look)));
+        if listing.version().as_ref() != expect {
+            return Ok(self.conflict(Some(listing)));
         }
         match body {
-            Some(body) => self.change(look, &pointer, body),
-            None if pointer.stage == Stage::Tombstone => self.settle(Some(&look)).map(|()| nothing_to_do),
-            None => self.remove(look, &pointer),
+            Some(body) => self.change(listing, &pointer, body),
+            None if pointer.stage == Stage::Tombstone => self.sync_names(Some(&listing)).map(|()| nothing_to_do),
+            None => self.remove(listing, &pointer),
         }
     }
 
     /// Returns the listing of the last read or commit if it shows what the caller expects, else a new one. Reuse is as safe
     /// as a pause after a listing: the rename fails if another process was faster. A removal of nothing renames nothing.
-    fn look(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<Option<Listing>> {
+    fn list(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<Option<Listing>> {
         let renames = expect.is_some() || body.is_some();
-        if let Some((entry, look)) = guarded(&self.store.seen).take()
+        if let Some((entry, listing)) = guarded(&self.store.seen).take()
             && renames
             && entry.is(self.entry)
-            && look.as_ref().and_then(Listing::version).as_ref() == expect
+            && listing.as_ref().and_then(Listing::version).as_ref() == expect
         {
-            return Ok(look);
+            return Ok(listing);
         }
-        self.entry.look()
+        self.entry.list()
     }
 
-    fn birth(&self, body: &[u8]) -> Result<CommitResult> {
-        let unnumbered = Pointer { stage: Stage::Unnumbered, number: 0, ident: self.store.ident()? };
-        let Some(look) = self.create(&unnumbered, body)? else { return Ok(CommitResult::Conflict(None)) };
-        match look.number(&unnumbered, self.host()) {
-            Ok(Some(born)) => {
-                self.settle(Some(&look))?;
-                self.store.expect_no_change(look.after(born));
-                Ok(CommitResult::Done(born.version()))
+    fn create(&self, body: &[u8]) -> Result<CommitResult> {
+        let unnumbered = self.pointer(Stage::Unnumbered, 0)?;
+        let Some(listing) = self.create_unnumbered(&unnumbered, body)? else { return Ok(CommitResult::Conflict(None)) };
+        match listing.number(&unnumbered, self.host()) {
+            Ok(Some(numbered)) => {
+                self.sync_names(Some(&listing))?;
+                self.store.keep_listing(listing.after(numbered));
+                Ok(CommitResult::Done(numbered.version()))
             }
             // No process may number a record whose creation we report as failed.
-            Err(error) => match look.remove_pointer(&unnumbered) {
-                Ok(true) => look.remove_directory().and(Err(error)),
-                Ok(false) => self.was_it_us(unnumbered.ident),
+            Err(error) => match listing.remove_pointer(&unnumbered) {
+                Ok(true) => listing.remove_directory().and(Err(error)),
+                Ok(false) => self.outcome_of_rename(unnumbered.ident),
                 Err(error) => Err(error.outcome_unknown()),
             },
-            Ok(None) => self.was_it_us(unnumbered.ident),
+            Ok(None) => self.outcome_of_rename(unnumbered.ident),
         }
     }
 
     /// Creates an unnumbered record. Returns `None` if another process was faster.
-    fn create(&self, unnumbered: &Pointer, body: &[u8]) -> Result<Option<Listing>> {
+    fn create_unnumbered(&self, unnumbered: &Pointer, body: &[u8]) -> Result<Option<Listing>> {
         let Entry { root, file_name } = self.entry;
         let drafts = match root.drafts() {
             Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(root.no_work(errno)),
@@ -115,9 +115,9 @@ impl Commit<'_> {
         };
         match drafts.and_then(|drafts| self.put_in_place(drafts, unnumbered, body)) {
             Ok(directory) => {
-                let mut look = Listing::of(self.entry.clone(), directory);
-                look.pointer = Some(*unnumbered);
-                Ok(Some(look))
+                let mut listing = Listing::of(self.entry.clone(), directory);
+                listing.pointer = Some(*unnumbered);
+                Ok(Some(listing))
             }
             // The name exists, or the reply to our own rename was lost and this error answers the repetition. csalock
             // never removes a directory with foreign files only.
@@ -171,52 +171,52 @@ impl Commit<'_> {
         sys::create_file(directory, name, (uncached, mode, ownership), body, synced)
     }
 
-    fn change(&self, look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
+    fn change(&self, listing: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
         let number = self.number_after(pointer)?;
-        if self.is_overtaken(&look, pointer) {
-            return Ok(self.conflict(self.entry.look()?));
+        if self.is_overtaken(&listing, pointer) {
+            return Ok(self.conflict(self.entry.list()?));
         }
-        let next = Pointer { stage: Stage::Current, number, ident: self.store.ident()? };
-        match self.write(&look.directory, &next.ident.record(), body) {
+        let next = self.pointer(Stage::Current, number)?;
+        match self.write(&listing.directory, &next.ident.record(), body) {
             Ok(()) => {}
-            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(self.conflict(self.entry.look()?)),
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(self.conflict(self.entry.list()?)),
             Err(errno) => {
-                look.withdraw(next.ident);
+                listing.withdraw(next.ident);
                 return Err(self.entry.failed("write the record")(errno));
             }
         }
         // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
-        if look.advance(pointer, &next)? {
-            self.settle(Some(&look))?;
-            self.store.expect_no_change(look.after(next));
+        if listing.advance(pointer, &next)? {
+            self.sync_names(Some(&listing))?;
+            self.store.keep_listing(listing.after(next));
             return Ok(CommitResult::Done(next.version()));
         }
         // The reply to our rename may have been lost.
-        let done = self.was_it_us(next.ident)?;
+        let done = self.outcome_of_rename(next.ident)?;
         if !done.is_done() {
-            look.withdraw(next.ident);
+            listing.withdraw(next.ident);
         }
         Ok(done)
     }
 
-    fn remove(&self, mut look: Listing, pointer: &Pointer) -> Result<CommitResult> {
+    fn remove(&self, mut listing: Listing, pointer: &Pointer) -> Result<CommitResult> {
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
-        let removed = look.advance(pointer, &end)?;
+        let removed = listing.advance(pointer, &end)?;
         if !removed {
-            let now = self.entry.look()?;
+            let now = self.entry.list()?;
             // If the reply to our rename was lost, our tombstone is there.
             if now.as_ref().is_none_or(|now| now.pointer != Some(end)) {
                 return Ok(self.conflict(now));
             }
         }
-        self.settle(Some(&look))?;
-        look.remove_replaced();
+        self.sync_names(Some(&listing))?;
+        listing.remove_replaced();
         // A register that cannot be used costs time, but the record is gone.
         if self.is_parked().unwrap_or(false) {
-            let mut look = look.after(end);
-            look.remove_replaced();
-            self.store.expect_no_change(look);
-        } else if let Err(error) = look.purge(&end, self.options.durability)
+            let mut listing = listing.after(end);
+            listing.remove_replaced();
+            self.store.keep_listing(listing);
+        } else if let Err(error) = listing.purge(&end, self.options.durability)
             // The record is gone, whatever stays of its directory. A failed sync must be reported all the same.
             && self.options.durability == Durability::Durable
         {
@@ -234,10 +234,10 @@ impl Commit<'_> {
         }
         let Some(replaced) = root.park(self.entry.file_name.as_bytes(), self.host().wall())? else { return Ok(false) };
         for other in replaced {
-            if let Ok(Some(look)) = Entry::new(root, other).look()
-                && let Some(end) = look.pointer.filter(|pointer| pointer.stage == Stage::Tombstone)
+            if let Ok(Some(listing)) = Entry::new(root, other).list()
+                && let Some(end) = listing.pointer.filter(|pointer| pointer.stage == Stage::Tombstone)
             {
-                let _ = look.purge(&end, self.options.durability);
+                let _ = listing.purge(&end, self.options.durability);
             }
         }
         Ok(true)
@@ -245,37 +245,37 @@ impl Commit<'_> {
 
     /// Decides if our rename happened although it found no source. Another process may have numbered our record, or the
     /// reply was lost. (If others went on from there, the caller finds itself in the record.)
-    fn was_it_us(&self, ident: UniqueId) -> Result<CommitResult> {
-        let look = self.entry.look()?;
-        self.settle(look.as_ref())?;
-        match look.as_ref().and_then(|look| look.pointer) {
+    fn outcome_of_rename(&self, ident: UniqueId) -> Result<CommitResult> {
+        let listing = self.entry.list()?;
+        self.sync_names(listing.as_ref())?;
+        match listing.as_ref().and_then(|listing| listing.pointer) {
             Some(pointer) if pointer.ident == ident && pointer.stage != Stage::Unnumbered => {
                 Ok(CommitResult::Done(pointer.version()))
             }
-            _ => Ok(self.conflict(look)),
+            _ => Ok(self.conflict(listing)),
         }
     }
 
     /// Returns a conflict with the record that this listing shows, which saves the caller a read. On a shared store a lost
     /// reply may hide that the change was made.
-    fn conflict(&self, look: Option<Listing>) -> CommitResult {
-        let Some(mut look) = look.filter(|_| self.root().scope == Scope::Local) else {
+    fn conflict(&self, listing: Option<Listing>) -> CommitResult {
+        let Some(mut listing) = listing.filter(|_| self.root().scope == Scope::Local) else {
             return CommitResult::Conflict(None);
         };
-        let pointer = look.pointer.filter(Pointer::is_in_use);
-        let found = pointer.and_then(|pointer| look.read_record(&pointer, self.host()).ok().flatten());
+        let pointer = listing.pointer.filter(Pointer::is_in_use);
+        let found = pointer.and_then(|pointer| listing.read_record(&pointer, self.host()).ok().flatten());
         if found.is_some() {
-            self.store.expect_no_change(look);
+            self.store.keep_listing(listing);
         }
         CommitResult::Conflict(found)
     }
 
     /// Returns true if another process has certainly changed a record in use since the listing. A look costs less than a
     /// file that is created in vain. A free record seldom has a rival, and on a shared store a look costs a request.
-    fn is_overtaken(&self, look: &Listing, pointer: &Pointer) -> bool {
+    fn is_overtaken(&self, listing: &Listing, pointer: &Pointer) -> bool {
         pointer.is_in_use()
             && self.root().scope == Scope::Local
-            && sys::is_there(&look.directory, Path::new(&pointer.name())) == Ok(false)
+            && sys::is_there(&listing.directory, Path::new(&pointer.name())) == Ok(false)
     }
 
     /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
@@ -290,13 +290,18 @@ impl Commit<'_> {
     }
 
     /// Syncs the names that were renamed in the directory, if they must outlast a power cut.
-    fn settle(&self, look: Option<&Listing>) -> Result<()> {
+    fn sync_names(&self, listing: Option<&Listing>) -> Result<()> {
         if self.options.durability < Durability::Durable {
             return Ok(());
         }
-        let synced = look.map_or(Ok(()), |look| sys::sync_directory(&look.directory));
+        let synced = listing.map_or(Ok(()), |listing| sys::sync_directory(&listing.directory));
         let synced = synced.map_err(self.entry.failed("sync the record's directory"));
         synced.and_then(|()| self.root().sync()).map_err(Error::outcome_unknown)
+    }
+
+    /// Returns a pointer with a new name, which tells the directory that it is made in.
+    fn pointer(&self, stage: Stage, number: u64) -> Result<Pointer> {
+        Ok(Pointer { stage, number, ident: self.store.ident()?, place: self.root().place })
     }
 
     fn root(&self) -> &Arc<Root> {
@@ -323,8 +328,8 @@ impl Listing {
     /// `None` if another process was faster.
     pub(super) fn number(&self, unnumbered: &Pointer, host: &dyn Host) -> Result<Option<Pointer>> {
         let number = self.entry.root.next_number(host)?;
-        let born = Pointer { stage: Stage::Inline, number, ..*unnumbered };
-        Ok(self.advance(unnumbered, &born)?.then_some(born))
+        let numbered = Pointer { stage: Stage::Inline, number, ..*unnumbered };
+        Ok(self.advance(unnumbered, &numbered)?.then_some(numbered))
     }
 
     /// Returns the listing after a commit that put this pointer in place, provided that no other process commits.

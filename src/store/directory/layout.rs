@@ -38,6 +38,9 @@
 //! changes that were not synced. A `.csalock` keeps no `token`, because its last record takes it along: there the clock
 //! alone counts.
 //!
+//! **Copies.** The name of a pointer ends with the number of the inode of the store's directory ([`Place`]). A copy of
+//! the directory, for example by git(1) or rsync(1), has another number, so a reader knows that no holder works there.
+//!
 //! **Power cuts.** Data that may end with the boot is not synced, and csalock detects a record that a power cut tore.
 //! Data that must outlast a power cut is synced, in the order that [`super::commit`] describes.
 //!
@@ -46,8 +49,11 @@
 
 use std::fmt;
 
+use nix::sys::stat::FileStat;
+use nix::sys::statfs::FsType;
 use sha2::{Digest, Sha256};
 
+use super::root::Root;
 use crate::lock::boot_of;
 use crate::store::Version;
 
@@ -151,7 +157,29 @@ pub(crate) struct Pointer {
     pub(crate) stage: Stage,
     pub(crate) number: u64,
     pub(crate) ident: UniqueId,
+    /// The directory that the name was made in, if its file system numbers directories permanently.
+    pub(crate) place: Option<Place>,
 }
+
+/// Identity of a store's directory, which a copy of the directory does not have: the number of its inode, as the server
+/// of a network file system and all its clients see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// [`LOCAL`], [`NFS`] or [`BTRFS`].
+    kind: u8,
+    number: u32,
+}
+
+/// Kinds of file systems whose inodes have permanent numbers. An NFS server sends its clients the numbers of a file system
+/// of the kind `LOCAL`, but may send others for Btrfs. FUSE and overlayfs number directories anew at any time.
+const LOCAL: u8 = b'l';
+const NFS: u8 = b'r';
+const BTRFS: u8 = b'b';
+const KINDS: [(u32, u8); 5] =
+    [(0xEF53, LOCAL), (0x5846_5342, LOCAL), (0x0102_1994, LOCAL), (0x6969, NFS), (0x9123_683E, BTRFS)];
+
+/// Magic number of overlayfs: layers of directories, as in a container.
+const OVERLAYFS: u32 = 0x794C_7630;
 
 /// A name found in a record's directory.
 pub(crate) enum Name {
@@ -184,6 +212,15 @@ impl Pointer {
         matches!(self.stage, Stage::Inline | Stage::Current)
     }
 
+    /// Returns true if this name was certainly made in another directory. In doubt it was not: a record of a live holder
+    /// must not seem to be a copy.
+    pub(super) fn is_copy_in(&self, root: &Root) -> bool {
+        let Some(origin) = self.place else { return false };
+        // What is in a layer was written before the layers were mounted.
+        let is_from_layer = root.is_layered && origin.kind != NFS;
+        is_from_layer || root.place.is_some_and(|here| origin.differs_from(here))
+    }
+
     pub(crate) fn version(&self) -> Version {
         Version { number: self.number, mark: self.ident.mark }
     }
@@ -197,7 +234,39 @@ impl Pointer {
     }
 
     pub(crate) fn name(&self) -> String {
-        format!("{}.{}.{}", STAGES[self.stage as usize].1, self.number, self.ident)
+        let place = self.place.map(|place| format!(".{place}")).unwrap_or_default();
+        format!("{}.{}.{}{place}", STAGES[self.stage as usize].1, self.number, self.ident)
+    }
+}
+
+impl Place {
+    /// Returns the place of a directory, unless its file system may number it anew.
+    pub(super) fn of(directory: &FileStat, file_system: FsType) -> Option<Place> {
+        let (_, kind) = KINDS.into_iter().find(|(magic, _)| *magic == file_system.0 as u32)?;
+        // A client with short numbers folds long ones in the same way (nfs.enable_ino64).
+        Some(Place { kind, number: (directory.st_ino ^ (directory.st_ino >> 32)) as u32 })
+    }
+
+    pub(super) fn is_layered(file_system: FsType) -> bool {
+        file_system.0 as u32 == OVERLAYFS
+    }
+
+    fn differs_from(self, other: Place) -> bool {
+        let is_comparable = self.kind == other.kind || (self.kind != BTRFS && other.kind != BTRFS);
+        is_comparable && self.number != other.number
+    }
+
+    fn parse(text: &str) -> Option<Place> {
+        let (kind, number) = (*text.as_bytes().first()?, text.get(1..)?);
+        let number = u32::from_str_radix(number, 16).ok()?;
+        let place = Place { kind, number };
+        (KINDS.iter().any(|(_, known)| *known == kind) && place.to_string() == text).then_some(place)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}{:08x}", self.kind as char, self.number)
     }
 }
 
@@ -208,9 +277,19 @@ impl Name {
         let parts: Vec<&str> = std::str::from_utf8(name).ok()?.split('.').collect();
         match parts[..] {
             ["rec", ident] => Some(Name::Record(UniqueId::parse(ident)?)),
-            [word, number, ident] => {
+            [word, number, ident, ref place @ ..] => {
                 let (stage, _) = STAGES.into_iter().find(|(_, known)| *known == word)?;
-                Some(Name::Pointer(Pointer { stage, number: number_of(number)?, ident: UniqueId::parse(ident)? }))
+                let place = match place {
+                    [] => None,
+                    [place] => Some(Place::parse(place)?),
+                    _ => return None,
+                };
+                Some(Name::Pointer(Pointer {
+                    stage,
+                    number: number_of(number)?,
+                    ident: UniqueId::parse(ident)?,
+                    place,
+                }))
             }
             _ => None,
         }
@@ -252,7 +331,8 @@ mod tests {
 
     #[test]
     fn a_pointer_reads_back() {
-        let pointer = Pointer { stage: Stage::Tombstone, number: 17, ident: UniqueId { boot: 1, mark: u64::MAX } };
+        let pointer =
+            Pointer { stage: Stage::Tombstone, number: 17, ident: UniqueId { boot: 1, mark: u64::MAX }, place: None };
         assert_eq!(pointer.name(), "end.17.00000001ffffffffffffffff");
         assert!(matches!(Name::parse(pointer.name().as_bytes()), Some(Name::Pointer(same)) if same == pointer));
         assert!(

@@ -71,7 +71,7 @@ impl Entry {
     }
 
     /// Lists the record's directory; returns `None` if there is no record.
-    pub(super) fn look(&self) -> Result<Option<Listing>> {
+    pub(super) fn list(&self) -> Result<Option<Listing>> {
         let mut openings = 0;
         let mut listings = 0;
         loop {
@@ -95,8 +95,8 @@ impl Entry {
                 Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(self.no_directory(errno)),
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
-            let mut look = Listing::of(self.clone(), directory);
-            match look.read_names() {
+            let mut listing = Listing::of(self.clone(), directory);
+            match listing.read_names() {
                 Ok(()) => listings += 1,
                 // The directory was removed after the open: the name is now unused, or leads to a new directory.
                 Err(Errno::ENOENT | Errno::ESTALE) if openings < OPENINGS => {
@@ -105,10 +105,11 @@ impl Entry {
                 }
                 Err(errno) => return Err(self.failed("list the record's directory")(errno)),
             }
-            let may_have_missed_pointer = look.pointer.is_none() && !look.records.is_empty();
+            let may_have_missed_pointer = listing.pointer.is_none() && !listing.records.is_empty();
             if listings == LISTINGS || !may_have_missed_pointer {
-                let is_empty = look.pointer.is_none() && look.records.is_empty() && look.silly_renames.is_empty();
-                return Ok((!is_empty).then_some(look));
+                let is_empty =
+                    listing.pointer.is_none() && listing.records.is_empty() && listing.silly_renames.is_empty();
+                return Ok((!is_empty).then_some(listing));
             }
         }
     }
@@ -117,12 +118,12 @@ impl Entry {
     pub(super) fn stored(&self, host: &dyn Host) -> Result<(Option<Versioned>, Option<Listing>)> {
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
-            let mut look = self.look()?;
+            let mut listing = self.list()?;
             // An unnumbered record has no version yet: the next commit numbers it, and its caller reads again.
-            let pointer = look.as_ref().and_then(|look| look.pointer).filter(Pointer::is_in_use);
-            let (Some(listing), Some(pointer)) = (&mut look, pointer) else { return Ok((None, look)) };
-            if let Some(stored) = listing.read_record(&pointer, host)? {
-                return Ok((Some(stored), look));
+            let pointer = listing.as_ref().and_then(|listing| listing.pointer).filter(Pointer::is_in_use);
+            let (Some(found), Some(pointer)) = (&mut listing, pointer) else { return Ok((None, listing)) };
+            if let Some(stored) = found.read_record(&pointer, host)? {
+                return Ok((Some(stored), listing));
             }
             // A record is removed only after its pointer moves on. A pointer that stays has lost its record.
             if self.root.scope == Scope::Local && missing == Some(pointer) {
@@ -205,7 +206,8 @@ impl Listing {
             Err(errno) => return Err(self.entry.failed("read the record")(errno).in_version(version)),
         };
         let may_be_torn = root.scope == Scope::Local && boot_tag(&host.pid_space()?.boot) != pointer.ident.boot;
-        self.stored = Some(Versioned { version, body, may_be_torn });
+        let is_copy = pointer.is_copy_in(root);
+        self.stored = Some(Versioned { may_be_torn, is_copy, ..Versioned::new(version, body) });
         Ok(self.stored.clone())
     }
 

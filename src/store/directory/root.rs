@@ -13,7 +13,7 @@ use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, fstatfs};
 use nix::unistd::geteuid;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::layout::{LOCKS, Name, REMOVED_WHILE_OPEN, WORK};
+use super::layout::{LOCKS, Name, Place, REMOVED_WHILE_OPEN, WORK};
 use super::sys::{self, Ownership};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{escape, escape_path};
@@ -24,6 +24,10 @@ use crate::store::{Layout, Scope};
 /// for directories, and each open of a store reads it anyway.
 pub const MARK: u32 = 0o4000;
 
+/// File in a `.csalock` of a work tree of git(1), which makes git ignore everything there: a commit would take the records
+/// to other hosts.
+const GITIGNORE: &str = ".gitignore";
+
 /// Maximum number of retries if a store is removed while an NFS client opens it.
 const OPENINGS: usize = 20;
 
@@ -33,6 +37,9 @@ pub(super) struct Root {
     pub(super) path: PathBuf,
     /// Device and number of the directory that the path of the store named.
     pub(super) id: (u64, u64),
+    /// Identity of that directory, and true if it is in layers (overlayfs).
+    pub(super) place: Option<Place>,
+    pub(super) is_layered: bool,
     /// The directory with the sticky bit around it, if there is one.
     pub(super) sticky: Option<OwnedFd>,
     pub(super) scope: Scope,
@@ -90,6 +97,8 @@ impl Root {
             directory,
             path: path.to_path_buf(),
             id: (found.st_dev, found.st_ino),
+            place: Place::of(&found, kind),
+            is_layered: Place::is_layered(kind),
             sticky: None,
             // A process that does not know that other hosts share the store would not see their grants.
             scope: if is_network || found.st_mode & MARK != 0 { Scope::Shared } else { Scope::Local },
@@ -193,7 +202,14 @@ impl Root {
             let _ = sys::remove_directory(sticky, LOCKS);
             path = path.parent().unwrap_or(path);
         }
-        let _ = sys::remove_directory(AT_FDCWD, path);
+        let removed = sys::remove_directory(AT_FDCWD, path);
+        let outer = self.sticky.as_ref().unwrap_or(&self.directory);
+        if matches!(removed, Err(Errno::ENOTEMPTY | Errno::EEXIST))
+            && sys::remove_file(outer, GITIGNORE) == Ok(true)
+            && sys::remove_directory(AT_FDCWD, path).is_err()
+        {
+            let _ = sys::create_file(outer, GITIGNORE, (OFlag::empty(), self.file_mode, self.ownership), b"*\n", false);
+        }
     }
 }
 
@@ -332,7 +348,15 @@ fn create_beside(path: &Path) -> Result<()> {
     let wanted = stat(parent).map_err(failed)?;
     let mode = Mode::from_bits_truncate(wanted.st_mode & 0o7777);
     refuse_open_to_all(mode, parent)?;
-    match sys::put_directory(AT_FDCWD, path, mode, Ownership::in_directory(&wanted)) {
+    let ownership = Ownership::in_directory(&wanted);
+    match sys::put_directory(AT_FDCWD, path, mode, ownership) {
+        Ok(()) if parent.ancestors().any(|above| lstat(&above.join(".git")).is_ok()) => {
+            let kind = (OFlag::empty(), mode & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR, ownership);
+            // Without the file git shows the records. Another process may have removed the directory again.
+            let _ = sys::open_directory(AT_FDCWD, path)
+                .and_then(|directory| sys::create_file(directory, GITIGNORE, kind, b"*\n", false));
+            Ok(())
+        }
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(failed(errno)),
     }

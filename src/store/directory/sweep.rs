@@ -58,22 +58,22 @@ impl Directory {
     /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
     fn sweep_entry(&self, root: &Arc<Root>, file_name: &[u8], is_parked: bool, dry_run: bool) -> Result<bool> {
         let entry = Entry::new(root, file_name.to_vec());
-        let Some(look) = entry.look()? else {
+        let Some(listing) = entry.list()? else {
             if !dry_run {
                 // A process died just before this removal.
                 let _ = sys::remove_directory(&root.directory, file_name);
             }
             return Ok(false);
         };
-        match look.pointer {
+        match listing.pointer {
             Some(found) if found.is_in_use() || (found.stage == Stage::Tombstone && is_parked) => return Ok(false),
             _ if dry_run => {}
             // A numbered record is visible, and so is the state of its maker.
             Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => {
-                look.number(&unnumbered, self.host.as_ref())?;
+                listing.number(&unnumbered, self.host.as_ref())?;
             }
-            Some(end) => look.purge(&end, Durability::Volatile)?,
-            None => look.clear()?,
+            Some(end) => listing.purge(&end, Durability::Volatile)?,
+            None => listing.clear()?,
         }
         Ok(true)
     }

@@ -91,6 +91,8 @@ pub(super) struct Stored {
     version: Version,
     body: Bytes,
     may_be_torn: bool,
+    #[serde(default)]
+    is_copy: bool,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -113,14 +115,14 @@ pub(super) struct Change {
 }
 
 impl From<Versioned> for Stored {
-    fn from(Versioned { version, body, may_be_torn }: Versioned) -> Stored {
-        Stored { version, body: Bytes(body), may_be_torn }
+    fn from(Versioned { version, body, may_be_torn, is_copy }: Versioned) -> Stored {
+        Stored { version, body: Bytes(body), may_be_torn, is_copy }
     }
 }
 
 impl From<Stored> for Versioned {
-    fn from(Stored { version, body: Bytes(body), may_be_torn }: Stored) -> Versioned {
-        Versioned { version, body, may_be_torn }
+    fn from(Stored { version, body: Bytes(body), may_be_torn, is_copy }: Stored) -> Versioned {
+        Versioned { version, body, may_be_torn, is_copy }
     }
 }
 

@@ -216,6 +216,8 @@ fn private_root(directory: OwnedFd, scope: Scope) -> Root {
         directory,
         path: PathBuf::from("/store"),
         id: (0, 0),
+        place: None,
+        is_layered: false,
         sticky: None,
         scope,
         uncached: OFlag::empty(),
