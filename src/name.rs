@@ -35,9 +35,9 @@ pub fn check(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns true if a name means a file.
+/// Returns true if a name means a file or a directory.
 pub fn is_path(name: &[u8]) -> bool {
-    name.contains(&b'/')
+    name.contains(&b'/') || matches!(name, b"." | b"..")
 }
 
 /// Returns an absolute path. A relative path starts at `current`.

@@ -147,6 +147,12 @@ pub(super) fn hide(argument: Arg, useless: &[&str]) -> Arg {
     argument.hide(is_useless)
 }
 
+/// Hides an option from the short help unless it is one of those that are used often.
+pub(super) fn hide_rare(argument: Arg, often: &[&str]) -> Arg {
+    let is_rare = !often.contains(&argument.get_id().as_str());
+    argument.hide_short_help(is_rare)
+}
+
 /// Returns the parser of a whole number from `least` to `most`.
 pub(super) fn whole<N>(least: N, most: N) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync
 where

@@ -6,11 +6,29 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{COMMAND, Common, JOB, LOCK, Taking, WAITING, hide, whole};
+use super::options::{COMMAND, Common, JOB, LOCK, Taking, WAITING, hide, hide_rare, whole};
 use crate::duration::parse_duration;
 
 /// Default of `--kill-after`.
 pub(super) const KILL_AFTER: &str = "10s";
+
+/// Arguments in the short help.
+const OFTEN: [&str; 14] = [
+    "words",
+    "timeout",
+    "nonblock",
+    "conflict_exit_code",
+    "label",
+    "shared",
+    "slots",
+    "flock",
+    "also",
+    "shell",
+    "max_hold",
+    "once_per",
+    "quiet",
+    "help",
+];
 
 /// Acquire a lock, run a command, release the lock
 ///
@@ -23,7 +41,9 @@ pub(super) const KILL_AFTER: &str = "10s";
 #[derive(Debug, Args)]
 #[command(
     override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
-    mut_args(|argument| hide(argument, &["json"])),
+    mut_args(|argument| hide_rare(hide(argument, &["json"]), &OFTEN)),
+    after_help = "`csalock run --help` shows all options, `csalock man run` the manual.",
+    after_long_help = "",
     mut_arg("timeout", |timeout| timeout.default_value_ifs([("busy", "latest", "inf"), ("busy", "skip", "0")]))
 )]
 pub struct Run {

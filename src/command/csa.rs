@@ -8,7 +8,7 @@ use std::path::Path;
 
 use clap::Parser;
 
-use super::context::Context;
+use super::context::{Context, print};
 use super::{lock, unlock};
 use crate::cli::{Cli, Command};
 use crate::duration::parse_timeout;
@@ -33,7 +33,20 @@ pub(super) fn called_as(program: Option<&OsString>) -> Option<Csa> {
     }
 }
 
+const HELP: &str = "\
+csaLock FILE... acquires the locks of the files for the calling script, and waits
+for them up to $CSALOCK_TIMEOUT (30s). csaUnlock FILE... releases them; so does the
+end of the script. Exit codes: 0 done, 64 usage, 75 busy, 81 not held, 82 another
+holder's, 84 deadlock, 85 lost. Manual: man csaLock. Status: csalock status FILE
+";
+
 pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
+    if let [option] = files.as_slice()
+        && (option == "--help" || option == "-h")
+    {
+        print(HELP)?;
+        return Ok(Exit::Done);
+    }
     let files = paths(csa, files)?;
     let timeout = context.environment.timeout.clone().unwrap_or_else(|| "30s".into());
     let words = match csa {

@@ -91,14 +91,14 @@ pub(super) fn quoted(word: &OsStr) -> String {
     }
 }
 
-/// Returns the help of the command, with its description if it is the long one. clap's own long help takes three lines
+/// Returns the help of the command, with its description and rare options if it is the long one. clap's own long help takes three lines
 /// for each option.
 fn help(arguments: &Arguments<'_>, is_long: bool, output: &impl IsTerminal) -> String {
     let mut command = arguments.definition().clone();
-    if let Some(description) = command.get_long_about().cloned()
-        && is_long
-    {
-        command = command.about(description);
+    if is_long {
+        let description = command.get_long_about().or(command.get_about()).cloned().unwrap_or_default();
+        let end = command.get_after_long_help().or(command.get_after_help()).cloned().unwrap_or_default();
+        command = command.about(description).after_help(end).mut_args(|argument| argument.hide_short_help(false));
     }
     let help = command.render_help();
     if color(arguments.words).is_for(output) { help.ansi().to_string() } else { help.to_string() }

@@ -80,9 +80,13 @@ impl Engine {
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
             Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),
-            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.request.place.is_queued(),
-            Ok(AcquireResult::Refused(_)) => false,
-            _ => true,
+            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
+                attempt.request.place.is_queued()
+            }
+            Ok(AcquireResult::Refused(Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_))) => {
+                false
+            }
+            Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
         };
         if !may_be_there {
             self.remove_witness(name, &request.handle.proof());

@@ -51,6 +51,9 @@ fn refused(refusal: Refusal) -> Step {
 }
 
 /// Acquires the lock or, if it is not free, enters the queue or waits there.
+///
+/// Every caller enters the queue, even one that does not wait; then the queue is served. So the order of the queue holds
+/// for newcomers too. A caller that does not wait and was granted nothing is taken out again.
 fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
     let me = request.entry.proof;
     if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
@@ -75,6 +78,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     let in_record = next.waiter(&me).is_some();
     let place = request.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
+    let slots = next.slots;
     if !in_record && place.is_none() {
         if next.pages.is_some() {
             // Waiters of pages come into the record, which may leave room for the caller.
@@ -97,7 +101,9 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     }
     if !request.queue {
         let busy = busy(next.holders.clone());
+        // The caller was in the queue for this decision only, and so was its number of slots.
         next.waiters.retain(|waiter| waiter.proof != me);
+        next.slots = next.slots.and(slots);
         let changed = !ended.is_empty() || !wake.is_empty();
         return Ok(if changed { write(next, busy, wake) } else { Transition::Done(busy) });
     }

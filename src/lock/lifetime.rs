@@ -1,9 +1,10 @@
 //! The lifetime of a grant, and the leases that limit it.
 //!
-//! A host knows how long a lease has been in its record without a clock that others may set. The holder of a lease counts its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has
-//! seen one lease for its whole span on its own CLOCK_BOOTTIME knows that it is over for its holder. A waiting process
-//! remembers when it first saw the lease, and leaves a [`Sighting`] in the record for the next caller. The host that
-//! started a lease finds the start in the lease itself.
+//! A host knows how long a lease has been in its record without a clock that others may set. The holder of a lease counts
+//! its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has seen one lease for its whole
+//! span on its own CLOCK_BOOTTIME knows that it is over for its holder. A waiting process remembers when it first saw the
+//! lease, and leaves a [`Sighting`] in the record for the next caller. The host that started a lease finds the start in
+//! the lease itself.
 //!
 //! A boot id does not prove that CLOCK_BOOTTIME is that of the sighting: virtual machines resumed from one snapshot
 //! share the boot, and containers may have offsets. So a sighting contains the store's time too. It counts only while

@@ -1,14 +1,15 @@
 //! The queue of a record: which holders it evicts, which waiters it serves, and which waiters fit.
 //!
-//! Of some callers only the newest waits (`run --busy latest`): a newcomer takes the place of the one before, and not the end of the queue, so that
-//! a queue of other callers serves the newest even if newcomers come faster than it moves. For the same reason such a caller waits in the record, never on a page.
+//! Of some callers only the newest waits (`run --busy latest`): a newcomer takes the place of the one before, and not the
+//! end of the queue, so that a queue of other callers serves the newest even if newcomers come faster than it moves. For
+//! the same reason such a caller waits in the record, never on a page.
 //!
 //! The record names the replaced waiters until their successor has gone, so that a waiter whose entry is missing learns
 //! why. A waiter without that trace has lost its place all the same: it does not queue again, because a newer caller may
 //! have run already.
 //!
-//! The end of a long queue is in pages of its own. A commit replaces a whole record, so with a thousand waiters in it each of their steps would cost a thousand times
-//! as much. Therefore the record contains only the first waiters. If there are more, it names a range of *pages*, each
+//! The end of a long queue is in pages of its own. A commit replaces a whole record, so with a thousand waiters in it each
+//! of their steps would cost a thousand times as much. Therefore the record contains only the first waiters. If there are more, it names a range of *pages*, each
 //! under its own name, and newcomers enter the last. A process that serves a queue with few waiters left in the record
 //! fetches the first page into it.
 //!
@@ -135,6 +136,7 @@ pub(super) fn grant_waiting_as(
             wake.extend(record.waiters.first().map(|next| next.proof));
             continue;
         }
+        // The first waiter that does not fit ends the walk, so a reader never passes a writer that waits.
         let Some(slot) = free_slot(&record.holders, record.slots, first.mode) else { break };
         let waiter = record.waiters.remove(0);
         is_taken = waiter.mode == Mode::Exclusive;

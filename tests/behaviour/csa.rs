@@ -111,3 +111,13 @@ fn contradictory_options_are_a_usage_error() {
     sandbox.script("dash", "csaLock -- -x && csaUnlock -- -x").without("CSALOCK_STORE").run();
     sandbox.script("dash", "csaLock ''").without("CSALOCK_STORE").capture().exits(64);
 }
+
+#[test]
+fn help_is_printed() {
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let done = script(&sandbox, "csaLock --help; csaUnlock -h").capture();
+    done.succeeds();
+    let (lock, unlock) = done.stdout.split_at(done.stdout.len() / 2);
+    assert!(lock == unlock && lock.starts_with("csaLock FILE... acquires the locks"), "{done:?}");
+    assert!(done.stderr.is_empty() && lock.lines().all(|line| line.len() <= 85), "{done:?}");
+}

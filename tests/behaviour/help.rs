@@ -42,6 +42,8 @@ fn help_fits_the_terminal() {
 fn help_has_headings_and_follows_the_size_of_the_screen() {
     let sandbox = Sandbox::new(Kind::Directory);
     let help = sandbox.csalock(["run", "-h"]).capture().stdout;
+    assert!(help.lines().count() <= 40 && help.trim_end().ends_with("`csalock man run` the manual."), "{help}");
+    let help = sandbox.csalock(["run", "--help"]).capture().stdout;
     let headings: Vec<&str> = help.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
     assert_eq!(headings, ["Arguments:", "Waiting:", "Lock:", "Command:", "Job:", "Output:"]);
     for columns in [60, 80, 200] {

@@ -326,6 +326,20 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
+    fn a_waiter_that_refuses_a_stale_lock_leaves_the_queue(sandbox: &Sandbox) {
+        let mut holder = sandbox.csalock(["run", "x", "sleep", "60"]).spawn();
+        wait_until("it holds", || sandbox.state("x") == "held");
+        let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
+        let waiter = sandbox.csalock(["lock", "-w", "inf", "--fail-on-stale", "x"]).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        holder.kill();
+        nix::sys::signal::kill(command, nix::sys::signal::Signal::SIGKILL).unwrap();
+        waiter.wait().exits(80);
+        let record = sandbox.record("x");
+        assert!(record.as_ref().is_none_or(|record| record.waiters.is_empty()), "{record:?}");
+        sandbox.csalock(["run", "-q", "x", "true"]).run();
+    }
+
     fn a_waiter_that_is_stopped_keeps_its_grant_until_its_lease_ends(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let words = ["run", "--ttl", "4s", "x", "dash", "-c", "echo stopped >> order"];

@@ -27,6 +27,15 @@ fn is_in(job: &Job) -> bool {
 }
 
 on_every_store! {
+    fn a_refused_caller_leaves_no_number_of_slots(sandbox: &Sandbox) {
+        let mut reader = sandbox.script("dash", "csalock lock -s x && echo held; read line").ready();
+        sandbox.script("dash", "csalock lock -s x; :").run();
+        // The caller removes the dead reader, so it writes the record.
+        sandbox.csalock(["run", "-n", "-j", "3", "x", "true"]).capture().exits(75);
+        assert_eq!(sandbox.sight("x")["slots"], serde_json::Value::Null);
+        reader.tell("end");
+    }
+
     fn a_command_sees_no_slot_of_an_outer_lock(sandbox: &Sandbox) {
         let inner = "echo $CSALOCK_NAME ${CSALOCK_SLOT-none} ${CSALOCK_OUTER-none} $CSALOCK_HANDLE";
         let outer = format!("echo $CSALOCK_NAME $CSALOCK_SLOT; csalock run b sh -c '{inner}'");

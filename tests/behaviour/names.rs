@@ -8,7 +8,7 @@ use crate::sandbox::{is_root, wait_until};
 
 /// Names that a careless store would take for one another, or for a path.
 fn odd_names() -> Vec<Vec<u8>> {
-    let odd = b"a|A|a | a|a\n|\n|a\nb|.|..|...|.a|-|--|-a|-n|%|%41|%61|a%2Fb|a%2fb|%00|\xff|\xfe|\xff\xfe|\xc3\xa4|\
+    let odd = b"a|A|a | a|a\n|\n|a\nb|...|.a|-|--|-a|-n|%|%41|%61|a%2Fb|a%2fb|%00|\xff|\xfe|\xff\xfe|\xc3\xa4|\
         a\xcc\x88|*|?|[a]|~|$HOME|`id`|'|\"|\\|a\\|\x01|\x7f|\x1b[2J|.work|.csalock|cur.1|new.1|a;b|\
         x'; DROP TABLE records; --";
     let mut names: Vec<Vec<u8>> = odd.split(|byte| *byte == b'|').map(<[u8]>::to_vec).collect();
@@ -24,6 +24,15 @@ fn odd_names() -> Vec<Vec<u8>> {
 
 fn words<'a>(before: &[&'a str], name: &'a [u8]) -> Vec<&'a OsStr> {
     before.iter().map(|word| OsStr::new(*word)).chain([OsStr::from_bytes(name)]).collect()
+}
+
+#[test]
+fn a_dot_means_the_directory() {
+    let sandbox = crate::sandbox::Sandbox::new(crate::sandbox::Kind::Directory);
+    let script =
+        "mkdir d; csalock lock ./d && cd d && csalock status -q . && echo held; csalock unlock . && mkdir e && cd e
+csalock lock .. && csalock status -q \"${PWD%/*}\" && echo held";
+    sandbox.script("dash", script).without("CSALOCK_STORE").stdout("held\nheld\n").run();
 }
 
 on_every_store! {

@@ -291,8 +291,9 @@ fn shown(line: &str, around: &Path) -> Option<String> {
     Some(words.join(" "))
 }
 
-/// The path with N for version numbers and ID for what is random.
+/// The path with N for version numbers and ID for what is random, and without the inode of the store's directory.
 fn anonymous(path: &Path) -> String {
+    let is_inode = |part: &&str| part.len() == 9 && part.starts_with(['l', 'b', 'r']);
     let part = |part: &str| match part {
         _ if part.len() == 24 && part.bytes().all(|byte| byte.is_ascii_hexdigit()) => "ID".to_string(),
         _ if part.len() > 9 && part.bytes().all(|byte| byte.is_ascii_digit()) => "N".to_string(),
@@ -300,7 +301,7 @@ fn anonymous(path: &Path) -> String {
     };
     let parts = |name: &str| match name.split_once(".new.") {
         Some((whole, _)) if !whole.is_empty() => format!("{whole}.new.ID"),
-        _ => name.split('.').map(part).collect::<Vec<_>>().join("."),
+        _ => name.split('.').filter(|part| !is_inode(part)).map(part).collect::<Vec<_>>().join("."),
     };
     let shown = path.to_str().unwrap().split('/').map(parts).collect::<Vec<_>>().join("/");
     if shown.is_empty() { ".".to_string() } else { shown }

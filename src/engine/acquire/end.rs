@@ -26,15 +26,16 @@ impl AcquireAttempt<'_> {
             Refusal::Claimed(_) => {
                 self.leave_if_possible()?;
             }
-            // A cycle that is detected only during the wait finds this waiter in the queue.
-            Refusal::Deadlock(_)
-                if (self.request.place.on_page().is_some() || record.waiter(&me).is_some())
-                    && self.leave_if_possible()?.is_some() =>
-            {
-                return Ok(None);
+            // A refusal that comes only during the wait finds this waiter in the queue, where it would block the next one.
+            Refusal::Deadlock(_) | Refusal::Stale(_) => {
+                let is_queued = self.request.place.on_page().is_some() || record.waiter(&me).is_some();
+                if is_queued && self.leave_if_possible()?.is_some() {
+                    return Ok(None);
+                }
             }
             Refusal::Busy(_) => self.engine.note_leases(record),
-            _ => {}
+            // These callers are not in the queue: they never came in, have lost their place, or only confirm a grant.
+            Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_) => {}
         }
         Ok(Some(AcquireResult::Refused(refusal)))
     }

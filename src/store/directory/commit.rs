@@ -49,6 +49,7 @@ impl Commit<'_> {
         let Some(listing) = self.list(expect, body)? else {
             return match (expect, body) {
                 (None, Some(body)) => self.create(body),
+                // An earlier try removed the record, and its reply was lost.
                 (None, None) => self.sync_names(None).map(|()| nothing_to_do),
                 (Some(_), _) => Ok(CommitResult::Conflict(None)),
             };
@@ -171,6 +172,7 @@ impl Commit<'_> {
         sys::create_file(directory, name, (uncached, mode, ownership), body, synced)
     }
 
+    /// Replaces a record, or revives a tombstone, which has no version: `run` was called to create the record.
     fn change(&self, listing: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
         let number = self.number_after(pointer)?;
         if self.is_overtaken(&listing, pointer) {
@@ -204,7 +206,7 @@ impl Commit<'_> {
         let removed = listing.advance(pointer, &end)?;
         if !removed {
             let now = self.entry.list()?;
-            // If the reply to our rename was lost, our tombstone is there.
+            // The tombstone is ours if the reply to our rename was lost, or another process's. The caller reads again.
             if now.as_ref().is_none_or(|now| now.pointer != Some(end)) {
                 return Ok(self.conflict(now));
             }
@@ -212,7 +214,7 @@ impl Commit<'_> {
         self.sync_names(Some(&listing))?;
         listing.remove_replaced();
         // A register that cannot be used costs time, but the record is gone.
-        if self.is_parked().unwrap_or(false) {
+        if self.park().unwrap_or(false) {
             let mut listing = listing.after(end);
             listing.remove_replaced();
             self.store.keep_listing(listing);
@@ -225,9 +227,10 @@ impl Commit<'_> {
         Ok(if removed { CommitResult::Done(end.version()) } else { CommitResult::Conflict(None) })
     }
 
-    /// Returns true if this record stays as a tombstone, and purges those that it replaces. In a shared store, listings
+    /// Parks this record as a tombstone, and purges those that it replaces. Returns `false` if the record may not stay and
+    /// the caller must purge it. In a shared store, listings
     /// of other hosts may be stale; an auxiliary object is seldom needed twice. The sweep removes what stays of the others.
-    fn is_parked(&self) -> Result<bool> {
+    fn park(&self) -> Result<bool> {
         let root = self.root();
         if root.layout == Layout::Beside || root.scope == Scope::Shared || !self.entry.is_record() {
             return Ok(false);

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_processes_are_not_descendants() {
+    fn foreign_file_names_are_not_parsed() {
         let ident = "00000001ffffffffffffffff";
         for name in ["", "cur", "cur.1", &format!("cur.x.{ident}"), "rec.1", &format!("cur.1.{ident}.x")] {
             assert!(Name::parse(name.as_bytes()).is_none(), "{name}");

@@ -233,7 +233,8 @@ fn exhausted_numbers_are_refused_and_never_restart() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     let renumber = |number: &str| {
-        plant(&sandbox, &format!("p=$(ls -d $STORE/x/* | head -n 1); mv $p ${{p%.*.*}}.{number}.${{p##*.}}"));
+        let script = "cd $STORE/x; p=$(ls | head -n 1); mv $p $(echo $p | sed 's/\\.[^.]*/.NUMBER/')";
+        plant(&sandbox, &script.replace("NUMBER", number));
     };
     renumber("9223372036854775807");
     let done = bounded(&sandbox, &["renew", "--ttl", "1h", "x"]);
