@@ -12,7 +12,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawnp};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::SigSet;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, execvpe, pipe2};
 
@@ -20,7 +20,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
-use crate::signals::{Signals, StartupState, TAKEN};
+use crate::signals::{self, Signals, StartupState, TAKEN};
 
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
 const SHELL_BUILTINS: [&[u8]; 10] =
@@ -189,8 +189,8 @@ impl PipedCommand {
         })
     }
 
-    pub fn send(&self, signal: Signal) {
-        let _ = kill(self.0, signal);
+    pub fn send(&self, signal: i32) {
+        let _ = signals::send(self.0, signal);
     }
 
     /// Returns the exit status of the command if it has ended.
