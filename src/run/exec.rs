@@ -5,6 +5,7 @@
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -25,6 +26,9 @@ use crate::signals::{self, Signals, StartupState, TAKEN};
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
 const SHELL_BUILTINS: [&[u8]; 10] =
     [b"cd", b"export", b"exec", b"eval", b"set", b"source", b".", b"ulimit", b"umask", b"wait"];
+
+/// Maximum length of the first line of a script that Linux reads (BINPRM_BUF_SIZE).
+const LONGEST_LINE: u64 = 256;
 
 #[derive(Debug, Clone)]
 pub struct CommandLine {
@@ -109,6 +113,14 @@ impl CommandLine {
             Errno::ENOENT if word.iter().all(u8::is_ascii_digit) => {
                 (ErrorKind::CommandNotFound, "the word before it was taken as the name of the lock")
             }
+            Errno::ENOENT
+                if find_in_path(&self.words[0]).is_some_and(|script| ends_first_line_with_return(&script)) =>
+            {
+                (
+                    ErrorKind::CommandNotFound,
+                    "its first line ends with a carriage return; remove those of all lines (dos2unix, or sed -i 's/\\r$//')",
+                )
+            }
             Errno::ENOENT if find_in_path(&self.words[0]).is_some() => {
                 (ErrorKind::CommandNotFound, "its interpreter does not exist: check its `#!` line")
             }
@@ -154,6 +166,13 @@ fn close_again(inherited: StartupState) {
     }
 }
 
+/// Returns true for a script whose interpreter does not exist because of the line ends of another system.
+fn ends_first_line_with_return(script: &CStr) -> bool {
+    let (mut line, path) = (Vec::new(), Path::new(OsStr::from_bytes(script.to_bytes())));
+    let read = File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_LINE)).read_until(b'\n', &mut line));
+    read.is_ok() && line.starts_with(b"#!") && line.ends_with(b"\r\n")
+}
+
 fn find_in_path(program: &CStr) -> Option<CString> {
     let is_executable = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
     if program.to_bytes().contains(&b'/') {
@@ -175,18 +194,7 @@ impl PipedCommand {
     /// Starts the command with the signals, descriptors and environment that this process was started with. Returns the
     /// reading end of the pipe, too.
     pub fn start(words: &[OsString], signals: &Signals, inherited: StartupState) -> Result<(PipedCommand, File)> {
-        let name = words.first().map(|word| escape(word.as_bytes())).unwrap_or_default();
-        spawn(words, signals, inherited).map_err(|errno| {
-            let (kind, hint) = match errno {
-                Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "check the spelling and `$PATH`"),
-                Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
-                _ => (
-                    ErrorKind::CannotExecute,
-                    "check that it is executable (`chmod +x`) and that its `#!` line names an existing program",
-                ),
-            };
-            Error::new(kind, format!("cannot run {name}: {}", errno.desc()), hint)
-        })
+        spawn(words, signals, inherited).map_err(|errno| CommandLine::new(words.iter().cloned()).cannot_execute(errno))
     }
 
     pub fn send(&self, signal: i32) {

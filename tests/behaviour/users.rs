@@ -379,3 +379,25 @@ fn all_users_share_one_history() {
         assert_eq!(users, ["4102", "4101", "root", "4102"], "{person:?}");
     }
 }
+
+/// As su(1) and sudo(8) keep it.
+#[test]
+fn the_home_of_another_user_is_named_as_the_cause() {
+    require!(is_root("another user") && has("setpriv"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let home = sandbox.path("home");
+    std::fs::create_dir_all(home.join(".local/state/csalock")).unwrap();
+    std::fs::set_permissions(home.join(".local"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let call = || Anne.csalock(&sandbox, "", &["run", "x", "true"]).without("XDG_STATE_HOME");
+    let told = |doing| {
+        format!(
+            "csalock: cannot {doing} the store SANDBOX/home/.local/state/csalock: Permission denied; SANDBOX/home is the home of \
+             another user: set HOME to that of this user (su -, sudo -H), or name another store with --store or CSALOCK_STORE\n"
+        )
+    };
+    call().status(77).stderr(told("open")).run();
+    std::fs::remove_dir_all(home.join(".local")).unwrap();
+    call().status(77).stderr(told("create")).run();
+    chown(&home, Some(Anne.uid()), None).unwrap();
+    call().run();
+}
