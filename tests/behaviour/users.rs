@@ -7,7 +7,7 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use crate::sandbox::{Call, Job, Kind, Sandbox, has, is_root, wait_until};
+use crate::sandbox::{Call, Job, Kind, Sandbox, has, has_namespaces, is_root, wait_until};
 
 mod attacks;
 mod etcd;
@@ -400,4 +400,23 @@ fn the_home_of_another_user_is_named_as_the_cause() {
     call().status(77).stderr(told("create")).run();
     chown(&home, Some(Anne.uid()), None).unwrap();
     call().run();
+}
+
+#[test]
+fn root_of_a_user_namespace_has_the_store_of_its_user() {
+    require!(is_root("another user") && has("setpriv") && has_namespaces("users"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    chown(sandbox.path("home"), Some(Anne.uid()), None).unwrap();
+    let inside = |words: &[&str]| {
+        let words = [&["unshare", "-Ur", "csalock"], words].concat();
+        Anne.call(&sandbox, &words).without("CSALOCK_STORE").without("XDG_STATE_HOME")
+    };
+    inside(&["run", "x", "id", "-u"]).stdout("0\n").run();
+    let store = sandbox.path("home/.local/state/csalock");
+    assert_eq!(std::fs::metadata(&store).unwrap().permissions().mode() & 0o777, 0o700);
+    let holder = Anne.csalock(&sandbox, "", &["run", "x", "sh", "-c", "echo; cat"]).without("XDG_STATE_HOME").ready();
+    inside(&["run", "-nq", "x", "true"]).status(75).run();
+    inside(&["status", "-1"]).stdout("x\n").run();
+    holder.wait().exits(0);
+    inside(&["run", "-n", "x", "true"]).run();
 }

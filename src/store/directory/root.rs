@@ -133,7 +133,9 @@ impl Root {
             Layout::Own => std::fs::DirBuilder::new().create(path),
             Layout::Served => create_marked(path),
             Layout::Default => {
-                let mode = if geteuid().is_root() { 0o755 } else { 0o700 };
+                // The store of root in a user namespace is in the home of a user.
+                let is_of_root = geteuid().is_root() && path.parent() == Some(Path::new("/var/lib"));
+                let mode = if is_of_root { 0o755 } else { 0o700 };
                 std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
             }
             Layout::Beside => return create_beside(path),
