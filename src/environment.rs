@@ -218,6 +218,13 @@ impl Environment {
         Ok(default_store_in(state))
     }
 
+    /// Returns the default store that this user has where XDG_STATE_HOME is not set, as in cron, if that variable decided
+    /// for this store.
+    pub fn store_without_xdg(used: &Location) -> Option<Location> {
+        absolute("XDG_STATE_HOME").filter(|state| default_store_in(state) == *used)?;
+        state_in_home().map(|state| default_store_in(&state)).filter(|other| other != used)
+    }
+
     /// Returns root's store for bare names.
     pub fn store_of_root() -> Location {
         default_store_in(Path::new(STATE_OF_ROOT))

@@ -403,6 +403,37 @@ fn the_home_of_another_user_is_named_as_the_cause() {
 }
 
 #[test]
+fn a_store_below_xdg_state_home_is_told_to_users_whose_cron_has_another() {
+    require!(is_root("another user") && has("setpriv"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    for directory in ["home", "state"] {
+        chown(sandbox.path(directory), Some(Anne.uid()), None).unwrap();
+    }
+    let call = |words: &[&str]| Anne.csalock(&sandbox, "", words);
+    let created = "csalock: created the store dir:SANDBOX/state/csalock, where XDG_STATE_HOME says; \
+                   cron may not have this variable, so set CSALOCK_STORE in both\n";
+    for words in
+        [&["run", "x", "true"][..], &["lock", "--forever", "x"], &["put", "x", "1"], &["claim", "--id", "i", "x"]]
+    {
+        let printed = if words[0] == "claim" { "i\n" } else { "" };
+        call(words).stdout(printed).stderr(created).run();
+        call(&["run", "other", "true"]).run();
+        std::fs::remove_dir_all(sandbox.path("state/csalock")).unwrap();
+    }
+    call(&["run", "-q", "x", "true"]).run();
+    let others = "; see `csalock status --all-stores` for others, and `csalock status DIRECTORY/` for files\n";
+    let empty = format!("csalock: store dir:SANDBOX/state/csalock has no locks{others}");
+    call(&["status"]).stderr(empty).run();
+    call(&["run", "x", "true"]).without("XDG_STATE_HOME").run();
+    let two = format!(
+        "csalock: store dir:SANDBOX/state/csalock has no locks; without XDG_STATE_HOME, as in cron, the store is \
+         dir:SANDBOX/home/.local/state/csalock, so set CSALOCK_STORE in both{others}"
+    );
+    call(&["status"]).stderr(two).run();
+    call(&["status", "--json"]).stdout("[]\n").run();
+}
+
+#[test]
 fn root_of_a_user_namespace_has_the_store_of_its_user() {
     require!(is_root("another user") && has("setpriv") && has_namespaces("users"));
     let sandbox = Sandbox::new(Kind::Directory);
