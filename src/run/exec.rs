@@ -20,7 +20,7 @@ use nix::unistd::{Pid, execvpe, pipe2};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::name::escape;
+use crate::name::{escape, shell_quote};
 use crate::signals::{self, Signals, StartupState, TAKEN};
 
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
@@ -29,6 +29,9 @@ const SHELL_BUILTINS: [&[u8]; 10] =
 
 /// Maximum length of the first line of a script that Linux reads (BINPRM_BUF_SIZE).
 const LONGEST_LINE: u64 = 256;
+
+/// Maximum length of the words that a hint repeats, in bytes.
+const LONGEST_HINT: usize = 500;
 
 #[derive(Debug, Clone)]
 pub struct CommandLine {
@@ -101,9 +104,7 @@ impl CommandLine {
     pub(super) fn cannot_execute(&self, errno: Errno) -> Error {
         let word = self.words[0].as_bytes();
         let (kind, hint) = match errno {
-            Errno::ENOENT if is_assignment(word) => {
-                (ErrorKind::CommandNotFound, "to set a variable, use: env NAME=VALUE COMMAND")
-            }
+            Errno::ENOENT if is_assignment(word) => return self.is_not_env(errno),
             Errno::ENOENT if word.contains(&b' ') => {
                 (ErrorKind::CommandNotFound, "use -c to run a string with a shell")
             }
@@ -142,6 +143,17 @@ impl CommandLine {
         Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }
 
+    /// Returns the error for words that begin with a variable, as only a shell understands them.
+    fn is_not_env(&self, errno: Errno) -> Error {
+        let mut words: Vec<String> = self.words.iter().map(|word| shell_quote(word.as_bytes())).collect();
+        if words.len() == 1 {
+            words.push("COMMAND".to_string());
+        }
+        let words = Some(words.join(" ")).filter(|words| words.len() <= LONGEST_HINT);
+        let hint = format!("to set a variable, use: env {}", words.as_deref().unwrap_or("NAME=VALUE COMMAND"));
+        Error::new(ErrorKind::CommandNotFound, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
+    }
+
     /// Returns the error for a process that the system could not create.
     pub(super) fn cannot_start(&self, errno: Errno) -> Error {
         Error::os(errno, "start", self.shown())
@@ -153,7 +165,7 @@ impl CommandLine {
 }
 
 /// Returns true for a word with which a shell sets a variable for the command after it: `FOO=1`.
-fn is_assignment(word: &[u8]) -> bool {
+pub fn is_assignment(word: &[u8]) -> bool {
     let name = word.split(|byte| *byte == b'=').next().unwrap_or_default();
     name.len() < word.len() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
 }

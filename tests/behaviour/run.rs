@@ -67,7 +67,7 @@ on_every_store! {
                  remove those of all lines (dos2unix, or sed -i 's/\\r$//')",
             ),
             ("./loop", 126, "Too many symbolic links encountered; check its path"),
-            ("FOO=1", 127, "No such file or directory; to set a variable, use: env NAME=VALUE COMMAND"),
+            ("FOO=1", 127, "No such file or directory; to set a variable, use: env FOO=1 COMMAND"),
         ] {
             let said = format!("csalock: cannot run {command}: {said}\n");
             cannot_run(sandbox, command, code, &said);
