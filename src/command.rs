@@ -213,7 +213,7 @@ fn exit_after(done: anyhow::Result<Exit>) -> Exit {
 fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     let is_broken_pipe = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
     match error.root_cause().downcast_ref().is_some_and(is_broken_pipe) {
-        true => Ok(Exit::Signal(nix::sys::signal::Signal::SIGPIPE)),
+        true => Ok(Exit::Signal(nix::libc::SIGPIPE)),
         false => Err(error),
     }
 }

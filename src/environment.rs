@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use nix::unistd::geteuid;
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access, geteuid};
 
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
@@ -65,21 +66,12 @@ pub struct Environment {
     /// `CSALOCK_HISTORY`, `CSALOCK_HISTORY_SIZE`, `CSALOCK_HISTORY_AGE`
     history: [Option<OsString>; 3],
     /// The directory of this user's default store, even if it does not exist.
-    state: Option<PathBuf>,
+    state: OnceLock<Option<PathBuf>>,
     pub current: CurrentDirectory,
 }
 
 impl Environment {
     pub fn of_this_process() -> Environment {
-        let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let state = if geteuid().is_root() {
-            Some(PathBuf::from(STATE_OF_ROOT))
-        } else {
-            // cron may leave HOME unset; the user database has the home directory too.
-            let known = || home_of(geteuid().as_raw());
-            absolute("XDG_STATE_HOME")
-                .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(STATE_IN_HOME)))
-        };
         Environment {
             store: set("CSALOCK_STORE"),
             name: set("CSALOCK_NAME"),
@@ -89,7 +81,7 @@ impl Environment {
             timeout: set("CSALOCK_TIMEOUT"),
             lease: set("CSALOCK_LEASE"),
             history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
-            state,
+            state: OnceLock::new(),
             current: CurrentDirectory::default(),
         }
     }
@@ -216,10 +208,21 @@ impl Environment {
     /// Returns the store for bare names if the user chose no store.
     /// Returns an error if this user has no home directory.
     pub fn default_store(&self) -> Result<Location> {
-        let state = self.state.as_ref().ok_or_else(|| {
+        let state = self.state.get_or_init(|| match is_root() && !is_root_of_others() {
+            true => Some(PathBuf::from(STATE_OF_ROOT)),
+            false => absolute("XDG_STATE_HOME").or_else(state_in_home),
+        });
+        let state = state.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
         })?;
         Ok(default_store_in(state))
+    }
+
+    /// Returns the default store that this user has where XDG_STATE_HOME is not set, as in cron, if that variable decided
+    /// for this store.
+    pub fn store_without_xdg(used: &Location) -> Option<Location> {
+        absolute("XDG_STATE_HOME").filter(|state| default_store_in(state) == *used)?;
+        state_in_home().map(|state| default_store_in(&state)).filter(|other| other != used)
     }
 
     /// Returns root's store for bare names.
@@ -246,6 +249,39 @@ impl Environment {
         let stores = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
         stores.map(|state| default_store_in(&state)).collect()
     }
+}
+
+/// Returns true if the process had all rights of its user namespace at its start. This makes no system call.
+fn is_root() -> bool {
+    // SAFETY: getauxval(3) only reads memory that the kernel has filled.
+    unsafe { nix::libc::getauxval(nix::libc::AT_EUID) == 0 }
+}
+
+/// Returns true for a user who is root only in a user namespace (`unshare -r`, rootless podman), if root's store is out of
+/// reach from there. This user has the same store as outside of the namespace.
+fn is_root_of_others() -> bool {
+    const ALL: [&str; 3] = ["0", "0", "4294967295"];
+    let may_write = |path: &Path| access(path, AccessFlags::W_OK);
+    let root = Path::new(STATE_OF_ROOT);
+    let tried = may_write(&root.join("csalock")).or_else(|errno| match errno {
+        Errno::ENOENT => may_write(root),
+        errno => Err(errno),
+    });
+    let is_mapped = |map: String| !map.split_whitespace().eq(ALL);
+    matches!(tried, Err(Errno::EACCES | Errno::EPERM | Errno::EROFS))
+        && std::fs::read_to_string("/proc/self/uid_map").is_ok_and(is_mapped)
+}
+
+/// Returns the path in a variable. The XDG specification ignores a relative one.
+fn absolute(name: &str) -> Option<PathBuf> {
+    set(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// Returns the directory for state in the home of this user. cron may leave HOME unset; the user database has the home
+/// directory too.
+fn state_in_home() -> Option<PathBuf> {
+    let home = absolute("HOME").or_else(|| home_of(geteuid().as_raw()))?;
+    Some(home.join(STATE_IN_HOME))
 }
 
 fn default_store_in(state: &Path) -> Location {

@@ -125,6 +125,12 @@ impl Error {
         Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
     }
 
+    /// Replaces the next step.
+    #[must_use]
+    pub(crate) fn with_hint(self, hint: String) -> Error {
+        Error { hint, ..self }
+    }
+
     /// Adds that the failed operation may have happened anyway.
     #[must_use]
     pub(crate) fn outcome_unknown(self) -> Error {
@@ -223,7 +229,11 @@ fn classify(errno: Errno) -> (ErrorKind, &'static str) {
         Errno::ELOOP => (ErrorKind::Denied, "links are not followed there; name the real directory"),
         Errno::EEXIST => (ErrorKind::CannotCreate, "something else has that name; move it away"),
         Errno::EMFILE | Errno::ENFILE => (ErrorKind::System, "raise the limit of open files (ulimit -n)"),
-        Errno::ENOMEM | Errno::EAGAIN => (ErrorKind::System, "the system is out of memory or processes; try again"),
+        Errno::EAGAIN => (
+            ErrorKind::System,
+            "raise the limit of processes (ulimit -u, or pids.max of its cgroup), or try again later",
+        ),
+        Errno::ENOMEM => (ErrorKind::System, "the system is out of memory; try again"),
         Errno::ENAMETOOLONG => (ErrorKind::InvalidInput, "use a shorter path"),
         _ => (ErrorKind::System, "see the kernel log, then try again"),
     }

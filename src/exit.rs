@@ -4,8 +4,6 @@
 //! are those of sysexits(3), 124 to 127 those of timeout(1) and the shell. A test compares the man page's EXIT STATUS
 //! section with [`Exit::ALL`].
 
-use nix::sys::signal::Signal;
-
 use Exit::{Code, Done, Failed, MaxHold};
 
 use crate::error::ErrorKind::{self, *};
@@ -21,8 +19,8 @@ pub enum Exit {
     MaxHold,
     /// The command's own status, or the number that `-E` sets for busy.
     Code(u8),
-    /// A signal ended the program.
-    Signal(Signal),
+    /// The signal with this number ended the program.
+    Signal(i32),
 }
 
 impl Exit {
@@ -79,7 +77,7 @@ impl Exit {
             Failed(CannotExecute) => 126,
             Failed(CommandNotFound) => 127,
             Code(code) => code,
-            Exit::Signal(signal) => Exit::signalled(signal as i32).code(),
+            Exit::Signal(signal) => Exit::signalled(signal).code(),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Signals as events that csalock can wait for together with other events: signalfd(2).
 //!
 //! During a wait for a lock, a signal that would end csalock first removes it from the queue. While a command runs,
-//! csalock forwards the signal to the command. Signals that were ignored at the start stay ignored.
+//! csalock forwards every signal to it but those of job control, SIGCHLD and [`TAKEN`]. Signals that were ignored at the
+//! start stay ignored.
 //!
 //! A command under a lock must find ignored signals and closed descriptors as they were at process start. Rust's runtime
 //! ignores SIGPIPE and opens /dev/null in place of closed descriptors before it calls `main`. A function that runs before it
@@ -23,6 +24,7 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
 use rustix::event;
 use rustix::stdio::{stderr, stdin, stdout};
 
@@ -56,9 +58,9 @@ impl StartupState {
 
     pub fn ignored(self, signal: Signal) -> bool {
         match TAKEN.contains(&signal) {
-            true => self.0 & bit(signal) != 0,
+            true => self.0 & bit(signal as i32) != 0,
             // csalock never changes the disposition of another signal that it asks about.
-            false => is_ignored(signal),
+            false => is_ignored(signal as i32),
         }
     }
 
@@ -95,29 +97,46 @@ extern "C" fn observe() {
             observed |= 1 << (CLOSED as usize + at);
         }
     }
-    for signal in TAKEN.into_iter().filter(|signal| is_ignored(*signal)) {
-        observed |= bit(signal);
+    for signal in TAKEN.into_iter().filter(|signal| is_ignored(*signal as i32)) {
+        observed |= bit(signal as i32);
     }
     OBSERVED.store(observed, Ordering::Relaxed);
 }
 
-fn bit(signal: Signal) -> u64 {
-    1 << signal as u32
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
 }
 
-fn is_ignored(signal: Signal) -> bool {
+fn is_ignored(signal: i32) -> bool {
     // SAFETY: a zeroed sigaction is valid and may be overwritten, and a null new action changes nothing.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal as i32, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// The signals that end a wait, and that csalock forwards to a command.
-pub const FORWARDED: [Signal; 6] =
+/// The signals that users and terminals commonly send. They are not queued if they were ignored at the start; for all
+/// others this is asked when one arrives.
+const COMMON: [Signal; 6] =
     [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// The set of signals that end a wait and that a [`Signals`] of this process queues: bit N for signal N.
+/// The signals that csalock does not queue, beside SIGCHLD: no process can queue the first two, the kernel acts on those of
+/// job control, and csalock causes those of [`TAKEN`] itself. A fault in csalock ends it even though its signal is queued.
+const NOT_QUEUED: [Signal; 8] = [
+    Signal::SIGKILL,
+    Signal::SIGSTOP,
+    Signal::SIGCONT,
+    Signal::SIGTSTP,
+    Signal::SIGTTIN,
+    Signal::SIGTTOU,
+    Signal::SIGPIPE,
+    Signal::SIGXFSZ,
+];
+
+/// The signals without an effect on a process that does not handle them. They end no wait.
+const WITHOUT_EFFECT: [Signal; 3] = [Signal::SIGCHLD, Signal::SIGURG, Signal::SIGWINCH];
+
+/// The set of signals that end a wait and that a [`Signals`] of this process queues: see [`bit`].
 static QUEUED: AtomicU64 = AtomicU64::new(0);
 
 /// The set of signals that this process has blocked since its start.
@@ -125,10 +144,23 @@ static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedSignal {
-    pub signal: Signal,
+    /// Its number. Real-time signals have no name.
+    pub signal: i32,
     /// True if the terminal sent the signal to the whole process group, the command included. (False for SIGHUP,
     /// because the terminal may send it only to the first process of a session.)
     pub from_terminal: bool,
+}
+
+impl ReceivedSignal {
+    /// Returns true for a signal that the command must get from csalock.
+    pub fn is_forwarded(self) -> bool {
+        !self.from_terminal && self.signal != Signal::SIGCHLD as i32
+    }
+
+    /// Returns true if the signal ends a process that does not handle it.
+    pub fn ends(self) -> bool {
+        ends(self.signal)
+    }
 }
 
 /// A source of events that end a wait.
@@ -145,18 +177,15 @@ pub struct Signals {
     /// The same for a wait that other signals do not end.
     interrupt: OnceLock<Option<SignalFd>>,
     all: SigSet,
-    ending: SigSet,
-    /// True if the queue also contains signals that do not end a wait.
-    has_others: bool,
     before: SigSet,
     /// True if SIGCHLD was ignored at the start.
     ignored_children: bool,
 }
 
 impl Signals {
-    /// Starts to queue [`FORWARDED`] and SIGCHLD.
+    /// Starts to queue the signals that csalock forwards, and SIGCHLD.
     pub fn listen(inherited: StartupState) -> Result<Signals> {
-        let signals = Signals::listen_also(inherited, &[Signal::SIGCHLD])?;
+        let signals = Signals::queue(inherited, bit(Signal::SIGCHLD as i32))?;
         // Stopped children do not matter here, and a process that ignores SIGCHLD cannot wait for children.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
         // SAFETY: the default disposition runs no code.
@@ -165,23 +194,25 @@ impl Signals {
         Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })
     }
 
-    /// Starts to queue [`FORWARDED`] and the signals `others`.
+    /// Starts to queue the signals that end a wait, for a command that starts no other.
     /// Returns the errors of [`Signals::listen`].
-    pub fn listen_also(inherited: StartupState, others: &[Signal]) -> Result<Signals> {
-        let mut ending = SigSet::empty();
-        FORWARDED.into_iter().filter(|signal| !inherited.ignored(*signal)).for_each(|signal| ending.add(signal));
-        let mut mask = ending;
-        others.iter().for_each(|signal| mask.add(*signal));
+    pub fn listen_without_children(inherited: StartupState) -> Result<Signals> {
+        Signals::queue(inherited, 0)
+    }
+
+    fn queue(inherited: StartupState, others: u64) -> Result<Signals> {
+        let ignored = COMMON.into_iter().filter(|signal| inherited.ignored(*signal));
+        let never = ignored.chain(NOT_QUEUED).chain([Signal::SIGCHLD]);
+        let queued = !never.fold(0, |bits, signal| bits | bit(signal as i32));
+        let mask = set_of(queued | others);
         let mut before = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
-        QUEUED.store(bits(ending.iter()), Ordering::SeqCst);
-        BLOCKED.fetch_or(bits(mask.iter().filter(|signal| !before.contains(*signal))), Ordering::SeqCst);
+        QUEUED.store(numbers(queued).filter(|signal| ends(*signal)).map(bit).sum(), Ordering::SeqCst);
+        BLOCKED.fetch_or((queued | others) & !bits_of(&before), Ordering::SeqCst);
         Ok(Signals {
             descriptor: OnceLock::new(),
             interrupt: OnceLock::new(),
             all: mask,
-            ending,
-            has_others: !others.is_empty(),
             before,
             ignored_children: false,
         })
@@ -191,7 +222,10 @@ impl Signals {
     /// after `exec csalock` the script's children are children of csalock.)
     /// Fails if the process has no room for a descriptor.
     pub fn interrupt(&self) -> Result<BorrowedFd<'_>> {
-        let interrupt = self.interrupt.get_or_init(|| self.has_others.then(|| open(&self.ending).ok()).flatten());
+        let interrupt = self.interrupt.get_or_init(|| {
+            let ending = numbers(QUEUED.load(Ordering::SeqCst)).filter(|signal| !is_ignored(*signal));
+            open(&set_of(ending.map(bit).sum())).ok()
+        });
         // Without a free descriptor, the end of a child only ends a wait too early.
         interrupt.as_ref().map_or_else(|| self.all_events(), |interrupt| Ok(interrupt.as_fd()))
     }
@@ -211,9 +245,8 @@ impl Signals {
 
     /// Returns the exit status after an interrupted wait: the signal that interrupted it.
     pub fn exit(&self) -> Exit {
-        let mut signals = std::iter::from_fn(|| self.next()).map(|received| received.signal);
-        let ending = signals.find(|signal| FORWARDED.contains(signal));
-        ending.map_or(ErrorKind::System.into(), Exit::Signal)
+        let ending = std::iter::from_fn(|| self.next()).find(|received| received.ends());
+        ending.map_or(ErrorKind::System.into(), |received| Exit::Signal(received.signal))
     }
 
     /// Returns true if a signal that ends a wait is pending. The signal stays available to [`Signals::exit`].
@@ -228,12 +261,18 @@ impl Signals {
         !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
     }
 
-    /// Returns the next signal in the queue, if a signal arrived.
+    /// Returns the next signal in the queue that is not ignored, if a signal arrived.
     pub fn next(&self) -> Option<ReceivedSignal> {
-        let info = self.descriptor().ok()?.read_signal().ok().flatten()?;
-        let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
-        let from_terminal = info.ssi_code == libc::SI_KERNEL && signal != Signal::SIGHUP;
-        Some(ReceivedSignal { signal, from_terminal })
+        const FROM_TERMINAL: [i32; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH];
+        loop {
+            let info = self.descriptor().ok()?.read_signal().ok().flatten()?;
+            let signal = info.ssi_signo as i32;
+            // The kernel also sends SIGALRM, to csalock alone, if the caller had set an alarm.
+            let from_terminal = info.ssi_code == libc::SI_KERNEL && FROM_TERMINAL.contains(&signal);
+            if signal == Signal::SIGCHLD as i32 || !is_ignored(signal) {
+                return Some(ReceivedSignal { signal, from_terminal });
+            }
+        }
     }
 
     /// Returns the signal mask of the start, for a program that csalock starts.
@@ -270,8 +309,7 @@ fn restore_most(inherited: StartupState) {
         let _ = set_ignored(signal, inherited.ignored(signal));
     }
     // A mask that is set anew loses two signals which glibc never blocks, even if the caller had them blocked.
-    let blocked = BLOCKED.load(Ordering::SeqCst);
-    let blocked = Signal::iterator().filter(|signal| blocked & bit(*signal) != 0).collect();
+    let blocked = set_of(BLOCKED.load(Ordering::SeqCst));
     let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&blocked), None);
 }
 
@@ -293,7 +331,7 @@ pub fn is_pending() -> bool {
         }
         SigSet::from_sigset_t_unchecked(set.assume_init())
     };
-    pending.iter().any(|signal| queued & bit(signal) != 0)
+    numbers(queued & bits_of(&pending)).any(|signal| !is_ignored(signal))
 }
 
 fn open(mask: &SigSet) -> Result<SignalFd> {
@@ -307,8 +345,39 @@ fn set_ignored(signal: Signal, is_ignored: bool) -> nix::Result<SigAction> {
     unsafe { sigaction(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty())) }
 }
 
-fn bits(signals: impl Iterator<Item = Signal>) -> u64 {
-    signals.fold(0, |bits, signal| bits | bit(signal))
+/// Returns true for a signal that users and terminals commonly send.
+pub fn is_common(signal: i32) -> bool {
+    COMMON.into_iter().any(|common| common as i32 == signal)
+}
+
+fn ends(signal: i32) -> bool {
+    WITHOUT_EFFECT.into_iter().all(|other| other as i32 != signal)
+}
+
+/// Returns the numbers of the signals in a set: see [`bit`].
+fn numbers(bits: u64) -> impl Iterator<Item = i32> {
+    (1..=64).filter(move |signal| bits & bit(*signal) != 0)
+}
+
+/// Returns a set without the signals that the C library reserves for itself.
+fn set_of(bits: u64) -> SigSet {
+    let mut set = *SigSet::empty().as_ref();
+    // SAFETY: the set is initialised, and sigaddset(3) rejects other signals.
+    unsafe {
+        numbers(bits).for_each(|signal| _ = libc::sigaddset(&raw mut set, signal));
+        SigSet::from_sigset_t_unchecked(set)
+    }
+}
+
+fn bits_of(set: &SigSet) -> u64 {
+    // SAFETY: the set is initialised.
+    (1..=64).filter(|signal| unsafe { libc::sigismember(set.as_ref(), *signal) == 1 }).map(bit).sum()
+}
+
+/// Sends a signal, which may be a real-time signal.
+pub fn send(process: Pid, signal: i32) -> nix::Result<()> {
+    // SAFETY: kill(2) takes numbers.
+    Errno::result(unsafe { libc::kill(process.as_raw(), signal) }).map(drop)
 }
 
 fn failed(errno: Errno) -> Error {
@@ -353,10 +422,10 @@ pub fn stop() {
 }
 
 /// Ends this process by a signal, so that its parent sees the signal. Returns if the signal does not end the process.
-pub fn reraise(signal: Signal) {
-    let mut mask = SigSet::empty();
-    mask.add(signal);
-    let _ = set_ignored(signal, false);
-    let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&mask), None);
-    let _ = raise(signal);
+pub fn reraise(signal: i32) {
+    // SAFETY: the default disposition runs no code.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&set_of(bit(signal))), None);
+    // SAFETY: raise(3) takes a number.
+    unsafe { libc::raise(signal) };
 }

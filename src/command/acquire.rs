@@ -10,6 +10,7 @@ use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
     AcquireAllResult, AcquireRequest, Engine, OpenLockSet, ValueWrite, WaitPolicy, WriteResult, acquire_all,
 };
+use crate::environment::Environment;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::ExpectedTurn;
@@ -18,7 +19,7 @@ use crate::lock::{EndReason, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, P
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
-use crate::store::StoreDeadline;
+use crate::store::{Location, StoreDeadline};
 
 /// Maximum time for the store to answer with what an estimate needs.
 pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
@@ -58,6 +59,21 @@ impl<'a> Acquisition<'a> {
 
     /// Acquires all of the locks or none, and reports the wait.
     pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
+        let new = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
+        let ended = self.acquire_or_give_up(opened, request);
+        new.filter(|_| matches!(ended, Ok(AcquireAllResult::Granted(..)))).inspect(|new| self.tell_created(new));
+        ended
+    }
+
+    /// Tells users of XDG_STATE_HOME once that other programs may not have it.
+    fn tell_created(&self, store: &Location) {
+        self.common.note(&format!(
+            "created the store {}, where XDG_STATE_HOME says; cron may not have this variable, so set CSALOCK_STORE in both",
+            escape(store.url().as_encoded_bytes())
+        ));
+    }
+
+    fn acquire_or_give_up(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         if let Some(ended) = self.give_up_if.and_then(|limit| self.try_or_give_up(limit, opened, request)) {
             return Ok(ended);
         }
@@ -115,9 +131,14 @@ impl<'a> Acquisition<'a> {
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
         let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, request));
-        engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
+        let is_new = is_created_by_xdg(&target.location);
+        let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
             progress.update((target, engine), &reporter, waiting)
-        })
+        });
+        if is_new && matches!(written, Ok(WriteResult::Written(..))) {
+            self.tell_created(&target.location);
+        }
+        written
     }
 
     /// Returns the exit code of a result, and reports a refusal.
@@ -145,6 +166,11 @@ impl<'a> Acquisition<'a> {
         let exit = if refusal.kind == ErrorKind::Busy { self.waiting.busy_exit() } else { refusal.kind.into() };
         self.common.refuse(refusal, exit, Some(reporter))
     }
+}
+
+/// Returns true for a default store that does not exist yet, and whose place XDG_STATE_HOME decides.
+fn is_created_by_xdg(store: &Location) -> bool {
+    Environment::store_without_xdg(store).is_some() && store.is_missing()
 }
 
 /// Returns the expected turn of a caller that comes now, if the lock is not free and its history has enough grants.

@@ -98,7 +98,9 @@ impl Context {
         let file = Path::new(OsStr::from_bytes(&target.display_name));
         let beside = file.parent().filter(|_| name::is_path(&target.display_name)).map(Location::beside);
         let chosen = || self.store(&Common::default()).ok();
-        let known = [chosen(), self.environment.default_store().ok(), Some(Environment::store_of_root())];
+        let without_xdg = Environment::store_without_xdg(&target.location);
+        let root = Some(Environment::store_of_root());
+        let known = [chosen(), self.environment.default_store().ok(), without_xdg, root];
         // The homes of all users are looked at last, and only if no other store has the lock.
         let users = std::iter::once_with(Environment::stores_of_users).flatten();
         let known = known.into_iter().chain([Environment::store_of_sudo_user()]).flatten().chain(users);

@@ -17,7 +17,7 @@ use crate::fence::{Draft, Fence, Place, Replacement};
 use crate::name::{escape, escape_path};
 use crate::report::{RefusalReport, json};
 use crate::run::exec::PipedCommand;
-use crate::signals::{FORWARDED, Signals};
+use crate::signals::Signals;
 use crate::store::{Location, refuse_file_mounted_alone};
 use crate::{cli, name};
 
@@ -181,7 +181,7 @@ fn wait(command: &PipedCommand, signals: &Signals) -> Result<Exit> {
 /// Passes all signals in the queue on to the command. The terminal sends its own to the command, too.
 fn forward(command: &PipedCommand, signals: &Signals) {
     let received = std::iter::from_fn(|| signals.next());
-    let ours = received.filter(|received| FORWARDED.contains(&received.signal) && !received.from_terminal);
+    let ours = received.filter(|received| received.is_forwarded());
     ours.for_each(|received| command.send(received.signal));
 }
 

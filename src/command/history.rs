@@ -247,7 +247,7 @@ fn follow(
         let is_told_all = engine.store().scope() == Scope::Local || engine.store().abilities().notifies;
         let longest = if subscription.is_some() && is_told_all { LONGEST } else { pause };
         match wait(subscription.as_deref(), longest)? {
-            Event::ReaderGone => return Ok(Exit::Signal(Signal::SIGPIPE)),
+            Event::ReaderGone => return Ok(Exit::Signal(Signal::SIGPIPE as i32)),
             Event::NewLines => subscription = None,
             Event::TimeOver => {}
         }

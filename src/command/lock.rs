@@ -122,7 +122,7 @@ impl ForScript<'_> {
         if opened.need_leases() {
             check_limit()?;
         }
-        let signals = ManuallyDrop::new(Signals::listen_also(self.context.inherited, &[])?);
+        let signals = ManuallyDrop::new(Signals::listen_without_children(self.context.inherited)?);
         let acquisition = Acquisition {
             settings: self.settings,
             give_up_if: self.taking.give_up_if,

@@ -14,6 +14,7 @@ use self::select::{Selected, is_directory, nothing_to_show, select, select_store
 use super::context::{Context, Stdout};
 use crate::cli::{Common, Status};
 use crate::engine::{Engine, LockRef, LockStatus};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{HoldTimes, Past};
@@ -70,10 +71,14 @@ impl<'a> Page<'a> {
         match self.asked.names.as_slice() {
             _ if self.found > 0 => {}
             [] => {
-                self.tell_empty(
-                    &self.context.store(&self.asked.common)?,
-                    "; see `csalock status --all-stores` for others, and `csalock status DIRECTORY/` for files",
-                );
+                let store = self.context.store(&self.asked.common)?;
+                let other = Environment::store_without_xdg(&store).filter(|other| !other.is_missing());
+                let other = other.map_or(String::new(), |other| {
+                    let other = escape(other.url().as_encoded_bytes());
+                    format!("; without XDG_STATE_HOME, as in cron, the store is {other}, so set CSALOCK_STORE in both")
+                });
+                let hint = "; see `csalock status --all-stores` for others, and `csalock status DIRECTORY/` for files";
+                self.tell_empty(&store, &format!("{other}{hint}"));
             }
             [directory] if is_directory(directory) => self.tell_no_file(directory)?,
             _ => {}

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
 use crate::report::RefusalReport;
+use crate::run::exec::is_assignment;
 
 /// Maximum number of bytes or characters of a word that a message repeats.
 const LONGEST_WORD: usize = 100;
@@ -53,6 +54,9 @@ const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
     ("force", &["-f"]),
     ("json", &["-o", "--output", "--format"]),
 ];
+
+/// Words that users type for what they want csalock to do, not as the name of a lock before a command.
+const NOT_NAMES: [&str; 6] = ["help", "wait", "await", "try", "test", "trylock"];
 
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
 pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
@@ -149,7 +153,7 @@ fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
         ErrorKind::MissingSubcommand => return usage_error("the command is missing", arguments.see_help()),
         ErrorKind::ArgumentConflict => "leave one of them out".to_string(),
         ErrorKind::MissingRequiredArgument if invalid.iter().all(|argument| argument.starts_with("--")) => {
-            format!("add {}", invalid.join(" "))
+            return usage_error("an option is missing", format!("add {}", invalid.join(" ")));
         }
         ErrorKind::MissingRequiredArgument => arguments.usage(),
         ErrorKind::InvalidUtf8 => "only names, values, labels, paths and commands may be other bytes".to_string(),
@@ -268,7 +272,10 @@ impl<'a> Arguments<'a> {
                 return try_words(vec!["csalock".into(), "unlock".into(), name.clone()]);
             }
             "-c" | "--command" if command == "lock" => return self.try_instead(self.command_at?, "run"),
-            "-c" | "--command" => "use: csalock run NAME -c STRING",
+            "-c" | "--command" => {
+                let string = self.words.iter().position(|word| word == typed).and_then(|at| self.words.get(at + 1));
+                return Some(format!("use: csalock run NAME -c {}", string.map_or("STRING".into(), |it| quoted(it))));
+            }
             "--force" => "to break a lock, use csalock unlock --force NAME",
             _ => return None,
         };
@@ -333,10 +340,15 @@ impl<'a> Arguments<'a> {
 
     /// Returns the hint for arguments of flock(1): these arguments after `run`.
     fn as_run(&self) -> Option<String> {
-        if self.words.get(1)? == "help" {
+        let first = self.words.get(1)?;
+        if NOT_NAMES.iter().any(|word| word == first) {
             return None;
         }
-        let hint = try_words([&["csalock".into(), "run".into()], &self.words[1..]].concat())?;
+        let mut words = [&["csalock".into(), "run".into()], &self.words[1..]].concat();
+        if self.words.get(2).is_some_and(|word| is_assignment(word.as_bytes())) {
+            words.insert(3, "env".into());
+        }
+        let hint = try_words(words)?;
         Some(format!("to run a command under a lock, {hint}"))
     }
 }

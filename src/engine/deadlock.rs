@@ -165,6 +165,8 @@ pub(super) struct BlockedCallers {
     called: Option<Invocation>,
     /// The holders at the beginning of the wait, until it is known whether the callers may be among them.
     holders: Option<Vec<ProcessId>>,
+    /// The called process, if it was a holder at the beginning of the wait: a command that became csalock.
+    itself: Option<ProcessId>,
     /// Time of the first inspection on CLOCK_BOOTTIME.
     first: Duration,
     /// Callers that seem to wait, and the time of their next inspection on CLOCK_BOOTTIME.
@@ -173,7 +175,7 @@ pub(super) struct BlockedCallers {
 
 impl BlockedCallers {
     pub(super) fn new(called: Option<Invocation>) -> BlockedCallers {
-        BlockedCallers { called, holders: None, first: Duration::ZERO, provisional: None }
+        BlockedCallers { called, holders: None, itself: None, first: Duration::ZERO, provisional: None }
     }
 
     /// Returns the callers that seem blocked from the beginning, or `None` if there is no caller.
@@ -183,6 +185,7 @@ impl BlockedCallers {
 
     /// Begins the observation of a wait for these holders at `now` on CLOCK_BOOTTIME. Returns that time.
     pub(super) fn begin(&mut self, now: Duration, holders: Vec<ProcessId>) -> Duration {
+        self.itself = self.called.and_then(|called| holders.iter().find(|holder| holder.pid == called.pid).copied());
         self.holders = Some(holders);
         self.first = now + INSPECTION_DELAY;
         now
@@ -197,6 +200,7 @@ impl BlockedCallers {
             return;
         }
         let mut seen = host.blocked_callers(&called, true);
+        seen.extend(self.itself.filter(|itself| !seen.contains(itself)));
         let (doubtful, at) = self.provisional.get_or_insert_with(|| {
             let doubtful = seen.iter().filter(|process| !within.contains(process)).copied().collect();
             (doubtful, now + INSPECTION_DELAY)

@@ -265,7 +265,7 @@ const MOST_SCRIPTS: usize = 8;
 
 /// Returns the processes of the calling script and of the scripts that called that script, innermost first. Only
 /// processes that continue only when this process ends count, so no process with several threads. This process comes
-/// first if it was a script: it may hold locks that it acquired before `exec csalock`.
+/// first if it was a script, or the command of another csalock: it may hold locks that it got before `exec csalock`.
 ///
 /// A script does not wait for a background job. A shell with job control leaves the terminal to another process group.
 /// A shell without job control makes such a job ignore SIGINT, unless the shell itself was made to ignore it, say as a
@@ -274,7 +274,9 @@ const MOST_SCRIPTS: usize = 8;
 pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
     let Ok(Some(mut below)) = processes::read(called.pid) else { return Vec::new() };
     let itself = ProcessId { pid: called.pid, start: below.start };
-    let mut waiting: Vec<ProcessId> = below.has_called_others().then_some(itself).into_iter().collect();
+    let is_command = || processes::read(below.parent).is_ok_and(|it| it.is_some_and(|it| it.program == b"csalock"));
+    let may_hold = below.has_called_others() || is_command();
+    let mut waiting: Vec<ProcessId> = may_hold.then_some(itself).into_iter().collect();
     let mut ignored_below = called.ignores_interrupt;
     // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {

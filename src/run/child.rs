@@ -33,7 +33,7 @@ use super::timer::wait_readable;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::signals::{FORWARDED, Interrupt, Signals, StartupState};
+use crate::signals::{self, Interrupt, Signals, StartupState};
 
 /// A message that carries a file. The other one has the numbers of the grant, and is the start.
 const FILE: &[u8] = b"F";
@@ -140,8 +140,7 @@ impl<'a> SleepingChild<'a> {
         let child = rustix::process::Pid::from_raw(self.pid().as_raw())?;
         let wait = || waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let signal = rustix::io::retry_on_intr(wait).ok()??.terminating_signal()?;
-        let forwarded = FORWARDED.into_iter().find(|forwarded| *forwarded as i32 == signal);
-        Some(forwarded.map_or(Exit::signalled(signal), Exit::Signal))
+        Some(if signals::is_common(signal) { Exit::Signal(signal) } else { Exit::signalled(signal) })
     }
 }
 
@@ -215,8 +214,8 @@ impl RunningCommand {
     }
 
     /// Sends a signal to the command. Returns false if permission is denied.
-    pub(super) fn send(&self, signal: Signal) -> bool {
-        kill(self.pid, signal) != Err(nix::errno::Errno::EPERM)
+    pub(super) fn send(&self, signal: i32) -> bool {
+        signals::send(self.pid, signal) != Err(nix::errno::Errno::EPERM)
     }
 
     /// Reaps ended children that this process did not start. The first process of a container, for example, adopts

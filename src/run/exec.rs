@@ -5,6 +5,7 @@
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -12,19 +13,25 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawnp};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::SigSet;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, execvpe, pipe2};
 
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::name::escape;
-use crate::signals::{Signals, StartupState, TAKEN};
+use crate::name::{escape, shell_quote};
+use crate::signals::{self, Signals, StartupState, TAKEN};
 
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
 const SHELL_BUILTINS: [&[u8]; 10] =
     [b"cd", b"export", b"exec", b"eval", b"set", b"source", b".", b"ulimit", b"umask", b"wait"];
+
+/// Maximum length of the first line of a script that Linux reads (BINPRM_BUF_SIZE).
+const LONGEST_LINE: u64 = 256;
+
+/// Maximum length of the words that a hint repeats, in bytes.
+const LONGEST_HINT: usize = 500;
 
 #[derive(Debug, Clone)]
 pub struct CommandLine {
@@ -97,9 +104,7 @@ impl CommandLine {
     pub(super) fn cannot_execute(&self, errno: Errno) -> Error {
         let word = self.words[0].as_bytes();
         let (kind, hint) = match errno {
-            Errno::ENOENT if is_assignment(word) => {
-                (ErrorKind::CommandNotFound, "to set a variable, use: env NAME=VALUE COMMAND")
-            }
+            Errno::ENOENT if is_assignment(word) => return self.is_not_env(errno),
             Errno::ENOENT if word.contains(&b' ') => {
                 (ErrorKind::CommandNotFound, "use -c to run a string with a shell")
             }
@@ -108,6 +113,14 @@ impl CommandLine {
             }
             Errno::ENOENT if word.iter().all(u8::is_ascii_digit) => {
                 (ErrorKind::CommandNotFound, "the word before it was taken as the name of the lock")
+            }
+            Errno::ENOENT
+                if find_in_path(&self.words[0]).is_some_and(|script| ends_first_line_with_return(&script)) =>
+            {
+                (
+                    ErrorKind::CommandNotFound,
+                    "its first line ends with a carriage return; remove those of all lines (dos2unix, or sed -i 's/\\r$//')",
+                )
             }
             Errno::ENOENT if find_in_path(&self.words[0]).is_some() => {
                 (ErrorKind::CommandNotFound, "its interpreter does not exist: check its `#!` line")
@@ -130,6 +143,17 @@ impl CommandLine {
         Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }
 
+    /// Returns the error for words that begin with a variable, as only a shell understands them.
+    fn is_not_env(&self, errno: Errno) -> Error {
+        let mut words: Vec<String> = self.words.iter().map(|word| shell_quote(word.as_bytes())).collect();
+        if words.len() == 1 {
+            words.push("COMMAND".to_string());
+        }
+        let words = Some(words.join(" ")).filter(|words| words.len() <= LONGEST_HINT);
+        let hint = format!("to set a variable, use: env {}", words.as_deref().unwrap_or("NAME=VALUE COMMAND"));
+        Error::new(ErrorKind::CommandNotFound, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
+    }
+
     /// Returns the error for a process that the system could not create.
     pub(super) fn cannot_start(&self, errno: Errno) -> Error {
         Error::os(errno, "start", self.shown())
@@ -141,7 +165,7 @@ impl CommandLine {
 }
 
 /// Returns true for a word with which a shell sets a variable for the command after it: `FOO=1`.
-fn is_assignment(word: &[u8]) -> bool {
+pub fn is_assignment(word: &[u8]) -> bool {
     let name = word.split(|byte| *byte == b'=').next().unwrap_or_default();
     name.len() < word.len() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
 }
@@ -152,6 +176,13 @@ fn close_again(inherited: StartupState) {
         // SAFETY: nothing in this process uses the descriptor any more, and closing a number touches no memory.
         unsafe { nix::libc::close(descriptor as i32) };
     }
+}
+
+/// Returns true for a script whose interpreter does not exist because of the line ends of another system.
+fn ends_first_line_with_return(script: &CStr) -> bool {
+    let (mut line, path) = (Vec::new(), Path::new(OsStr::from_bytes(script.to_bytes())));
+    let read = File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_LINE)).read_until(b'\n', &mut line));
+    read.is_ok() && line.starts_with(b"#!") && line.ends_with(b"\r\n")
 }
 
 fn find_in_path(program: &CStr) -> Option<CString> {
@@ -175,22 +206,11 @@ impl PipedCommand {
     /// Starts the command with the signals, descriptors and environment that this process was started with. Returns the
     /// reading end of the pipe, too.
     pub fn start(words: &[OsString], signals: &Signals, inherited: StartupState) -> Result<(PipedCommand, File)> {
-        let name = words.first().map(|word| escape(word.as_bytes())).unwrap_or_default();
-        spawn(words, signals, inherited).map_err(|errno| {
-            let (kind, hint) = match errno {
-                Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "check the spelling and `$PATH`"),
-                Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
-                _ => (
-                    ErrorKind::CannotExecute,
-                    "check that it is executable (`chmod +x`) and that its `#!` line names an existing program",
-                ),
-            };
-            Error::new(kind, format!("cannot run {name}: {}", errno.desc()), hint)
-        })
+        spawn(words, signals, inherited).map_err(|errno| CommandLine::new(words.iter().cloned()).cannot_execute(errno))
     }
 
-    pub fn send(&self, signal: Signal) {
-        let _ = kill(self.0, signal);
+    pub fn send(&self, signal: i32) {
+        let _ = signals::send(self.0, signal);
     }
 
     /// Returns the exit status of the command if it has ended.

@@ -30,7 +30,7 @@ use crate::exit::Exit;
 use crate::host::Host;
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
-use crate::signals::{FORWARDED, Signals};
+use crate::signals::Signals;
 
 /// Maximum number of times that the file may be replaced during an attempt to lock it.
 const MOST_REPLACED: u32 = 100;
@@ -190,7 +190,7 @@ impl FlockWait<'_> {
         let mut look_at = self.look_again_at()?;
         loop {
             // SIGCHLD arrives here too. The checks of the children come later, or the sleep could miss the end of one.
-            let came = std::iter::from_fn(|| self.signals.next()).find(|came| FORWARDED.contains(&came.signal));
+            let came = std::iter::from_fn(|| self.signals.next()).find(|came| came.ends());
             match helper.ended() {
                 None => {}
                 Some(Err(Errno::EINTR)) => helper = Helper::start(file, mode).map_err(failed)?,

@@ -95,6 +95,11 @@ impl Location {
         matches!(self, Location::Sqlite { .. })
     }
 
+    /// Returns true if there is nothing at the path of a store in files.
+    pub fn is_missing(&self) -> bool {
+        self.path().is_some_and(|path| !path.exists())
+    }
+
     /// Returns true if a store in files has had a commit.
     pub(super) fn was_used(&self) -> bool {
         match self {

@@ -151,7 +151,9 @@ fn an_unknown_command_is_answered_with_the_one_that_is_meant() {
         (&["job"], "see csalock --help"),
         (&["help", "a\n\n\x1b[2Jb"], "see csalock --help"),
         (&["job", "true"], "to run a command under a lock, try: csalock run job true"),
-        (&["wait", "x"], "to run a command under a lock, try: csalock run wait x"),
+        (&["job", "FOO=1", "date"], "to run a command under a lock, try: csalock run job env FOO=1 date"),
+        (&["wait", "x"], "see csalock --help"),
+        (&["try", "x", "date"], "see csalock --help"),
     ]);
 }
 
@@ -208,7 +210,8 @@ fn an_unknown_option_is_answered_with_the_one_that_is_meant() {
         (&["lock", "-u", "x"], "-u", "try: csalock unlock x"),
         (&["run", "-u", "x", "true"], "-u", "try: csalock unlock x"),
         (&["lock", "x", "-c", "true"], "-c", "try: csalock run x -c true"),
-        (&["-c", "date"], "-c", "use: csalock run NAME -c STRING"),
+        (&["-c", "date"], "-c", "use: csalock run NAME -c date"),
+        (&["-c"], "-c", "use: csalock run NAME -c STRING"),
         (&["--nope"], "--nope", "use: csalock [OPTION]... COMMAND [ARGUMENT]..."),
         (&["history", "-n", "-3"], "-3", "see csalock history --help"),
         (&["lock", "x", "--nope"], "--nope", lock),
@@ -244,8 +247,8 @@ fn usage_errors_look_like_all_other_errors() {
         (&["lock"], &format!("{absent} <NAME>...; use: csalock lock [OPTION]... NAME...")),
         (&["run"], &format!("{absent} <NAME> [COMMAND]...; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")),
         (&["unclaim"], &format!("{absent} --id <ID> <NAME>...; use: csalock unclaim [OPTION]... --id ID NAME...")),
-        (&["renew", "x"], &format!("{absent} --ttl <DURATION>; add --ttl <DURATION>")),
-        (&["unlock", "--token", "5", "x"], &format!("{absent} --force; add --force")),
+        (&["renew", "x"], "an option is missing; add --ttl <DURATION>"),
+        (&["unlock", "--token", "5", "x"], "an option is missing; add --force"),
         (&["get"], &format!("{absent} <NAME>; use: csalock get [OPTION]... NAME")),
         (&["-q"], "the command is missing; see csalock --help"),
         (

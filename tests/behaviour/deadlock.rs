@@ -56,6 +56,21 @@ on_every_store! {
         }
     }
 
+    fn a_command_that_has_lost_its_variables_and_becomes_csalock_itself(sandbox: &Sandbox) {
+        let clean = "env - PATH=\"$PATH\" CSALOCK_STORE=\"$CSALOCK_STORE\"";
+        for (outer, inner) in [
+            ("run", "run -w inf x true"),
+            ("run", "run -n x true"),
+            ("run", "run -F -w inf x true"),
+            ("run", "run -w inf y csalock run -w inf x true"),
+            ("run -F", "run -w inf x true"),
+        ] {
+            let done = sandbox.script("dash", &format!("exec csalock {outer} x {clean} csalock {inner}")).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(84), ""), "{inner}: {done:?}");
+            assert!(done.stderr.contains("the caller holds it already, so waiting would never end"), "{inner}: {done:?}");
+        }
+    }
+
     fn two_scripts_want_the_lock_of_each_other(sandbox: &Sandbox) {
         for (hold, want) in [(LOCK, LOCK), (LOCK, RUN)] {
             let said = one_gives_up(sandbox, &["a", "b"], hold, want);

@@ -280,7 +280,7 @@ on_every_kind_of_store! {
         for (words, said) in [
             (&["run", "--once-per", "month", "job", "true"][..],
              "--once-per: month is not a slot; use hour, day, week or a duration such as 10m"),
-            (&["run", "--retries", "1", "job", "true"], "the following required arguments were not provided: --once-per <SLOT>; add --once-per <SLOT>"),
+            (&["run", "--retries", "1", "job", "true"], "an option is missing; add --once-per <SLOT>"),
             (&["run", LONG, "job", "--also", "other", "true"], "--once-per is for one lock, and here are several; leave --also or --once-per out"),
             (&["run", "--overdue", "1d", "job", "--also=other", "--", "true"], "--overdue is for one lock, and here are several; leave --also or --overdue out"),
             (&["overdue", "--all", "--forget", "job"], "the argument '--all' cannot be used with '--forget'; leave one of them out"),

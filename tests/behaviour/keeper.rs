@@ -87,6 +87,21 @@ on_every_shared_store! {
 }
 
 #[test]
+fn a_limit_of_processes_that_leaves_none_for_the_command_is_named() {
+    require!(is_root("a limit of processes") && has("prlimit"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    // No other test has processes of this user.
+    let user = 4198;
+    std::fs::create_dir(sandbox.path("mine")).unwrap();
+    std::os::unix::fs::chown(sandbox.path("mine"), Some(user), Some(user)).unwrap();
+    let words = ["--nproc=1:1", "csalock", "run", "x", "echo", "ran"];
+    let done = sandbox.call("prlimit", words).env("CSALOCK_STORE", sandbox.store_at("mine/store")).user(user).capture();
+    let said = "csalock: cannot start echo: Try again; raise the limit of processes (ulimit -u, or pids.max of its cgroup), \
+                or try again later\n";
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(71), "", said));
+}
+
+#[test]
 fn a_keeper_for_which_there_is_no_process_is_named_and_nothing_is_run() {
     require!(is_root("a limit of processes") && has("prlimit"));
     let sandbox = Sandbox::new(Kind::Directory);

@@ -56,11 +56,18 @@ on_every_store! {
 
     fn an_error_of_a_command_names_its_cause(sandbox: &Sandbox) {
         sandbox.program("files/orphan", "#!/no/such/interpreter\n");
+        sandbox.program("files/windows", "#!/bin/sh\r\necho\r\n");
         std::os::unix::fs::symlink("loop", sandbox.path("files/loop")).unwrap();
         for (command, code, said) in [
             ("./orphan", 127, "No such file or directory; its interpreter does not exist: check its `#!` line"),
+            (
+                "./windows",
+                127,
+                "No such file or directory; its first line ends with a carriage return; \
+                 remove those of all lines (dos2unix, or sed -i 's/\\r$//')",
+            ),
             ("./loop", 126, "Too many symbolic links encountered; check its path"),
-            ("FOO=1", 127, "No such file or directory; to set a variable, use: env NAME=VALUE COMMAND"),
+            ("FOO=1", 127, "No such file or directory; to set a variable, use: env FOO=1 COMMAND"),
         ] {
             let said = format!("csalock: cannot run {command}: {said}\n");
             cannot_run(sandbox, command, code, &said);

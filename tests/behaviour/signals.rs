@@ -1,8 +1,9 @@
 //! Signals: to us, to the command, to both; and what is left when the one or the other dies of them.
 
+use nix::libc;
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{proc, wait_until};
+use crate::sandbox::{Sandbox, has, has_namespaces, proc, wait_until};
 
 const FORWARDED: [(Signal, &str); 6] = [
     (Signal::SIGTERM, "TERM"),
@@ -12,6 +13,26 @@ const FORWARDED: [(Signal, &str); 6] = [
     (Signal::SIGUSR1, "USR1"),
     (Signal::SIGUSR2, "USR2"),
 ];
+
+/// Those signals whose effect is to end a process, or none. SIGABRT comes from the watchdog of systemd, SIGWINCH stops
+/// Apache, 37 is SIGRTMIN+3.
+const OTHERS: [i32; 11] = [
+    libc::SIGABRT,
+    libc::SIGALRM,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGPWR,
+    libc::SIGIO,
+    libc::SIGSEGV,
+    libc::SIGURG,
+    libc::SIGWINCH,
+    37,
+    64,
+];
+
+fn send(sandbox: &Sandbox, pid: i32, signal: i32) {
+    sandbox.script("bash", &format!("kill -{signal} {pid}")).run();
+}
 
 fn stop(pid: i32) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
@@ -41,6 +62,39 @@ on_every_store! {
             let done = job.wait();
             assert_eq!((done.code, done.stdout), (Some(3), format!("ready\n{name}\n")), "{name}");
         }
+    }
+
+    fn every_other_signal_reaches_the_command_too(sandbox: &Sandbox) {
+        require!(has("bash"));
+        let traps: String = OTHERS.map(|signal| format!("trap 'echo {signal}' {signal}; ")).concat();
+        let script = format!("{traps}trap 'kill $!; exit 3' TERM; echo ready; while :; do sleep 60 & wait; kill $!; done");
+        let mut job = sandbox.csalock(["run", "x", "bash", "-c", &script]).ready();
+        for (at, signal) in OTHERS.into_iter().enumerate() {
+            send(sandbox, job.pid(), signal);
+            assert_eq!(job.lines(at + 2)[at + 1], signal.to_string());
+        }
+        job.send(Signal::SIGTERM);
+        job.wait().exits(3);
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn the_first_process_of_a_container_passes_every_signal_on(sandbox: &Sandbox) {
+        require!(has_namespaces("pids") && has("bash"));
+        for signal in OTHERS {
+            let script = format!("trap 'kill $!; echo {signal}; exit 3' {signal}; sleep 60 & kill -{signal} 1; wait");
+            let words = ["unshare", "-pf", "--mount-proc", "--kill-child"].map(str::to_string);
+            sandbox.csalock_by(&words, &["run", "-q", "x", "bash", "-c", &script]).capture().prints(3, &format!("{signal}\n"));
+        }
+    }
+
+    fn a_signal_from_an_alarm_of_the_caller_reaches_the_command(sandbox: &Sandbox) {
+        require!(has("perl"));
+        // The kernel sends it to csalock alone, as it sends those of a terminal to all.
+        let script = "exec perl -e 'alarm 1; exec @ARGV' csalock run x perl -e '$SIG{ALRM} = sub { exit 3 }; sleep 60'";
+        let done = sandbox.script("dash", script).capture();
+        // On a busy machine the signal comes before the command.
+        assert!(done.code == Some(3) || done.seen_by_shell() == 142, "{done:?}");
+        assert_eq!(sandbox.state("x"), "free");
     }
 
     fn a_command_that_dies_of_a_forwarded_signal_is_128_and_the_signal(sandbox: &Sandbox) {
@@ -112,6 +166,34 @@ on_every_store! {
             }
         }
         assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn every_other_signal_ends_a_wait_unless_it_has_no_effect_or_is_ignored(sandbox: &Sandbox) {
+        require!(has("bash"));
+        let holder = sandbox.holder("x");
+        let waiter = |ignored: i32, words: &str| {
+            let script = format!("ulimit -c 0; trap '' {ignored}; exec csalock {words}");
+            let waiter = sandbox.script("bash", &script).spawn();
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            waiter
+        };
+        for words in ["run -w inf x touch ran", "run -F -w inf x touch ran", "lock -w inf x"] {
+            for signal in [libc::SIGALRM, libc::SIGPWR, 37] {
+                let waiter = waiter(libc::SIGVTALRM, words);
+                send(sandbox, waiter.pid(), signal);
+                let done = waiter.wait();
+                let found = (done.signal, done.stdout.as_str(), done.stderr.as_str());
+                assert_eq!(found, (Some(signal), "", ""), "{words}");
+                assert!(sandbox.waiters("x").is_empty(), "{words}: {signal}");
+            }
+        }
+        assert!(!sandbox.path("files/ran").exists());
+        let waiter = waiter(libc::SIGALRM, "run -q -w inf x echo ran");
+        for signal in [libc::SIGALRM, libc::SIGWINCH, libc::SIGURG] {
+            send(sandbox, waiter.pid(), signal);
+        }
+        holder.wait().exits(0);
+        waiter.wait().prints(0, "ran\n");
     }
 
     fn a_waiter_whose_supervisor_is_killed_never_runs_its_command(sandbox: &Sandbox) {

@@ -7,7 +7,7 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use crate::sandbox::{Call, Job, Kind, Sandbox, has, is_root, wait_until};
+use crate::sandbox::{Call, Job, Kind, Sandbox, has, has_namespaces, is_root, wait_until};
 
 mod attacks;
 mod etcd;
@@ -378,4 +378,76 @@ fn all_users_share_one_history() {
         let users: Vec<_> = past.iter().map(|past| past["user"].as_str().unwrap()).collect();
         assert_eq!(users, ["4102", "4101", "root", "4102"], "{person:?}");
     }
+}
+
+/// As su(1) and sudo(8) keep it.
+#[test]
+fn the_home_of_another_user_is_named_as_the_cause() {
+    require!(is_root("another user") && has("setpriv"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let home = sandbox.path("home");
+    std::fs::create_dir_all(home.join(".local/state/csalock")).unwrap();
+    std::fs::set_permissions(home.join(".local"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let call = || Anne.csalock(&sandbox, "", &["run", "x", "true"]).without("XDG_STATE_HOME");
+    let told = |doing| {
+        format!(
+            "csalock: cannot {doing} the store SANDBOX/home/.local/state/csalock: Permission denied; SANDBOX/home is the home of \
+             another user: set HOME to that of this user (su -, sudo -H), or name another store with --store or CSALOCK_STORE\n"
+        )
+    };
+    call().status(77).stderr(told("open")).run();
+    std::fs::remove_dir_all(home.join(".local")).unwrap();
+    call().status(77).stderr(told("create")).run();
+    chown(&home, Some(Anne.uid()), None).unwrap();
+    call().run();
+}
+
+#[test]
+fn a_store_below_xdg_state_home_is_told_to_users_whose_cron_has_another() {
+    require!(is_root("another user") && has("setpriv"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    for directory in ["home", "state"] {
+        chown(sandbox.path(directory), Some(Anne.uid()), None).unwrap();
+    }
+    let call = |words: &[&str]| Anne.csalock(&sandbox, "", words);
+    let created = "csalock: created the store dir:SANDBOX/state/csalock, where XDG_STATE_HOME says; \
+                   cron may not have this variable, so set CSALOCK_STORE in both\n";
+    for words in
+        [&["run", "x", "true"][..], &["lock", "--forever", "x"], &["put", "x", "1"], &["claim", "--id", "i", "x"]]
+    {
+        let printed = if words[0] == "claim" { "i\n" } else { "" };
+        call(words).stdout(printed).stderr(created).run();
+        call(&["run", "other", "true"]).run();
+        std::fs::remove_dir_all(sandbox.path("state/csalock")).unwrap();
+    }
+    call(&["run", "-q", "x", "true"]).run();
+    let others = "; see `csalock status --all-stores` for others, and `csalock status DIRECTORY/` for files\n";
+    let empty = format!("csalock: store dir:SANDBOX/state/csalock has no locks{others}");
+    call(&["status"]).stderr(empty).run();
+    call(&["run", "x", "true"]).without("XDG_STATE_HOME").run();
+    let two = format!(
+        "csalock: store dir:SANDBOX/state/csalock has no locks; without XDG_STATE_HOME, as in cron, the store is \
+         dir:SANDBOX/home/.local/state/csalock, so set CSALOCK_STORE in both{others}"
+    );
+    call(&["status"]).stderr(two).run();
+    call(&["status", "--json"]).stdout("[]\n").run();
+}
+
+#[test]
+fn root_of_a_user_namespace_has_the_store_of_its_user() {
+    require!(is_root("another user") && has("setpriv") && has_namespaces("users"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    chown(sandbox.path("home"), Some(Anne.uid()), None).unwrap();
+    let inside = |words: &[&str]| {
+        let words = [&["unshare", "-Ur", "csalock"], words].concat();
+        Anne.call(&sandbox, &words).without("CSALOCK_STORE").without("XDG_STATE_HOME")
+    };
+    inside(&["run", "x", "id", "-u"]).stdout("0\n").run();
+    let store = sandbox.path("home/.local/state/csalock");
+    assert_eq!(std::fs::metadata(&store).unwrap().permissions().mode() & 0o777, 0o700);
+    let holder = Anne.csalock(&sandbox, "", &["run", "x", "sh", "-c", "echo; cat"]).without("XDG_STATE_HOME").ready();
+    inside(&["run", "-nq", "x", "true"]).status(75).run();
+    inside(&["status", "-1"]).stdout("x\n").run();
+    holder.wait().exits(0);
+    inside(&["run", "-n", "x", "true"]).run();
 }

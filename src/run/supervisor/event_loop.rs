@@ -17,7 +17,6 @@ use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{Keeper, pause};
 use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
 use crate::run::timer::{BoottimeTimer, wait_readable};
-use crate::signals::FORWARDED;
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
 const WITHOUT_TIMER: Duration = Duration::from_secs(1);
@@ -34,7 +33,7 @@ pub(super) struct ExitReport {
     pub(super) exit: Exit,
     /// Last signal that the terminal sent, or that came before the child had executed the command; at the end, only if that
     /// signal ended the child. csalock then ends by it, too.
-    pub(super) shared_signal: Option<Signal>,
+    pub(super) shared_signal: Option<i32>,
     /// If csalock ended the command: the reason, and true if SIGKILL was necessary.
     pub(super) stopped: Option<(StopReason, bool)>,
     /// True if csalock could not end the command because it runs as another user by now.
@@ -57,7 +56,7 @@ pub(super) struct EventLoop<'a> {
     /// True if a child of this process has ended since the last check.
     child_ended: bool,
     /// The signal that arrived before the child had executed the command, and when the child must have ended.
-    ends_before_exec: Option<(Signal, Duration)>,
+    ends_before_exec: Option<(i32, Duration)>,
     report: ExitReport,
 }
 
@@ -116,7 +115,7 @@ impl<'a> EventLoop<'a> {
                 return Ok(self.exit_report(exit_of_status(&status), status.terminating_signal()));
             }
             if let Some(signal) = self.killed_before_exec() {
-                return Ok(self.exit_report(Exit::signalled(signal as i32), Some(signal as i32)));
+                return Ok(self.exit_report(Exit::signalled(signal), Some(signal)));
             }
             self.react()?;
         }
@@ -181,7 +180,7 @@ impl<'a> EventLoop<'a> {
             if self.command.ended()?.is_some() {
                 return Ok(());
             }
-            if self.command.send(Signal::SIGKILL) {
+            if self.command.send(Signal::SIGKILL as i32) {
                 self.report.stopped = Some((self.report.stopped.map_or(due.why, |(why, _)| why), true));
             } else {
                 self.report.out_of_reach = true;
@@ -189,9 +188,9 @@ impl<'a> EventLoop<'a> {
             self.limits.clear();
         }
         for due in self.limits.iter_mut().filter(|limit| limit.term <= now) {
-            if self.command.send(Signal::SIGTERM) {
+            if self.command.send(Signal::SIGTERM as i32) {
                 self.report.stopped.get_or_insert((due.why, false));
-                self.command.send(Signal::SIGCONT);
+                self.command.send(Signal::SIGCONT as i32);
             }
             due.term = Duration::MAX;
         }
@@ -207,18 +206,17 @@ impl<'a> EventLoop<'a> {
     /// Forwards a signal that arrived. The terminal sends its signals to the command itself.
     fn forward_signal(&mut self) {
         if let Some(came) = self.supervisor.job.signals.next() {
-            self.child_ended |= came.signal == Signal::SIGCHLD;
-            let is_forwarded = FORWARDED.contains(&came.signal);
-            let comes_first = is_forwarded && self.command.is_starting();
-            if came.from_terminal || comes_first {
+            self.child_ended |= came.signal == Signal::SIGCHLD as i32;
+            let comes_first = came.ends() && self.command.is_starting();
+            if came.ends() && (came.from_terminal || comes_first) {
                 self.report.shared_signal = Some(came.signal);
             }
-            if is_forwarded && !came.from_terminal {
+            if came.is_forwarded() {
                 self.command.send(came.signal);
             }
             if comes_first {
                 // A stopped child hears no other signal.
-                self.command.send(Signal::SIGCONT);
+                self.command.send(Signal::SIGCONT as i32);
                 let at = self.boottime() + TO_END_BEFORE_EXEC;
                 self.ends_before_exec.get_or_insert((came.signal, at));
             }
@@ -228,20 +226,20 @@ impl<'a> EventLoop<'a> {
     /// Kills a child that has still not executed the command when it must have ended. Returns the signal for that, if the
     /// child had not executed the command even after the kill: then it never will, because the kernel runs nothing of a
     /// killed process. Otherwise its end must be awaited.
-    fn killed_before_exec(&mut self) -> Option<Signal> {
+    fn killed_before_exec(&mut self) -> Option<i32> {
         let now = self.boottime();
         let (signal, _) = self.ends_before_exec.take_if(|(_, at)| *at <= now)?;
         if !self.command.is_starting() {
             return None;
         }
-        self.command.send(Signal::SIGKILL);
+        self.command.send(Signal::SIGKILL as i32);
         self.command.is_starting().then_some(signal)
     }
 
     fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
         let (job, report) = (self.supervisor.job, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
-        let last = std::iter::from_fn(|| job.signals.next()).filter(|came| came.from_terminal).last();
+        let last = std::iter::from_fn(|| job.signals.next()).filter(|came| came.from_terminal && came.ends()).last();
         let shared_signal = last.map(|came| came.signal).or(report.shared_signal);
         // The keeper kills a command that the supervisor did not end in time.
         let killed = job.shared_deadline.is_some_and(SharedDeadline::was_killed);
@@ -249,7 +247,7 @@ impl<'a> EventLoop<'a> {
         ExitReport {
             not_executed: self.command.exec_error(),
             exit,
-            shared_signal: shared_signal.filter(|came| by_signal == Some(*came as i32)),
+            shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),
             stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
             lease_ends: job.shared_deadline.map_or(self.lease.map(|lease| lease.ends), SharedDeadline::load),
             ..report

@@ -78,7 +78,7 @@ impl Root {
                     Ok(None)
                 };
             }
-            Err(errno) => return Err(cannot_open(errno, path)),
+            Err(errno) => return Err(of_home(cannot_open(errno, path), path, layout)),
         };
         let (found, kind, has_work, has_locks) = match look_at(&directory, layout) {
             // Another host has removed the directory with the last record.
@@ -142,14 +142,17 @@ impl Root {
             Layout::Own => std::fs::DirBuilder::new().create(path),
             Layout::Served => create_marked(path),
             Layout::Default => {
-                let mode = if geteuid().is_root() { 0o755 } else { 0o700 };
+                // The store of root in a user namespace is in the home of a user.
+                let is_of_root = geteuid().is_root() && path.parent() == Some(Path::new("/var/lib"));
+                let mode = if is_of_root { 0o755 } else { 0o700 };
                 std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
             }
             Layout::Beside => return create_beside(path),
         };
         match made {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                Err(Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "create the store", path))
+                let error = Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "create the store", path);
+                Err(of_home(error, path, layout))
             }
             _ => Ok(()),
         }
@@ -245,6 +248,22 @@ fn open_once(path: &Path, links: bool) -> nix::Result<OwnedFd> {
             if links && !is_strange { nix::fcntl::open(path, flags, Mode::empty()) } else { Err(Errno::ELOOP) }
         }
         opened => opened,
+    }
+}
+
+/// Adds the cause if the default store of this user would be in the home directory of another one: su(1) and sudo(8) may
+/// keep HOME.
+fn of_home(error: Error, path: &Path, layout: Layout) -> Error {
+    let is_below_home = layout == Layout::Default && path.ends_with(".local/state/csalock");
+    let home = path.ancestors().nth(3).filter(|_| is_below_home);
+    let is_foreign = |home: &&Path| stat(*home).is_ok_and(|found| found.st_uid != geteuid().as_raw());
+    match home.filter(|_| error.kind() == ErrorKind::Denied && !geteuid().is_root()).filter(is_foreign) {
+        Some(home) => error.with_hint(format!(
+            "{} is the home of another user: set HOME to that of this user (su -, sudo -H), or name another store with \
+             --store or CSALOCK_STORE",
+            escape_path(home)
+        )),
+        None => error,
     }
 }
 
