@@ -92,6 +92,7 @@ fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
     let (names, command_line) = command_line(asked).map_err(|error| usage::after_name(error, asked, arguments))?;
+    recurrence::check_zone(asked)?;
     if names.len() > 1
         && let Some(option) = only_for_one_lock(asked)
     {

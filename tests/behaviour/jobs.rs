@@ -276,6 +276,28 @@ on_every_kind_of_store! {
         assert!(sandbox.record("job").is_none());
     }
 
+    fn slots_of_a_zone_that_is_not_installed_are_refused(sandbox: &Sandbox) {
+        let run = |zone: &str, slot: &str| {
+            let call = sandbox.csalock(["run", "--once-per", slot, "job", "echo", "runs"]);
+            call.env("TZ", zone).env("TZDIR", "/nowhere").capture()
+        };
+        let said = "csalock: --once-per: TZ says Europe/Belin, which is not an installed time zone; install tzdata, or set TZ \
+                    right, alike on all hosts\n";
+        for slot in ["hour", "day", "week"] {
+            for zone in ["Europe/Belin", ":Europe/Belin"] {
+                let done = run(zone, slot);
+                assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(64), "", said));
+            }
+        }
+        assert!(!sandbox.store_exists());
+        run("Europe/Belin", "1d").prints(0, "runs\n");
+        sandbox.csalock(["overdue", "--forget", "job"]).run();
+        for zone in ["", "UTC", ":Etc/UTC", "CET-1CEST,M3.5.0,M10.5.0/3", "<+03>-3"] {
+            run(zone, "week").prints(0, "runs\n");
+            sandbox.csalock(["overdue", "--forget", "job"]).run();
+        }
+    }
+
     fn wrong_options_are_refused(sandbox: &Sandbox) {
         for (words, said) in [
             (&["run", "--once-per", "month", "job", "true"][..],

@@ -10,8 +10,8 @@ use jiff::tz::TimeZone;
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::Acquisition;
 use crate::engine::{AcquireAllResult, OpenLockSet};
-use crate::environment::local_zone;
-use crate::error::{ErrorKind, Result};
+use crate::environment::{LocalZone, local_zone};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{BeginRun, Complain, Complaint, HandleHash, Refusal, RunStart, Success};
 use crate::report::{RefusalReport, RefusedLock, Zone, in_future, millis_of, overdue, timestamp};
@@ -138,6 +138,19 @@ impl<'a> Recurring<'a> {
             self.asked.common.note(text);
         }
     }
+}
+
+/// Returns a usage error if the slots begin by the local time, and the local time zone is not installed.
+pub(super) fn check_zone(asked: &Run) -> Result<()> {
+    if !matches!(asked.recurrence.once_per, Some(Period::Hour | Period::Day | Period::Week)) {
+        return Ok(());
+    }
+    let zone = LocalZone::of_this_process();
+    if zone.is_installed() {
+        return Ok(());
+    }
+    let what = format!("--once-per: {} says {}, which is not an installed time zone", zone.source, zone.name);
+    Err(Error::new(ErrorKind::InvalidInput, what, "install tzdata, or set TZ right, alike on all hosts"))
 }
 
 fn millis(span: Duration) -> u64 {
