@@ -206,7 +206,14 @@ fn run_supervised(attempt: &Attempt<'_>, child: SleepingChild<'_>, opened: &Open
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
-    Ok(supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants))?)
+    let ended = supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants));
+    if let Some(recurring) = attempt.recurring
+        && !ended.as_ref().is_ok_and(|exit| exit.code() == 0)
+    {
+        // If that fails, the next call says it.
+        let _ = recurring.give_up(opened, attempt.job.handle.proof());
+    }
+    Ok(ended?)
 }
 
 /// Becomes the command (`-F`). Returns only if that fails.
