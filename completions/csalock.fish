@@ -72,7 +72,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'K
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
 warn\t'The command goes on, and csalock prints a warning'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l once-per -d 'Run the job at most once in each hour, day, week or DURATION, on all hosts of the store' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die, or inf [default: 3]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l retry-after -d 'With --once-per: begin no run earlier than this after the last run of the slot began' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
@@ -107,7 +108,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-a
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
 warn\t'The command goes on, and csalock prints a warning'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l once-per -d 'Run the job at most once in each hour, day, week or DURATION, on all hosts of the store' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die, or inf [default: 3]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l retry-after -d 'With --once-per: begin no run earlier than this after the last run of the slot began' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
@@ -396,7 +398,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l hel
 
 # The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --attempts --backoff --busy --color --command --conflict-exit-code --give-up-if --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
+    set -l valued --also --at --attempts --backoff --busy --color --command --conflict-exit-code --give-up-if --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
     set -l words (commandline -opc)
     set -e words[1]
     set -l has_command 0

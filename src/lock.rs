@@ -29,7 +29,9 @@ pub use deadlock::{Cycle, WaitNode, find_cycle};
 pub use ending::{EndReason, EndedGrant};
 pub use facts::{Facts, Liveness, Query};
 pub use handle::{Handle, HandleHash};
-pub use job::{BeginRun, Complain, Complaint, ForgetJob, JobState, Promise, ReportSuccess, RunStart, Runs, Success};
+pub use job::{
+    BeginRun, Complain, Complaint, ForgetJob, GiveUp, JobState, Promise, ReportSuccess, RunStart, Runs, Success,
+};
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
 pub use protocol::{decide, grant_status};

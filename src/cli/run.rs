@@ -135,9 +135,12 @@ pub struct Recurrence {
         help_heading = JOB
     )]
     pub once_per: Option<Period>,
-    /// With --once-per: begin at most N more runs in a slot if runs fail or die [default: 3]
-    #[arg(long, value_name = "N", requires = "once_per", value_parser = whole(0, u32::MAX - 1), help_heading = JOB)]
+    /// With --once-per: begin at most N more runs in a slot if runs fail or die, or inf [default: 3]
+    #[arg(long, value_name = "N", requires = "once_per", value_parser = retries, help_heading = JOB)]
     pub retries: Option<u32>,
+    /// With --once-per: begin no run earlier than this after the last run of the slot began
+    #[arg(long, value_name = "DURATION", requires = "once_per", value_parser = parse_duration, help_heading = JOB)]
+    pub retry_after: Option<Duration>,
     /// If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once
     /// with exit 86 when it is older
     #[arg(
@@ -145,6 +148,14 @@ pub struct Recurrence {
         conflicts_with_all = ["no_fork", "also", "shared", "slots", "conflict_exit_code"], help_heading = JOB
     )]
     pub overdue: Option<Duration>,
+}
+
+/// Parses a number of runs; `u32::MAX` is no limit.
+fn retries(text: &str) -> Result<u32, String> {
+    match text {
+        "inf" => Ok(u32::MAX),
+        _ => whole(0, u32::MAX - 2)(text).map_err(|problem| format!("{problem}, or inf")),
+    }
 }
 
 /// A time in which a job runs once.

@@ -9,12 +9,13 @@ use super::context::{Context, print, print_json};
 use crate::cli::Doctor;
 use crate::duration::shown as span;
 use crate::engine::Engine;
+use crate::environment::LocalZone;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::Host;
 use crate::lock::{Liveness, Page, encode_auxiliary};
 use crate::name::{escape, shell_quote};
-use crate::report::{OutputStyle, findings_text, json};
+use crate::report::{OutputStyle, Zone, findings_text, json};
 use crate::signals::Signals;
 use crate::store::{CommitResult, Finding, Location, Scope, Scratch, Store, Verdict, Version, WriteSet};
 
@@ -68,6 +69,7 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     let mut findings = engine.store().diagnose();
     findings.push(hosts(&engine));
     findings.extend(host(&engine));
+    findings.push(zone(context.host.wall()));
     let records = records(location, &engine);
     // If the records cannot be read, a second wait for the store is useless.
     let is_readable = records.iter().all(|finding| finding.verdict != Verdict::Bad);
@@ -115,6 +117,20 @@ fn host(engine: &Engine) -> Option<Finding> {
         }
         Ok(_) => None,
     }
+}
+
+/// Returns the time zone of this host, by which `--once-per day` begins its slots.
+fn zone(now: Duration) -> Finding {
+    let LocalZone { name, source, .. } = LocalZone::of_this_process();
+    if !LocalZone::of_this_process().is_installed() {
+        let found = format!("{source} says {name}, which is not an installed time zone, so times are shown in UTC");
+        return Finding::doubtful(
+            "zone",
+            found,
+            "install tzdata, or set TZ right: --once-per day is refused until then",
+        );
+    }
+    Finding::good("zone", format!("{name}, UTC{} now", Zone::Local.offset(now)))
 }
 
 /// Counts the locks that are held and waited for, and the records that are unreadable.

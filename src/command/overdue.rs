@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{ForgetJob, JobState};
 use crate::name::escape;
-use crate::report::{RefusalReport, Zone, due, json, name_and_store, overdue};
+use crate::report::{RefusalReport, Zone, due, json, name_and_store, overdue, runs};
 
 /// A job: its name for display, its state and the time of its store.
 type NamedJob = (Vec<u8>, JobState, Duration);
@@ -20,7 +20,7 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
     let zone = if asked.utc { Zone::Utc } else { Zone::Local };
     let (mut jobs, unreadable, unknown) = jobs(context, asked)?;
-    jobs.retain(|each| is_overdue(each) || (asked.all && each.1.promise.is_some()));
+    jobs.retain(|each| is_overdue(each) || (asked.all && is_watched(&each.1, asked)));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
     if asked.common.json {
         let jobs = jobs.iter().map(|(name, job, now)| json::overdue(name, job, *now));
@@ -30,7 +30,9 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
             let (name, job, now) = each;
             let due = if asked.all { due(job, *now, zone) } else { None };
             let due = due.map(|due| format!(", {due}")).unwrap_or_default();
-            format!("{}: {}{due}\n", escape(name), overdue(job, *now, zone))
+            let runs = if asked.all { runs(job, zone) } else { None };
+            let runs = runs.map(|runs| format!(", {runs}")).unwrap_or_default();
+            format!("{}: {}{due}{runs}\n", escape(name), overdue(job, *now, zone))
         };
         print(jobs.iter().map(line).collect::<String>())?;
     }
@@ -39,6 +41,11 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
         None if jobs.iter().any(is_overdue) => Ok(ErrorKind::Overdue.into()),
         None => Ok(unknown),
     }
+}
+
+/// Returns true if the job must succeed in time or, with `--all`, if runs of its slot have failed.
+fn is_watched(job: &JobState, asked: &Overdue) -> bool {
+    job.promise.is_some() || (asked.all && job.runs.is_some())
 }
 
 fn is_overdue((_, job, now): &NamedJob) -> bool {
@@ -52,7 +59,7 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Ve
     for name in &asked.names {
         let target = context.target(&asked.common, name)?;
         let engine = context.engine(&target.location)?;
-        match engine.record(&target.name)?.job.filter(|job| job.promise.is_some()) {
+        match engine.record(&target.name)?.job.filter(|job| is_watched(job, asked)) {
             Some(job) => jobs.push((target.display_name, job, time_of(&engine))),
             // A misspelt name in a check must not look like a job in good order.
             None => {

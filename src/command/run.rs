@@ -92,6 +92,7 @@ fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
     let (names, command_line) = command_line(asked).map_err(|error| usage::after_name(error, asked, arguments))?;
+    recurrence::check_zone(asked)?;
     if names.len() > 1
         && let Some(option) = only_for_one_lock(asked)
     {
@@ -205,7 +206,14 @@ fn run_supervised(attempt: &Attempt<'_>, child: SleepingChild<'_>, opened: &Open
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
-    Ok(supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants))?)
+    let ended = supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants));
+    if let Some(recurring) = attempt.recurring
+        && !ended.as_ref().is_ok_and(|exit| exit.code() == 0)
+    {
+        // If that fails, the next call says it.
+        let _ = recurring.give_up(opened, attempt.job.handle.proof());
+    }
+    Ok(ended?)
 }
 
 /// Becomes the command (`-F`). Returns only if that fails.

@@ -54,6 +54,24 @@ pub struct Runs {
     pub slot: u64,
     pub count: u32,
     pub last: HandleHash,
+    /// Start of the last run.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub began: u64,
+    /// Maximum number of runs in the slot, as the last run was told; 0 is unknown, [`Runs::UNLIMITED`] none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub most: u32,
+    /// Caller that has reported that all runs are used up.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub told: Option<HandleHash>,
+}
+
+impl Runs {
+    pub const UNLIMITED: u32 = u32::MAX;
+
+    /// Returns the maximum number of runs in the slot, if there is one and it is known.
+    pub fn allowed(&self) -> Option<u32> {
+        Some(self.most).filter(|most| ![0, Runs::UNLIMITED].contains(most))
+    }
 }
 
 /// Promise that the job succeeds at least once in each span of this length.
@@ -84,7 +102,10 @@ impl JobState {
         });
         JobState {
             success: success.map(|success| Success { slot: success.slot.filter(|slot| is_past(*slot)), ..success }),
-            runs: self.runs.clone().filter(|runs| is_past(runs.slot)),
+            runs: self.runs.clone().filter(|runs| is_past(runs.slot)).map(|runs| Runs {
+                began: Some(runs.began).filter(|began| is_past(*began)).unwrap_or_default(),
+                ..runs
+            }),
             promise,
         }
     }
@@ -127,6 +148,8 @@ pub struct BeginRun {
     pub slot: Option<u64>,
     /// Maximum number of runs that may begin in one slot.
     pub most: u32,
+    /// Minimum time from the start of the last run of the slot to that of this run, in milliseconds.
+    pub pause: u64,
     /// Length of the span in which the job must succeed at least once, in milliseconds.
     pub promise: Option<u64>,
     pub now: u64,
@@ -141,6 +164,8 @@ pub enum RunStart {
     Done(Success),
     /// This number of runs has begun in this slot; no more may.
     UsedUp(u32),
+    /// The last run of this slot began at the first time; the next one may begin at the second.
+    TooEarly(u64, u64),
 }
 
 impl Request for BeginRun {
@@ -163,13 +188,50 @@ impl Request for BeginRun {
                 Some(runs) if runs.count >= self.most => {
                     return Ok(Transition::Done(Ok(RunStart::UsedUp(runs.count))));
                 }
-                Some(runs) => Some(Runs { count: runs.count + 1, last: proof, ..runs }),
-                None => Some(Runs { slot, count: 1, last: proof }),
+                Some(runs) if runs.began.saturating_add(self.pause) > self.now => {
+                    let next = runs.began.saturating_add(self.pause);
+                    return Ok(Transition::Done(Ok(RunStart::TooEarly(runs.began, next))));
+                }
+                earlier => {
+                    let (slot, count) = earlier.map_or((slot, 0), |runs| (runs.slot, runs.count));
+                    Some(Runs { slot, count: count + 1, last: proof, began: self.now, most: self.most, told: None })
+                }
             };
         }
         job.promise = self.promise.map(|span| job.promised(span, self.now)).or(job.promise);
         let doubtful = record.job.as_ref().and_then(|job| job.doubtful_success(self.now)).cloned();
         Ok(changed(record, job, Ok(RunStart::Begun(doubtful))))
+    }
+}
+
+/// Asks whether to report that all runs of the newest slot are used up and have failed. Any caller may ask, and one of
+/// them is told the number of runs.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct GiveUp {
+    pub by: HandleHash,
+    /// Maximum number of runs that may begin in one slot.
+    pub most: u32,
+    pub now: u64,
+}
+
+impl Request for GiveUp {
+    type Response = Option<u32>;
+
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<Option<u32>>, Query> {
+        let job = record.job.clone().unwrap_or_default().as_of(self.now);
+        let Some(runs) = job.runs.clone() else { return Ok(Transition::Done(None)) };
+        let is_running = record.holder(&runs.last).is_some();
+        match runs.told {
+            // The reply to this very request was lost, or another caller has reported it.
+            Some(told) => Ok(Transition::Done((told == self.by).then_some(runs.count))),
+            None if is_running || runs.count < self.most => Ok(Transition::Done(None)),
+            None => {
+                let count = runs.count;
+                let runs = Some(Runs { told: Some(self.by), ..runs });
+                Ok(changed(record, JobState { runs, ..job }, Some(count)))
+            }
+        }
     }
 }
 
@@ -281,7 +343,14 @@ mod tests {
         let (minute, now) = (60_000, 10_000_000);
         let job = |at: u64| JobState {
             success: Some(Success { at, slot: Some(at), host: "h".into() }),
-            runs: Some(Runs { slot: at, count: 9, last: Handle::new([1; 16]).proof() }),
+            runs: Some(Runs {
+                slot: at,
+                count: 9,
+                last: Handle::new([1; 16]).proof(),
+                began: at,
+                most: 10,
+                told: None,
+            }),
             promise: Some(Promise { span: 1000, since: at, complained: Some(at), by: None, refused: 3 }),
         };
         assert_eq!(job(now + minute).as_of(now), job(now + minute));

@@ -15,7 +15,7 @@ use crate::engine::{LockRef, LockStatus};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::history::{ExpectedTurn, Past, Who};
-use crate::lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Value};
+use crate::lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Runs, Value};
 use crate::name::is_invisible;
 use crate::store::{Finding, Location, Verdict};
 
@@ -227,6 +227,8 @@ fn job(job: &JobState, now: Duration) -> Document {
         .with("within", promise.map(|promise| promise.span as f64 / 1000.0))
         .with("due", job.due(now.as_millis() as u64).map(time))
         .with("refused", promise.map(|promise| promise.refused))
+        .with("runs", job.runs.as_ref().map(|runs| runs.count))
+        .with("runs_allowed", job.runs.as_ref().and_then(Runs::allowed))
 }
 
 /// The document of `overdue` for the job under the lock of this name, at the time `now` of its store.

@@ -17,7 +17,7 @@ type OfLock = fn(&LockMetrics) -> Option<String>;
 type OfEndings = fn((usize, Duration)) -> Option<String>;
 
 /// The families with a sample for each lock that has the value.
-const OF_LOCK: [(&str, &str, OfLock); 9] = [
+const OF_LOCK: [(&str, &str, OfLock); 11] = [
     ("csalock_holders", "Holders of the lock.", |lock| number(lock.holders)),
     (
         "csalock_stale_holders",
@@ -42,6 +42,12 @@ const OF_LOCK: [(&str, &str, OfLock); 9] = [
     }),
     ("csalock_refused_calls", "Calls of run --overdue since the last success that did not get the lock.", |lock| {
         Some(lock.job.as_ref()?.promise?.refused.to_string())
+    }),
+    ("csalock_slot_runs", "Runs of run --once-per in the newest slot, if none has succeeded.", |lock| {
+        Some(lock.job.as_ref()?.runs.as_ref()?.count.to_string())
+    }),
+    ("csalock_slot_runs_allowed", "Runs that may begin in that slot; absent without a limit.", |lock| {
+        Some(lock.job.as_ref()?.runs.as_ref()?.allowed()?.to_string())
     }),
 ];
 

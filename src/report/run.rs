@@ -56,17 +56,20 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
 
 /// Returns a clause about a job that has not succeeded in time, at the time `now` of its store.
 pub(crate) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
-    let within = within(job).unwrap_or_default();
+    let within = within(job).map(|within| format!(", and {within}")).unwrap_or_default();
     if let Some(success) = job.doubtful_success(now.as_millis() as u64) {
-        return format!("{}, and {within}", in_future(success, zone));
+        return format!("{}{within}", in_future(success, zone));
     }
     let (what, since) = match &job.success {
         Some(success) => ("last succeeded at", success.at),
-        None => ("has not succeeded since", job.promise.map_or(0, |promise| promise.since)),
+        None => match job.promise {
+            Some(promise) => ("has not succeeded since", promise.since),
+            None => return "its job has not succeeded yet".to_string(),
+        },
     };
     let since = Duration::from_millis(since);
     let age = span(now.saturating_sub(since));
-    format!("its job {what} {} ({age} ago), and {within}", zone.full(since))
+    format!("its job {what} {} ({age} ago){within}", zone.full(since))
 }
 
 pub(crate) fn in_future(success: &Success, zone: Zone) -> String {
@@ -77,6 +80,15 @@ pub(crate) fn in_future(success: &Success, zone: Zone) -> String {
 pub(super) fn within(job: &JobState) -> Option<String> {
     let within = Duration::from_millis(job.promise.as_ref()?.span);
     Some(format!("must succeed once in {}", span(within)))
+}
+
+/// Returns a clause about the runs of the newest slot in which a run has failed: how many have begun of how many.
+pub(crate) fn runs(job: &JobState, zone: Zone) -> Option<String> {
+    let runs = job.runs.as_ref()?;
+    let of = runs.allowed().map(|allowed| format!(" of {allowed}")).unwrap_or_default();
+    let slot = zone.full(Duration::from_millis(runs.slot));
+    let noun = if (runs.count, of.as_str()) == (1, "") { "run" } else { "runs" };
+    Some(format!("{}{of} {noun} used in the slot from {slot}", runs.count))
 }
 
 /// Returns a clause about the time by which the job must succeed.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::history::{ended, held_for, who};
 use super::holder::{Holder, holders, label_and_command, process, shown_user, waiting};
 use super::json::{mode, state};
-use super::run::{due, within};
+use super::run::{due, runs, within};
 use super::table::wrapped;
 use super::table::{Column, OutputStyle, Table};
 use super::{Reporter, describe_value};
@@ -344,10 +344,8 @@ impl LockBlock<'_> {
             }
             None => "has not succeeded yet".to_string(),
         };
-        match within(job).zip(due(job, now, self.reporter.zone)) {
-            Some((within, due)) => format!("{last}; {within}, {due}"),
-            None => last,
-        }
+        let due = within(job).zip(due(job, now, self.reporter.zone)).map(|(within, due)| format!("{within}, {due}"));
+        [Some(last), due, runs(job, self.reporter.zone)].into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
     fn earlier(&self) -> Vec<String> {

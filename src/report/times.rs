@@ -55,6 +55,11 @@ impl Zone {
         at.strftime(format).to_string()
     }
 
+    /// Returns the offset from UTC at this time: `+01:00`.
+    pub(crate) fn offset(self, time: Duration) -> String {
+        self.at(time).strftime("%:z").to_string()
+    }
+
     /// Returns the abbreviation of the zone at this time: `CET`, `UTC`, `-03`.
     pub(crate) fn name(self, time: Duration) -> String {
         self.at(time).strftime("%Z").to_string()

@@ -138,6 +138,9 @@ impl Source<'_> {
             slot: source.number(),
             count: source.number() as u32,
             last: source.proof(),
+            began: source.number(),
+            most: source.number() as u32,
+            told: source.option(Source::proof),
         };
         let promise = |source: &mut Source<'_>| Promise {
             span: source.number(),

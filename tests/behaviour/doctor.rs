@@ -88,7 +88,7 @@ const SERVER: [&str; 4] = [
 fn the_same_everywhere(sandbox: &Sandbox, records: &str) -> Vec<String> {
     let alone = "good hosts: this host alone: the end of an owner is seen at once, and waiters are woken";
     let findings: &[&str] =
-        if sandbox.is_shared() { &[HOSTS, records, LOCKS, CLOCK] } else { &[alone, records, LOCKS] };
+        if sandbox.is_shared() { &[HOSTS, ZONE, records, LOCKS, CLOCK] } else { &[alone, ZONE, records, LOCKS] };
     findings.iter().map(|finding| finding.to_string()).collect()
 }
 
@@ -110,6 +110,8 @@ const CLOCK: &str = "good clock: it differs from this host's by less than 10s; n
 
 const HOSTS: &str = "good hosts: other hosts may share it: a holder renews a lease of 1m, and waiters on other hosts are \
                      woken by the store";
+
+const ZONE: &str = "good zone: CET-1, UTC+01:00 now";
 
 const LOCKS: &str = "good locks: a record is written and deleted in N ms";
 
@@ -391,6 +393,25 @@ fn an_empty_directory_that_is_to_become_a_store_stays_empty() {
     let (code, findings) = doctor(&sandbox, &[]);
     assert_eq!((code, content(&sandbox.store_path())), (0, vec![]), "{findings:#?}");
     assert_eq!(std::fs::metadata(sandbox.store_path()).unwrap().mode() & 0o7777, 0o2770);
+}
+
+#[test]
+fn a_zone_that_is_not_installed_is_doubtful() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    for (zone, found) in [
+        (
+            "Europe/Belin",
+            "doubtful zone: TZ says Europe/Belin, which is not an installed time zone, so times are shown in UTC",
+        ),
+        (":UTC", "good zone: UTC, UTC+00:00 now"),
+        ("", "good zone: UTC, UTC+00:00 now"),
+        ("<+03>-3", "good zone: <+03>-3, UTC+03:00 now"),
+    ] {
+        let done = sandbox.csalock(["doctor", "--json"]).env("TZ", zone).env("TZDIR", "/nowhere").capture();
+        let (code, findings) = examined(&done, &sandbox);
+        has(&findings, found);
+        assert_eq!((code, findings.iter().filter(|line| line.contains(" zone: ")).count()), (0, 1));
+    }
 }
 
 #[test]

@@ -104,6 +104,82 @@ on_every_kind_of_store! {
         sandbox.csalock(["run", LONG, "--retries=0", "other", "echo", "again"]).run();
     }
 
+    fn the_call_that_uses_up_the_last_run_says_so_once(sandbox: &Sandbox) {
+        let run = |name: &str, retries: &str, command: &str| {
+            let done = sandbox.csalock(["run", "-q", LONG, retries, name, "dash", "-c", command]).capture();
+            (done.code, done.stdout.clone(), sandbox.plain(&done.stderr))
+        };
+        let says = |what: &str, name: &str| {
+            format!("csalock: lock {name} in store STORE: {what} of its job in this slot failed, so it does not run \
+                     again before the next slot; to run it now, use more --retries\n")
+        };
+        let silent = |code: i32| (Some(code), String::new(), String::new());
+        assert_eq!(run("job", "--retries=1", "exit 3"), silent(3));
+        assert_eq!(run("job", "--retries=1", "exit 3"), (Some(3), String::new(), says("all 2 runs", "job")));
+        assert_eq!([run("job", "--retries=1", ":"), run("job", "--retries=1", ":")], [silent(0), silent(0)]);
+        // More runs may fail, too.
+        assert_eq!(run("job", "--retries=2", "exit 3"), (Some(3), String::new(), says("all 3 runs", "job")));
+        assert_eq!(run("job", "--retries=2", ":"), silent(0));
+        // The next call says it for a run that could not.
+        assert_eq!(run("killed", "--retries=0", "kill -9 $PPID; sleep 1000").0, None);
+        wait_until("it is free", || sandbox.state("killed") != "held");
+        let done = run("killed", "--retries=0", "echo again").2;
+        assert!(done.ends_with(&says("the only run", "killed")), "{done}");
+        assert_eq!(run("killed", "--retries=0", ":"), silent(0));
+        for _ in 0..6 {
+            assert_eq!(run("inf", "--retries=inf", "exit 3"), silent(3));
+        }
+        assert_eq!(run("inf", "--retries=inf", "echo runs").1, "runs\n");
+    }
+
+    fn a_run_begins_no_earlier_than_retry_after(sandbox: &Sandbox) {
+        let run = |minutes: i64, command: &str| {
+            let words = ["run", "-v", LONG, "--retry-after=1h", "--retries=9", "job", "dash", "-c", command];
+            at(sandbox.csalock(words), minutes).capture()
+        };
+        assert_eq!(run(0, "exit 3").code, Some(3));
+        let done = run(59, "echo early");
+        let said = "csalock: lock job was acquired, token TOKEN\n\
+                    csalock: lock job in store STORE: its last run in this slot began at TIME, and the next may at \
+                    TIME; nothing was run\n";
+        assert_eq!((done.code, done.stdout.as_str(), sandbox.plain(&done.stderr).as_str()), (Some(0), "", said));
+        let codes = [61, 62, 122].map(|minutes| run(minutes, "exit 3").code);
+        assert_eq!(codes, [Some(3), Some(0), Some(3)]);
+        // A clock that was ahead once delays no run.
+        assert_eq!([run(9999, "exit 3").code, run(200, "exit 4").code], [Some(3), Some(4)]);
+    }
+
+    fn runs_used_of_runs_allowed_are_shown(sandbox: &Sandbox) {
+        let fail = |name: &str, retries: &str| {
+            sandbox.csalock(["run", LONG, retries, name, "false"]).capture().exits(1);
+        };
+        for _ in 0..2 {
+            fail("few", "--retries=2");
+        }
+        fail("inf", "--retries=inf");
+        let shown = sandbox.csalock(["overdue", "--all"]).capture();
+        let lines = "few: its job has not succeeded yet, 2 of 3 runs used in the slot from TIME\n\
+                     inf: its job has not succeeded yet, 1 run used in the slot from TIME\n";
+        assert_eq!((shown.code, sandbox.plain(&shown.stdout).as_str()), (Some(0), lines));
+        sandbox.csalock(["overdue"]).run();
+        let document = sandbox.csalock(["overdue", "--all", "--json"]).capture().stdout;
+        let document: Value = serde_json::from_str(&document).unwrap();
+        let runs = |at: usize| (document[at]["runs"].clone(), document[at]["runs_allowed"].clone());
+        assert_eq!([runs(0), runs(1)], [(json!(2), json!(3)), (json!(1), Value::Null)]);
+        let status = sandbox.csalock(["status", "-v", "few"]).capture().stdout;
+        assert!(status.contains("has not succeeded yet; 2 of 3 runs used in the slot from "), "{status}");
+        let metrics = sandbox.csalock(["metrics"]).capture().stdout;
+        let value = |begin: &str| {
+            let line = metrics.lines().find(|line| line.starts_with(begin) && line.contains("\"few\""));
+            line.and_then(|line| line.rsplit(' ').next())
+        };
+        let values = (value("csalock_slot_runs{"), value("csalock_slot_runs_allowed{"));
+        assert_eq!(values, (Some("2"), Some("3")), "{metrics}");
+        assert_eq!(metrics.matches("\ncsalock_slot_runs_allowed{").count(), 1);
+        sandbox.csalock(["run", LONG, "few", "true"]).run();
+        assert!(!sandbox.csalock(["overdue", "--all"]).capture().stdout.contains("few"));
+    }
+
     fn a_command_dies_with_its_supervisor_and_is_repeated(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", LONG, "job", "dash", "-c", "echo $$; exec sleep 1000"]).spawn();
         let command: i32 = job.lines(1)[0].parse().unwrap();
@@ -274,6 +350,28 @@ on_every_kind_of_store! {
         let said = "csalock: lock job in store STORE has no job; nothing was changed\n";
         sandbox.csalock(["overdue", "--forget", "job"]).status(81).stderr(said).run();
         assert!(sandbox.record("job").is_none());
+    }
+
+    fn slots_of_a_zone_that_is_not_installed_are_refused(sandbox: &Sandbox) {
+        let run = |zone: &str, slot: &str| {
+            let call = sandbox.csalock(["run", "--once-per", slot, "job", "echo", "runs"]);
+            call.env("TZ", zone).env("TZDIR", "/nowhere").capture()
+        };
+        let said = "csalock: --once-per: TZ says Europe/Belin, which is not an installed time zone; install tzdata, or set TZ \
+                    right, alike on all hosts\n";
+        for slot in ["hour", "day", "week"] {
+            for zone in ["Europe/Belin", ":Europe/Belin"] {
+                let done = run(zone, slot);
+                assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(64), "", said));
+            }
+        }
+        assert!(!sandbox.store_exists());
+        run("Europe/Belin", "1d").prints(0, "runs\n");
+        sandbox.csalock(["overdue", "--forget", "job"]).run();
+        for zone in ["", "UTC", ":Etc/UTC", "CET-1CEST,M3.5.0,M10.5.0/3", "<+03>-3"] {
+            run(zone, "week").prints(0, "runs\n");
+            sandbox.csalock(["overdue", "--forget", "job"]).run();
+        }
     }
 
     fn wrong_options_are_refused(sandbox: &Sandbox) {

@@ -9,15 +9,20 @@ use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::Acquisition;
+use crate::command::context::eprint_line;
 use crate::engine::{AcquireAllResult, OpenLockSet};
-use crate::environment::local_zone;
-use crate::error::{ErrorKind, Result};
+use crate::environment::{LocalZone, local_zone};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{BeginRun, Complain, Complaint, HandleHash, Refusal, RunStart, Success};
+use crate::lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
 use crate::report::{RefusalReport, RefusedLock, Zone, in_future, millis_of, overdue, timestamp};
+use crate::store::StoreDeadline;
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
 const RETRIES: u32 = 3;
+
+/// Maximum time that a store may take to answer whether to report that all runs are used up.
+const TO_GIVE_UP: Duration = Duration::from_secs(10);
 
 pub(super) struct Recurring<'a> {
     asked: &'a Run,
@@ -65,7 +70,8 @@ impl<'a> Recurring<'a> {
         let request = BeginRun {
             credentials: engine.by_proof(proof)?,
             slot: self.slot(now),
-            most: recurrence.retries.unwrap_or(RETRIES) + 1,
+            most: self.most(),
+            pause: recurrence.retry_after.map(millis).unwrap_or_default(),
             promise: recurrence.overdue.map(millis),
             now: millis(now),
         };
@@ -82,9 +88,19 @@ impl<'a> Recurring<'a> {
                 Ok(Some(Exit::Done))
             }
             Ok(RunStart::UsedUp(runs)) => {
+                if !self.give_up(opened, proof)? {
+                    let lock = RefusedLock::new(target, &reporter);
+                    let runs = if runs == 1 { "one run".to_string() } else { format!("{runs} runs") };
+                    self.tell(&format!("{lock}: its job has not succeeded in this slot after {runs}; nothing was run"));
+                }
+                Ok(Some(Exit::Done))
+            }
+            Ok(RunStart::TooEarly(began, next)) => {
                 let lock = RefusedLock::new(target, &reporter);
-                let runs = if runs == 1 { "one run".to_string() } else { format!("{runs} runs") };
-                self.tell(&format!("{lock}: its job has not succeeded in this slot after {runs}; nothing was run"));
+                let [began, next] = [began, next].map(|at| Zone::Local.full(Duration::from_millis(at)));
+                self.tell(&format!(
+                    "{lock}: its last run in this slot began at {began}, and the next may at {next}; nothing was run"
+                ));
                 Ok(Some(Exit::Done))
             }
             Err(not_holder) => {
@@ -93,6 +109,33 @@ impl<'a> Recurring<'a> {
                 Ok(Some(ErrorKind::Lost.into()))
             }
         }
+    }
+
+    /// Returns the maximum number of runs in one slot.
+    fn most(&self) -> u32 {
+        self.asked.recurrence.retries.unwrap_or(RETRIES).saturating_add(1)
+    }
+
+    /// Says that all runs of the slot have failed, unless a caller has said so. The exit code does not tell it, so
+    /// `--quiet` does not hide it: cron(8) mails it once. Returns true if this caller has said it.
+    pub(super) fn give_up(&self, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
+        let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
+        let most = self.most();
+        if !self.has_slots() || most == Runs::UNLIMITED {
+            return Ok(false);
+        }
+        // The command has ended, and the exit of csalock must not wait for a store that does not answer.
+        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_GIVE_UP));
+        let Some(runs) = engine.apply(&target.name, &GiveUp { by, most, now: millis(engine.time()?) })? else {
+            return Ok(false);
+        };
+        let lock = RefusedLock::new(target, &reporter);
+        let runs = if runs == 1 { "the only run".to_string() } else { format!("all {runs} runs") };
+        eprint_line(&format!(
+            "{lock}: {runs} of its job in this slot failed, so it does not run again before the next slot; to run it \
+             now, use more --retries"
+        ));
+        Ok(true)
     }
 
     /// Returns the exit for a lock that was not acquired. With `--overdue` a busy lock is silent while the job has
@@ -138,6 +181,19 @@ impl<'a> Recurring<'a> {
             self.asked.common.note(text);
         }
     }
+}
+
+/// Returns a usage error if the slots begin by the local time, and the local time zone is not installed.
+pub(super) fn check_zone(asked: &Run) -> Result<()> {
+    if !matches!(asked.recurrence.once_per, Some(Period::Hour | Period::Day | Period::Week)) {
+        return Ok(());
+    }
+    let zone = LocalZone::of_this_process();
+    if zone.is_installed() {
+        return Ok(());
+    }
+    let what = format!("--once-per: {} says {}, which is not an installed time zone", zone.source, zone.name);
+    Err(Error::new(ErrorKind::InvalidInput, what, "install tzdata, or set TZ right, alike on all hosts"))
 }
 
 fn millis(span: Duration) -> u64 {

@@ -68,7 +68,7 @@ fn full() -> Record {
         }),
         job: Some(JobState {
             success: Some(Success { at: 21, slot: Some(22), host: "h".to_string() }),
-            runs: Some(Runs { slot: 23, count: 24, last: grant.proof }),
+            runs: Some(Runs { slot: 23, count: 24, last: grant.proof, began: 25, most: 26, told: Some(grant.proof) }),
             promise: Some(Promise { span: 25, since: 26, complained: Some(27), by: Some(grant.proof), refused: 28 }),
         }),
         ended_grants: vec![EndedGrant {
