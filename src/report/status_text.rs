@@ -81,7 +81,7 @@ impl LockTable {
             host,
             shown_user(owner.uid),
             self.style.time(grant.since, self.now),
-            self.until(first),
+            self.until(first, reporter),
             id + &label_and_command(owner.label.as_ref(), &owner.command),
         ]);
     }
@@ -109,7 +109,12 @@ impl LockTable {
         self.table.lines(is_obvious.then_some(HOST))
     }
 
-    fn until(&self, (grant, standing): &Holder<'_>) -> String {
+    fn until(&self, (grant, standing): &Holder<'_>, reporter: &Reporter<'_>) -> String {
+        if standing.is_ok()
+            && let Some(end) = reporter.renewable_end(grant)
+        {
+            return format!("{}?", self.style.time(end.as_millis() as u64, self.now));
+        }
         match &grant.lifetime {
             _ if standing.is_err() => "over".to_string(),
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => "alive".to_string(),
