@@ -379,8 +379,19 @@ impl LockBlock<'_> {
             (Ok(_), Lifetime::UntilReleased) => {
                 format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
             }
-            (Ok(Liveness::Unknown | Liveness::Missing), lifetime) => {
+            (Ok(liveness @ (Liveness::Unknown | Liveness::Missing)), lifetime) => {
+                let kill = self.reporter.owner(&grant.owner).filter(|_| *liveness == Liveness::Unknown);
+                let kill = kill.map(|owner| {
+                    let (host, here) = (&grant.owner.host, self.reporter.host.name());
+                    let place = if *host == here {
+                        "in its container".into()
+                    } else {
+                        format!("on {}", escape(host.as_bytes()))
+                    };
+                    format!("{place}: `kill {}` ends the holder and the lock; ", owner.pid)
+                });
                 let unseen = "csalock cannot see from here whether the holder lives; if it does not,";
+                let unseen = format!("{}{unseen}", kill.unwrap_or_default());
                 match lifetime.lease() {
                     Some(lease) => {
                         let end = self.reporter.time(lease.wall);
