@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::lock::{Grant, Handle, HandleHash, Lifetime, Release};
+use crate::run::cleaners::CleanerGuard;
 use crate::run::schedule::{renewal_pause, retry_pause};
 use crate::store::Scope;
 
@@ -25,6 +26,7 @@ pub struct Guard<'a> {
     engine: &'a Arc<Engine>,
     /// Dropping this sender ends the thread that renews.
     _renewer: Option<Sender<Infallible>>,
+    _cleaners: CleanerGuard,
     names: Vec<Vec<u8>>,
     handle: Handle,
     token: u64,
@@ -35,7 +37,9 @@ impl<'a> Guard<'a> {
         let must_renew = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
         let renewer = must_renew.then(|| renew(engine, &names, &handle));
         let token = grants.iter().filter_map(|grant| grant.token).max().unwrap_or_default();
-        Guard { engine, _renewer: renewer, names, handle, token }
+        let mut cleaners = CleanerGuard::of([&**engine]);
+        cleaners.protect();
+        Guard { engine, _renewer: renewer, _cleaners: cleaners, names, handle, token }
     }
 
     /// Returns the fencing token; for several locks, the highest token. It only grows from one holder of a name to the

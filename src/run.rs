@@ -3,6 +3,7 @@
 //! This layer knows no command-line arguments and writes no text for people, except the messages of its errors.
 
 pub mod child;
+pub(crate) mod cleaners;
 pub mod deadline;
 pub mod detach;
 pub mod exec;

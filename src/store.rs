@@ -170,6 +170,12 @@ pub trait Store: Upkeep + Send + Sync {
         false
     }
 
+    /// Returns the directory that must have a lock of flock(2) while a process holds a lock in the store, so that no cleaner
+    /// of temporary files removes its records. `None` if no cleaner works there.
+    fn cleaned_directory(&self) -> Option<PathBuf> {
+        None
+    }
+
     /// Returns the location of `name`'s record, for messages.
     fn describe(&self, name: &[u8]) -> String;
 }

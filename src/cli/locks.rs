@@ -47,7 +47,7 @@ pub struct Unlock {
     /// Release all locks of the caller: in the store, in the current directory, and beside the files named
     #[arg(long, help_heading = LOCK)]
     pub all: bool,
-    /// Break the lock of any holder, and print its holder; with --all, every lock of the store except claims
+    /// Break the lock of any holder, and print its holder, whose command may still run beside the next one; with --all, every lock of the store except claims
     #[arg(long, help_heading = LOCK)]
     pub force: bool,
     /// With --force: break only the grant with this fencing token

@@ -78,19 +78,16 @@ impl Color {
     }
 }
 
-/// Default of `--timeout`.
-pub(super) const TIMEOUT: &str = "30s";
-
 /// Options of commands that may wait for a lock.
 #[derive(Debug, Args)]
 pub struct Waiting {
-    /// Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit
+    /// Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]
     #[arg(
-        short = 'w', long, alias = "wait", value_name = "DURATION", default_value = TIMEOUT,
+        short = 'w', long, alias = "wait", value_name = "DURATION",
         value_parser = parse_timeout, overrides_with = "nonblock", allow_negative_numbers = true,
         help_heading = WAITING
     )]
-    pub timeout: Limit,
+    pub timeout: Option<Limit>,
     /// Do not wait: the same as -w 0
     #[arg(short, long, aliases = ["nb", "nonblocking"], overrides_with = "timeout", help_heading = WAITING)]
     pub nonblock: bool,

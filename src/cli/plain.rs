@@ -7,7 +7,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use super::options::TIMEOUT;
 use super::run::KILL_AFTER;
 use super::{Busy, Cli, Command, Common, Lock, OnLost, Recurrence, Run, Taking, Unlock, Waiting};
 use crate::duration::{Limit, parse_duration, parse_timeout};
@@ -103,7 +102,7 @@ impl Options {
 
     fn taking(self) -> Option<Taking> {
         let waiting = Waiting {
-            timeout: self.timeout.or_else(|| parse_timeout(TIMEOUT).ok())?,
+            timeout: self.timeout,
             nonblock: self.nonblock,
             fail_on_stale: false,
             backoff: None,

@@ -94,7 +94,7 @@ impl Run {
         if self.busy != Busy::Skip {
             return Ok(());
         }
-        if waiting.timeout.0 != Some(Duration::ZERO) {
+        if waiting.timeout.is_some_and(|limit| limit.0 != Some(Duration::ZERO)) {
             return Err("--timeout <DURATION>");
         }
         waiting.nonblock = true;

@@ -24,6 +24,12 @@ use crate::store::{Location, StoreDeadline};
 /// Maximum time for the store to answer with what an estimate needs.
 pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
 
+/// Default of `--timeout`.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Minimum time between the end of a dead holder's lease and the default timeout of a caller that saw it begin.
+const BEYOND_LEASE: Duration = Duration::from_secs(15);
+
 /// One acquisition: how long it waits, which signals interrupt it, and how it is reported.
 pub(super) struct Acquisition<'a> {
     pub(super) common: &'a Common,
@@ -43,8 +49,14 @@ pub(super) struct Acquisition<'a> {
 type Turn = (ExpectedTurn, Option<Duration>);
 
 impl<'a> Acquisition<'a> {
-    pub(super) fn new(common: &'a Common, waiting: &'a Waiting, signals: &'a Signals) -> Acquisition<'a> {
-        let policy = waiting.wait_policy();
+    /// Holders of the locks may have leases as long as `lease`.
+    pub(super) fn new(
+        common: &'a Common,
+        waiting: &'a Waiting,
+        signals: &'a Signals,
+        lease: Option<Duration>,
+    ) -> Acquisition<'a> {
+        let policy = waiting.wait_policy(lease);
         Acquisition {
             common,
             waiting,
@@ -232,11 +244,14 @@ pub(super) fn report_taken(
 }
 
 impl Waiting {
-    pub(super) fn wait_policy(&self) -> WaitPolicy {
+    /// Returns the policy of the caller. A holder that no process here can see may have died at the start of its `lease`, if it has one.
+    pub(super) fn wait_policy(&self, lease: Option<Duration>) -> WaitPolicy {
         if self.nonblock {
             return WaitPolicy::NONE;
         }
-        WaitPolicy { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
+        let default = || Some(lease.map_or(TIMEOUT, |lease| TIMEOUT.max(lease.saturating_add(BEYOND_LEASE))));
+        let limit = self.timeout.map_or_else(default, |limit| limit.0);
+        WaitPolicy { limit, attempts: self.attempts, backoff: self.backoff }
     }
 
     /// Returns the exit code for a lock that was busy until the timeout.
@@ -268,5 +283,23 @@ impl Taking {
             Some(span) => Lifetime::Ttl((span.as_millis() as u64).max(1)),
             None => Lifetime::WhileOwnerLives,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn the_default_timeout_outlasts_the_lease_of_a_dead_holder() {
+        let limit = |words: &[&str], lease: Option<u64>| {
+            let words = ["csalock", "lock"].iter().chain(words).map(std::ffi::OsString::from);
+            let Ok(Cli { command: Command::Lock(lock), .. }) = Cli::read(words) else { panic!("{lease:?}") };
+            lock.taking.waiting.wait_policy(lease.map(Duration::from_secs)).limit.map(|limit| limit.as_secs())
+        };
+        assert_eq!([None, Some(5), Some(60)].map(|lease| limit(&["x"], lease)), [Some(30), Some(30), Some(75)]);
+        let given = [&["-w", "1", "x"][..], &["-n", "x"], &["-w", "inf", "x"]];
+        assert_eq!(given.map(|words| limit(words, Some(60))), [Some(1), Some(0), None]);
     }
 }

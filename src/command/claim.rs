@@ -24,7 +24,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let id = asked.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
     context.require_stdout("the id", "send it to /dev/null if you do not need it")?;
     let opened = targets.open(context)?;
-    let policy = asked.waiting.wait_policy();
+    let policy = asked.waiting.wait_policy(opened.lease());
     let until = policy.end(context.host.boottime());
     let _deadline = StoreDeadline::begin(Some(until));
     let taken = match taken(&opened, &id) {
@@ -44,7 +44,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
         ..request(context, &asked.waiting, handle, process, Vec::new(), command)?
     };
     let signals = Signals::listen(context.inherited)?;
-    let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals);
+    let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals, opened.lease());
     match acquisition.acquire(&opened, &request)? {
         AcquireAllResult::Granted(grants, _) => {
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.

@@ -48,12 +48,14 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
         return Ok(Exit::Done);
     }
     let files = paths(csa, files)?;
-    let timeout = context.environment.timeout.clone().unwrap_or_else(|| "30s".into());
-    let words = match csa {
-        Csa::Lock => vec!["csalock".into(), "lock".into(), "-w".into(), timeout.clone(), "--".into()],
-        Csa::Unlock => vec!["csalock".into(), "unlock".into(), "--".into()],
+    let timeout = context.environment.timeout.as_ref();
+    let words: Vec<OsString> = match (csa, timeout) {
+        (Csa::Lock, Some(timeout)) => vec!["csalock".into(), "lock".into(), "-w".into(), timeout.clone(), "--".into()],
+        (Csa::Lock, None) => vec!["csalock".into(), "lock".into(), "--".into()],
+        (Csa::Unlock, _) => vec!["csalock".into(), "unlock".into(), "--".into()],
     };
     let Ok(Cli { command, .. }) = Cli::try_parse_from(words.into_iter().chain(files)) else {
+        let timeout = timeout.cloned().unwrap_or_default();
         let why = parse_timeout(&timeout.to_string_lossy()).err().unwrap_or_default();
         let what = format!("CSALOCK_TIMEOUT: {} {why}", shell_quote(timeout.as_bytes()));
         return Err(Error::new(ErrorKind::InvalidInput, what, "").into());

@@ -116,17 +116,18 @@ impl ForScript<'_> {
         // The process ends soon, and the kernel closes its descriptors.
         let opened = ManuallyDrop::new(self.targets.open(self.context)?);
         // If this process dies after the first of several names, the script must not hold that one.
-        let is_provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
+        let lease = opened.lease();
+        let is_provisional = self.prints || lease.is_some() || self.targets.all.len() > 1;
         let phase = if is_provisional { Phase::Provisional } else { Phase::Direct };
         let request = AcquireRequest { phase, ..request };
-        if opened.need_leases() {
+        if lease.is_some() {
             check_limit()?;
         }
         let signals = ManuallyDrop::new(Signals::listen_without_children(self.context.inherited)?);
         let acquisition = Acquisition {
             settings: self.settings,
             give_up_if: self.taking.give_up_if,
-            ..Acquisition::new(self.common, &self.taking.waiting, &signals)
+            ..Acquisition::new(self.common, &self.taking.waiting, &signals, lease)
         };
         let until = acquisition.policy.end(self.context.host.boottime());
         let AcquireRequest { handle, owner, .. } = &request;

@@ -239,8 +239,9 @@ impl Attempt<'_> {
         opened: &OpenLockSet<'_>,
         child: Option<&SleepingChild<'_>>,
     ) -> anyhow::Result<std::result::Result<Held, Exit>> {
-        let request = self.request(child.is_none(), opened.need_leases())?;
-        let acquisition = self.acquisition(child);
+        let lease = opened.lease();
+        let request = self.request(child.is_none(), lease.is_some())?;
+        let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             AcquireAllResult::Interrupted if !self.job.signals.pending() => {
@@ -283,13 +284,12 @@ impl Attempt<'_> {
         Ok(Ok(Held { grants, files }))
     }
 
-    fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>) -> Acquisition<'b> {
+    fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {
         let waiting = &self.asked.taking.waiting;
-        let policy = waiting.wait_policy();
-        let own = Acquisition::new(&self.asked.common, waiting, self.job.signals);
+        let own = Acquisition::new(&self.asked.common, waiting, self.job.signals, lease);
         Acquisition {
             // The stores were opened meanwhile, which took time.
-            policy: policy.rest(policy.end(self.began), self.job.context.host.boottime()),
+            policy: own.policy.rest(own.policy.end(self.began), self.job.context.host.boottime()),
             give_up_if: self.asked.taking.give_up_if,
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
             ..own

@@ -148,7 +148,8 @@ fn write(
         ..request(context, &asked.waiting, handle, process, vec![process], command)?
     };
     let signals = Signals::listen(context.inherited)?;
-    let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals);
+    let lease = engine.needs_leases().then(|| engine.lease());
+    let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals, lease);
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
         WriteResult::Interrupted => Ok(signals.exit()),

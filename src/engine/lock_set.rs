@@ -187,6 +187,11 @@ impl OpenLockSet<'_> {
         self.engines.iter().any(Engine::needs_leases)
     }
 
+    /// Returns the length of the leases, if a grant in one of the stores needs one.
+    pub fn lease(&self) -> Option<Duration> {
+        self.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease)
+    }
+
     /// Releases the grants of this handle. Returns an answer for each lock, as far as its store answered.
     pub fn release(&self, proof: HandleHash) -> Vec<Result<Released>> {
         let release = |(target, engine): (&LockRef, &Engine)| engine.release(&target.name, proof);

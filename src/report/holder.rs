@@ -141,7 +141,17 @@ impl Reporter<'_> {
         }
     }
 
+    /// Returns the end of the lease that counts until the holder renews it: no other end of the holder shows here.
+    pub(super) fn renewable_end(&self, grant: &Grant) -> Option<Duration> {
+        let Lifetime::Keepalive(lease) = &grant.lifetime else { return None };
+        let is_seen = self.liveness(&grant.owner) == Liveness::Alive;
+        (!is_seen).then_some(Duration::from_millis(lease.wall))
+    }
+
     fn until(&self, grant: &Grant) -> String {
+        if let Some(end) = self.renewable_end(grant) {
+            return format!("while it lives (its lease ends at {} unless it is renewed)", self.zone.full(end));
+        }
         let text = match &grant.lifetime {
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => {
                 if self.is_stopped(grant) { "while it lives, now stopped" } else { "while it lives" }

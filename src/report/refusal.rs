@@ -239,7 +239,8 @@ impl<'a> RefusedLock<'a> {
     fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> RefusalReport {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
-            let or = self.how_to_break(holders).unwrap_or_else(|| "wait until it is released".to_string());
+            let end = self.how_to_break(holders).or_else(|| self.how_to_end(holders));
+            let or = end.unwrap_or_else(|| "wait until it is released".to_string());
             format!("give its handle with {}, or {or}", self.settings.handle)
         });
         let held = self.each(holders) + &before.unwrap_or_default();
@@ -332,6 +333,15 @@ impl<'a> RefusedLock<'a> {
     fn how_to_break(&self, grants: &[Grant]) -> Option<String> {
         let may_be_needed = grants.iter().any(|grant| self.reporter.may_need_force(grant));
         may_be_needed.then(|| format!("break it with {}", self.force()))
+    }
+
+    /// Returns how to end holders that are all seen alive here: their end is better than a break beside them.
+    fn how_to_end(&self, grants: &[Grant]) -> Option<String> {
+        let pids = grants.iter().map(|grant| Some(self.reporter.owner(&grant.owner)?.pid.to_string()));
+        let (pids, force) = (pids.collect::<Option<Vec<_>>>()?.join(" "), self.force());
+        Some(format!(
+            "end its holder with `kill {pids}`, or break it with {force}, whose holder may then go on beside the next"
+        ))
     }
 }
 

@@ -81,7 +81,7 @@ impl LockTable {
             host,
             shown_user(owner.uid),
             self.style.time(grant.since, self.now),
-            self.until(first),
+            self.until(first, reporter),
             id + &label_and_command(owner.label.as_ref(), &owner.command),
         ]);
     }
@@ -109,7 +109,12 @@ impl LockTable {
         self.table.lines(is_obvious.then_some(HOST))
     }
 
-    fn until(&self, (grant, standing): &Holder<'_>) -> String {
+    fn until(&self, (grant, standing): &Holder<'_>, reporter: &Reporter<'_>) -> String {
+        if standing.is_ok()
+            && let Some(end) = reporter.renewable_end(grant)
+        {
+            return format!("{}?", self.style.time(end.as_millis() as u64, self.now));
+        }
         match &grant.lifetime {
             _ if standing.is_err() => "over".to_string(),
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => "alive".to_string(),
@@ -372,8 +377,19 @@ impl LockBlock<'_> {
             (Ok(_), Lifetime::UntilReleased) => {
                 format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
             }
-            (Ok(Liveness::Unknown | Liveness::Missing), lifetime) => {
+            (Ok(liveness @ (Liveness::Unknown | Liveness::Missing)), lifetime) => {
+                let kill = self.reporter.owner(&grant.owner).filter(|_| *liveness == Liveness::Unknown);
+                let kill = kill.map(|owner| {
+                    let (host, here) = (&grant.owner.host, self.reporter.host.name());
+                    let place = if *host == here {
+                        "in its container".into()
+                    } else {
+                        format!("on {}", escape(host.as_bytes()))
+                    };
+                    format!("{place}: `kill {}` ends the holder and the lock; ", owner.pid)
+                });
                 let unseen = "csalock cannot see from here whether the holder lives; if it does not,";
+                let unseen = format!("{}{unseen}", kill.unwrap_or_default());
                 match lifetime.lease() {
                     Some(lease) => {
                         let end = self.reporter.time(lease.wall);

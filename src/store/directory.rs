@@ -271,6 +271,10 @@ impl Store for Directory {
         Abilities::of(self.scope())
     }
 
+    fn cleaned_directory(&self) -> Option<PathBuf> {
+        health::is_cleaned(&self.path).then(|| self.records())
+    }
+
     fn describe(&self, name: &[u8]) -> String {
         escape_path(&self.records().join(OsStr::from_bytes(&file_name(name))))
     }

@@ -68,7 +68,21 @@ pub(super) fn of_files(what: &str, path: &Path, exists: Result<bool>) -> Vec<Fin
         findings.extend(mount::of(there).map(|mount| mount.findings()).unwrap_or_default());
         findings.extend(access(path, there));
     }
+    if is_cleaned(path) {
+        let found = "programs that clean /tmp and /var/tmp, as systemd-tmpfiles does, remove the records of scripts that \
+                     hold a lock for days";
+        findings.push(Finding::doubtful(
+            "cleaner",
+            found,
+            "keep the store in another directory, for example in /var/lib",
+        ));
+    }
     findings
+}
+
+/// Returns true for a path below a directory in which programs remove old files.
+pub(super) fn is_cleaned(path: &Path) -> bool {
+    ["/tmp", "/var/tmp"].iter().any(|cleaned| path.strip_prefix(cleaned).is_ok_and(|below| below != Path::new("")))
 }
 
 /// Returns a finding about mode, owner and group of the store or of `there`, its nearest existing ancestor. The trial

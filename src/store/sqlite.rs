@@ -228,6 +228,11 @@ impl Store for Sqlite {
         self.has_other_files()
     }
 
+    fn cleaned_directory(&self) -> Option<PathBuf> {
+        // A lock on /tmp itself would keep cleaners from all of it.
+        self.path.parent().filter(|directory| health::is_cleaned(directory)).map(PathBuf::from)
+    }
+
     fn describe(&self, name: &[u8]) -> String {
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }

@@ -142,6 +142,7 @@ mod answers;
 mod audit;
 mod broken;
 mod claims;
+mod cleaners;
 mod clocks;
 mod command_line;
 mod containers;

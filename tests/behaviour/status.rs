@@ -1,5 +1,7 @@
 //! `csalock status`: for people and for programs; and it changes nothing.
 
+use std::time::Duration;
+
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
@@ -253,11 +255,27 @@ on_every_store! {
                 grant.lifetime = csalock::lock::Lifetime::WhileOwnerLives;
             }
         });
+        let pid = sandbox.holders("kept")[0];
+        let kill = format!("break    in its container: `kill {pid}` ends the holder and the lock; csalock cannot see from here whether the \
+                            holder lives; if it does not, `csalock unlock --force kept` ends the lock");
         let wanted = ["lock     kept", "state    held", "holder   pid PID on HOST (user USER), not visible from here",
-                      "since    TIME, for AGE", "until    its process ends",
-                      "break    csalock cannot see from here whether the holder lives; if it does not, \
-                       `csalock unlock --force kept` ends the lock"];
+                      "since    TIME, for AGE", "until    its process ends", &kill];
         assert_eq!(facts("kept", 0), wanted);
+        sandbox.edit_in("kept", |store, record| {
+            for grant in &mut record.holders {
+                grant.owner_mut().host = "web1".to_string();
+                grant.lifetime = csalock::lock::Lifetime::Keepalive(store.leases().grant(Duration::from_secs(3600)).unwrap());
+            }
+        });
+        let kill = format!("break    on web1: `kill {pid}` ends the holder and the lock; csalock cannot see from here whether the holder \
+                            lives; if it does not, the lease ends the lock at TIME, and `csalock unlock --force kept` at once");
+        assert_eq!(facts("kept", 0).last(), Some(&kill));
+        let row = sandbox.csalock(["status", "kept", "none"]).capture().stdout;
+        let is_until = |word: &str| word.contains(':') && word.ends_with('?');
+        assert!(row.lines().any(|line| line.contains("web1") && line.split_whitespace().any(is_until)), "{row}");
+        let said = " since TIME (AGE ago), while it lives (its lease ends at TIME unless it is renewed): ";
+        let done = sandbox.csalock(["lock", "-n", "kept"]).capture();
+        assert!(done.code == Some(75) && sandbox.plain(&done.stderr).contains(said), "{done:?}");
     }
 
     fn a_missing_reader_causes_no_panic(sandbox: &Sandbox) {

@@ -93,7 +93,9 @@ on_every_kind_of_store! {
         let before = sandbox.sight("x");
         let said = format!(
             "csalock: lock x in store STORE belongs to another holder: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
-             {HOLDS_X}; give its handle with --handle, or wait until it is released\n"
+             {HOLDS_X}; give its handle with --handle, or end its holder with `kill {}`, or break it with `csalock unlock --force x`, \
+             whose holder may then go on beside the next\n",
+            before["holders"][0]["pid"]
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "-q", "x"]).status(82).run();

@@ -58,7 +58,7 @@ impl FlockCompat {
         grants: &mut [Grant],
         child: Option<&SleepingChild<'_>>,
     ) -> Result<std::result::Result<Vec<Flock>, Exit>> {
-        let policy = take.asked.taking.waiting.wait_policy();
+        let policy = take.asked.taking.waiting.wait_policy(opened.lease());
         let until = policy.limit.map(|_| policy.end(take.began));
         let mut held: Vec<Flock> = Vec::new();
         for (file, at) in &self.files {

@@ -16,6 +16,7 @@ use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
+use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
 use crate::run::schedule::{Deadline, LeaseSchedule, renewal_pause, retry_pause, settling_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
@@ -258,6 +259,7 @@ impl KeeperConfig<'_> {
         let store_deadline = StoreDeadline::begin(None);
         let span = self.context.lease();
         let mut opened: Option<OpenLockSet<'_>> = None;
+        let mut cleaners: Option<CleanerGuard> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
         let mut changes = Changes::new(self.context.host.boottime());
         let schedule = |ends| LeaseSchedule { ends, span };
@@ -290,6 +292,10 @@ impl KeeperConfig<'_> {
             listeners.iter().for_each(|listener| notify(*listener));
             if !is_held {
                 return;
+            }
+            if let Some(opened) = &opened {
+                let engines = opened.each().map(|(_, engine)| engine);
+                cleaners.get_or_insert_with(|| CleanerGuard::of(engines)).protect();
             }
             let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
             next = now + renewal_pause(left).max(Duration::from_millis(10));

@@ -13,6 +13,7 @@ use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::run::child::RunningCommand;
+use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{Keeper, pause};
 use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
@@ -96,6 +97,7 @@ impl<'a> EventLoop<'a> {
             self.read_limits();
         }
         let mut timer: Option<BoottimeTimer> = None;
+        let mut cleaners = CleanerGuard::of(self.supervisor.opened.each().map(|(_, engine)| engine));
         loop {
             let next = self.next_limit();
             if next.is_some() && timer.is_none() {
@@ -107,8 +109,11 @@ impl<'a> EventLoop<'a> {
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);
             let at_most = next.filter(|_| timer.is_none()).map(left);
-            if wait_readable(events.into_iter().flatten(), at_most).is_err() {
-                pause();
+            let unprotected = cleaners.is_needed().then_some(cleaners::PAUSE);
+            match wait_readable(events.into_iter().flatten(), at_most.into_iter().chain(unprotected).min()) {
+                Ok(true) => {}
+                Ok(false) => cleaners.protect(),
+                Err(_) => pause(),
             }
             self.forward_signal();
             if let Some(status) = self.command.ended()? {
