@@ -188,8 +188,7 @@ impl Signals {
         let signals = Signals::queue(inherited, bit(Signal::SIGCHLD as i32))?;
         // Stopped children do not matter here, and a process that ignores SIGCHLD cannot wait for children.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
-        // SAFETY: the default disposition runs no code.
-        let before = unsafe { sigaction(Signal::SIGCHLD, &action) }.map_err(failed)?;
+        let before = set_action(Signal::SIGCHLD, &action).map_err(failed)?;
         signals.descriptor()?;
         Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })
     }
@@ -341,8 +340,14 @@ fn open(mask: &SigSet) -> Result<SignalFd> {
 /// Ignores a signal or restores its default effect. Returns the previous action.
 fn set_ignored(signal: Signal, is_ignored: bool) -> nix::Result<SigAction> {
     let handler = if is_ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
-    // SAFETY: neither disposition runs code.
-    unsafe { sigaction(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty())) }
+    set_action(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty()))
+}
+
+/// Sets the action of a signal: a disposition without code, one that the process had before, or the handler of
+/// [`SigtstpHandler::call`]. Returns the previous action.
+fn set_action(signal: Signal, action: &SigAction) -> nix::Result<SigAction> {
+    // SAFETY: such a handler obeys signal-safety(7), and a previous action is as valid as before.
+    unsafe { sigaction(signal, action) }
 }
 
 /// Returns true for a signal that users and terminals commonly send.
@@ -392,8 +397,7 @@ impl SigtstpHandler {
     /// Installs the handler. Returns `None` if Ctrl-Z is ignored. The handler must obey signal-safety(7).
     pub fn call(handler: extern "C" fn(libc::c_int)) -> Option<SigtstpHandler> {
         let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
-        // SAFETY: the caller guarantees that the handler obeys signal-safety(7).
-        let before = unsafe { sigaction(Signal::SIGTSTP, &action) }.ok()?;
+        let before = set_action(Signal::SIGTSTP, &action).ok()?;
         let ignored = matches!(before.handler(), SigHandler::SigIgn);
         let caught = SigtstpHandler(before);
         (!ignored).then_some(caught)
@@ -402,8 +406,7 @@ impl SigtstpHandler {
 
 impl Drop for SigtstpHandler {
     fn drop(&mut self) {
-        // SAFETY: the previous action is as valid as before.
-        let _ = unsafe { sigaction(Signal::SIGTSTP, &self.0) };
+        let _ = set_action(Signal::SIGTSTP, &self.0);
     }
 }
 
@@ -417,15 +420,15 @@ pub fn stop() {
         let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&mask), Some(&mut before));
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&before), None);
     }
-    // SAFETY: the previous action is as valid as before.
-    let _ = unsafe { sigaction(Signal::SIGTSTP, &action) };
+    let _ = set_action(Signal::SIGTSTP, &action);
 }
 
 /// Ends this process by a signal, so that its parent sees the signal. Returns if the signal does not end the process.
 pub fn reraise(signal: i32) {
-    // SAFETY: the default disposition runs no code.
-    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    // SAFETY: the default disposition runs no code, and raise(3) takes a number. The signal is pending until its mask ends.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
     let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&set_of(bit(signal))), None);
-    // SAFETY: raise(3) takes a number.
-    unsafe { libc::raise(signal) };
 }

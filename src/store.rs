@@ -170,18 +170,18 @@ pub trait Store: Upkeep + Send + Sync {
         false
     }
 
-    /// Returns the directory that must have a lock of flock(2) while a process holds a lock in the store, so that no cleaner
-    /// of temporary files removes its records. `None` if no cleaner works there.
-    fn cleaned_directory(&self) -> Option<PathBuf> {
-        None
-    }
-
     /// Returns the location of `name`'s record, for messages.
     fn describe(&self, name: &[u8]) -> String;
 }
 
 /// The part of a store that serves people and `csalock gc`. No rule of locking depends on it.
 pub trait Upkeep {
+    /// Returns the directory that must have a lock of flock(2) while a process holds a lock in the store, so that no cleaner
+    /// of temporary files removes its records. `None` if no cleaner works there.
+    fn cleaned_directory(&self) -> Option<PathBuf> {
+        None
+    }
+
     /// Visits the lines of history that were added since the last call with this cursor, oldest first. Lines may come
     /// again if another program restored an earlier history. Returns false if the store keeps no history.
     fn read_new_history(&self, _cursor: &mut HistoryCursor, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {

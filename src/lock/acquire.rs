@@ -63,8 +63,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         return Ok(Transition::Done(claimed));
     }
     if request.phase == Phase::Confirm {
-        let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
-        return Ok(refused(Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))));
+        return Ok(refused(lost(record, &me)));
     }
     if let Some(refusal) = replaced(record, request) {
         return Ok(refused(refusal));
@@ -92,8 +91,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     update_entry(&mut next, &request.entry);
     wake.extend(grant_waiting_as(&mut next, facts, Some(request))?);
     wake.retain(|proof| *proof != me);
-    if let Some(grant) = next.holder(&me) {
-        let grant = grant.clone();
+    if let Some(grant) = next.holder(&me).cloned() {
         return Ok(write(next, granted(grant, stale.last().cloned()), wake));
     }
     if let Some(own) = waits_for_itself(&next, &request.entry, facts)? {
@@ -115,6 +113,12 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         Some(place) => wait_on_page(record, place, &request.entry, facts),
         None => Ok(queue_on_page(next, &request.place, facts)),
     }
+}
+
+/// Returns the refusal for a caller whose grant, which it only confirms, has ended.
+fn lost(record: &Record, me: &HandleHash) -> Refusal {
+    let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == *me);
+    Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))
 }
 
 /// Handles a grant with the caller's handle hash: another process made it, or an earlier try whose reply was lost.

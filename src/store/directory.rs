@@ -271,10 +271,6 @@ impl Store for Directory {
         Abilities::of(self.scope())
     }
 
-    fn cleaned_directory(&self) -> Option<PathBuf> {
-        health::is_cleaned(&self.path).then(|| self.records())
-    }
-
     fn describe(&self, name: &[u8]) -> String {
         escape_path(&self.records().join(OsStr::from_bytes(&file_name(name))))
     }
@@ -293,6 +289,10 @@ impl Store for Directory {
 }
 
 impl Upkeep for Directory {
+    fn cleaned_directory(&self) -> Option<PathBuf> {
+        health::is_cleaned(&self.path).then(|| self.records())
+    }
+
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         if self.layout == Layout::Beside {
             return Ok(false);

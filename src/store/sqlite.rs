@@ -228,17 +228,17 @@ impl Store for Sqlite {
         self.has_other_files()
     }
 
-    fn cleaned_directory(&self) -> Option<PathBuf> {
-        // A lock on /tmp itself would keep cleaners from all of it.
-        self.path.parent().filter(|directory| health::is_cleaned(directory)).map(PathBuf::from)
-    }
-
     fn describe(&self, name: &[u8]) -> String {
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }
 }
 
 impl Upkeep for Sqlite {
+    fn cleaned_directory(&self) -> Option<PathBuf> {
+        // A lock on /tmp itself would keep cleaners from all of it.
+        self.path.parent().filter(|directory| health::is_cleaned(directory)).map(PathBuf::from)
+    }
+
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history_file = self.history_file();
         history_file.read(cursor.of(), &history_file.name, visit).map(|()| true)
