@@ -302,7 +302,7 @@ fn decode(stored: &Versioned, place: &str) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
         Err(error) => Err(Error::corrupt(format!("{place}: {}", error.message())).in_version(stored.version)),
-        Ok(record) if stored.is_copy => Ok(record.as_copy()),
+        Ok(record) if stored.is_copy => Ok(record.into_copy()),
         decoded => decoded,
     }
 }

@@ -244,7 +244,8 @@ pub(super) fn report_taken(
 }
 
 impl Waiting {
-    /// Returns the policy of the caller. A holder that no process here can see may have died at the start of its `lease`, if it has one.
+    /// Returns the policy of the caller. A holder that no process here can see may have died at the start of its `lease`, if
+    /// it has one.
     pub(super) fn wait_policy(&self, lease: Option<Duration>) -> WaitPolicy {
         if self.nonblock {
             return WaitPolicy::NONE;

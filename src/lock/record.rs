@@ -181,7 +181,7 @@ impl Record {
 
     /// Returns what counts of a copy of a record: the value, the job, the claims, and the grants that end only by a release.
     /// The owners of the other grants, and the waiters, use the original.
-    pub(crate) fn as_copy(mut self) -> Record {
+    pub(crate) fn into_copy(mut self) -> Record {
         let is_permanent = |grant: &Grant| grant.claim.is_some() || grant.lifetime == Lifetime::UntilReleased;
         self.holders.retain(|grant| grant.provisional.is_none() && is_permanent(grant));
         let Record { name, slots, holders, value, job, .. } = self;
