@@ -33,11 +33,13 @@ pub(super) fn called_as(program: Option<&OsString>) -> Option<Csa> {
     }
 }
 
+/// The help of both.
 const HELP: &str = "\
 csaLock FILE... acquires the locks of the files for the calling script, and waits
-for them up to $CSALOCK_TIMEOUT (30s). csaUnlock FILE... releases them; so does the
-end of the script. Exit codes: 0 done, 64 usage, 75 busy, 81 not held, 82 another
-holder's, 84 deadlock, 85 lost. Manual: man csaLock. Status: csalock status FILE
+for them up to $CSALOCK_TIMEOUT (30s, or 75s where other hosts use the directory).
+csaUnlock FILE... releases them; so does the end of the script.
+Exit codes: 0 done, 64 usage, 75 busy, 81 not held, 82 another holder's, 84 deadlock,
+85 lost. Manual: man csaLock. Status: csalock status FILE
 ";
 
 pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {

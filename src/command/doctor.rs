@@ -121,16 +121,13 @@ fn host(engine: &Engine) -> Option<Finding> {
 
 /// Returns the time zone of this host, by which `--once-per day` begins its slots.
 fn zone(now: Duration) -> Finding {
-    let LocalZone { name, source, .. } = LocalZone::of_this_process();
-    if !LocalZone::of_this_process().is_installed() {
-        let found = format!("{source} says {name}, which is not an installed time zone, so times are shown in UTC");
-        return Finding::doubtful(
-            "zone",
-            found,
-            "install tzdata, or set TZ right: --once-per day is refused until then",
-        );
+    let zone = LocalZone::of_this_process();
+    let LocalZone { name, source, .. } = zone;
+    if zone.is_installed() {
+        return Finding::good("zone", format!("{name}, UTC{} now", Zone::Local.offset(now)));
     }
-    Finding::good("zone", format!("{name}, UTC{} now", Zone::Local.offset(now)))
+    let found = format!("{source} says {name}, which is not an installed time zone, so times are shown in UTC");
+    Finding::doubtful("zone", found, "install tzdata, or set TZ right: --once-per day is refused until then")
 }
 
 /// Counts the locks that are held and waited for, and the records that are unreadable.

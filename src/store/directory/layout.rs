@@ -341,6 +341,25 @@ mod tests {
     }
 
     #[test]
+    fn only_places_whose_numbers_are_comparable_differ() {
+        let place = |text: &str| Place::parse(text).unwrap();
+        for (one, other, differ) in [
+            ("l00000001", "l00000002", true),
+            ("l00000001", "l00000001", false),
+            ("l00000001", "r00000001", false),
+            ("l00000001", "r00000002", true),
+            ("b00000001", "b00000002", true),
+            ("b00000001", "l00000002", false),
+            ("b00000001", "r00000002", false),
+        ] {
+            let (one, other) = (place(one), place(other));
+            assert_eq!([one.differs_from(other), other.differs_from(one)], [differ; 2], "{one} {other}");
+        }
+        let wrong = ["", "l", "l1", "x00000001", "lABCDEF01", "l+0000001", "l000000001", "\u{e4}00000001"];
+        assert!(wrong.iter().all(|text| Place::parse(text).is_none()));
+    }
+
+    #[test]
     fn foreign_file_names_are_not_parsed() {
         let ident = "00000001ffffffffffffffff";
         for name in ["", "cur", "cur.1", &format!("cur.x.{ident}"), "rec.1", &format!("cur.1.{ident}.x")] {
