@@ -120,20 +120,20 @@ impl Engine {
 
     fn apply_as<R: Request>(&self, name: &[u8], ask: &R, by: Option<&Owner>) -> Result<R::Response> {
         loop {
-            if let Some(response) = self.try_apply(self.race_for::<R>(name), ask, by)? {
+            if let Some(response) = self.try_apply(self.cas_retry_for::<R>(name), ask, by)? {
                 return Ok(response);
             }
         }
     }
 
-    /// Executes a request like [`Engine::apply`], but returns `None` if other writers win until `race` ends.
+    /// Executes a request like [`Engine::apply`], but returns `None` if other writers win until `retry` ends.
     fn try_apply<R: Request>(
         &self,
-        mut race: CasRetry<'_>,
+        mut retry: CasRetry<'_>,
         ask: &R,
         by: Option<&Owner>,
     ) -> Result<Option<R::Response>> {
-        let name = race.key;
+        let name = retry.key;
         let mut ask = ask.clone();
         // The record that a commit conflicted with, if the store returned it.
         let mut found = None;
@@ -157,7 +157,7 @@ impl Engine {
                     match self.commit_update(&[update], &[], by)? {
                         Committed::Done(version) => {
                             R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
-                            return Ok(Some(R::numbered(response, version.number)));
+                            return Ok(Some(R::with_tokens(response, version.number)));
                         }
                         // A request that pauses reads again after its pause.
                         Committed::Conflict(now) if R::HAS_PRIORITY => found = now,
@@ -168,7 +168,7 @@ impl Engine {
                         conflicted = Some((ended, response));
                     }
                     ask.repeat();
-                    if !race.backoff()? {
+                    if !retry.backoff()? {
                         return Ok(None);
                     }
                 }
@@ -216,7 +216,7 @@ impl Engine {
         meant: Option<&dyn Fn(&Grant) -> bool>,
         by: Option<&Owner>,
     ) -> Result<Broken> {
-        let mut race = self.race(name).until(self.host.boottime().saturating_add(REMOVAL_LIMIT));
+        let mut retry = self.cas_retry(name).until(self.host.boottime().saturating_add(REMOVAL_LIMIT));
         let mut was_unreadable = false;
         loop {
             let error = match self.read(name) {
@@ -240,7 +240,7 @@ impl Engine {
                 return Ok(Ok(Vec::new()));
             }
             was_unreadable = true;
-            if !race.backoff()? {
+            if !retry.backoff()? {
                 return Err(error);
             }
         }

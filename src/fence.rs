@@ -108,7 +108,7 @@ impl<'a> Fence<'a> {
     }
 
     fn try_replace(&self, draft: &mut Draft<'_>, token: u64) -> Result<Replacement> {
-        let mut race = self.engine.race(&self.key);
+        let mut retry = self.engine.cas_retry(&self.key);
         let mut before = 0;
         loop {
             let (version, found) = self.settle()?;
@@ -136,7 +136,7 @@ impl<'a> Fence<'a> {
                 self.place.sweep(version.number, self.engine.store().scope(), draft.time());
                 return Ok(Replacement::Done(before));
             }
-            race.backoff()?;
+            retry.backoff()?;
         }
     }
 
@@ -156,7 +156,7 @@ impl<'a> Fence<'a> {
 
     /// Completes the write of the mark, unless that was done. Returns the mark and its version.
     fn settle(&self) -> Result<(Option<Version>, FenceMark)> {
-        let mut race = self.engine.race(&self.key);
+        let mut retry = self.engine.cas_retry(&self.key);
         loop {
             let (version, mark) = self.engine.fence_mark(&self.key)?;
             if !self.place.has(&mark.draft)? {
@@ -167,7 +167,7 @@ impl<'a> Fence<'a> {
                 self.publish(&mark)?;
                 return Ok((Some(version), mark));
             }
-            race.backoff()?;
+            retry.backoff()?;
         }
     }
 

@@ -20,11 +20,13 @@ pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
 #[cfg(debug_assertions)]
-pub use machine::{OFFSETS, file_time, server_time};
+pub use machine::OFFSETS;
+pub use machine::{file_time, server_time};
 pub use processes::{is_at_work, is_stopped, start_of};
 pub use programs::command_of;
 #[cfg(debug_assertions)]
-pub use unix::{FIRST_PIDS, Unix};
+pub use unix::FIRST_PIDS;
+pub use unix::Unix;
 pub use wait_set::{WakeAddress, WakeSocket};
 
 use crate::error::Result;

@@ -4,12 +4,12 @@
 
 pub mod child;
 pub(crate) mod cleaners;
-pub mod deadline;
 pub mod detach;
 pub mod exec;
 pub mod flock;
-pub mod job;
-pub mod keepalive;
+pub mod guarded_command;
+pub mod keeper;
 pub mod schedule;
+pub mod shared_lease_end;
 pub mod supervisor;
 pub mod timer;

@@ -20,8 +20,8 @@ use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
 use crate::lock::{self, EndedGrant, Grant, Handle, Lifetime, Owner, Phase};
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusedLock, Reporter, SettingNames, json};
-use crate::run::deadline::SharedDeadline;
-use crate::run::keepalive::{KeeperConfig, check_limit, spawn_detached};
+use crate::run::keeper::{KeeperConfig, check_limit, spawn_detached};
+use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::signals::Signals;
 use crate::store::StoreDeadline;
 
@@ -255,17 +255,17 @@ impl ForScript<'_> {
                 "the lock was lost before it could be used: its lease was over when the store said that it is taken";
             Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
         } else {
-            let keeper = |shared_deadline| KeeperConfig {
+            let keeper = |shared_lease_end| KeeperConfig {
                 context: self.context,
                 targets: self.targets,
                 proof: request.handle.proof(),
                 owners: request.owner.processes.clone(),
-                shared_deadline,
+                shared_lease_end,
                 kills: false,
                 is_reported: false,
                 timed: false,
             };
-            SharedDeadline::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))
+            SharedLeaseEnd::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))
         };
         if kept.is_err() {
             opened.release_all(request.handle.proof())?;

@@ -21,11 +21,11 @@ use crate::exit::Exit;
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::report::notice;
 use crate::run::child::SleepingChild;
-use crate::run::deadline::SharedDeadline;
 use crate::run::exec::{CommandLine, GrantNumbers};
 use crate::run::flock::Flock;
-use crate::run::job::{CommandLimits, Job, SuccessReport};
-use crate::run::keepalive;
+use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
+use crate::run::keeper;
+use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::{Interrupt, Signals};
 
@@ -38,7 +38,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let recurring = Recurring::of(asked);
-    let mut job = Job {
+    let mut guarded = GuardedCommand {
         context,
         locks: &locks,
         handle: &handle,
@@ -52,12 +52,12 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         },
         supervisor: (!asked.no_fork).then_some(this),
         reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
-        shared_deadline: None,
+        shared_lease_end: None,
     };
     let began = context.host.boottime();
-    let variables = variables(&job);
+    let variables = variables(&guarded);
     // The stores are opened after the fork: a child inherits descriptors, but not the POSIX locks of SQLite.
-    let child = if asked.no_fork { None } else { Some(job.fork(&variables)?) };
+    let child = if asked.no_fork { None } else { Some(guarded.fork(&variables)?) };
     let process = match &child {
         None => this,
         Some(child) => match context.host.process(child.pid().as_raw())? {
@@ -69,8 +69,8 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     // They are never dropped: the kernel closes a database faster than SQLite does.
     let opened = ManuallyDrop::new(locks.open(context)?);
     if opened.need_leases() || asked.taking.ttl.is_some() {
-        keepalive::check_limit()?;
-        job.shared_deadline = Some(SharedDeadline::new()?);
+        keeper::check_limit()?;
+        guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }
     if let Some(recurring) = &recurring
         && recurring.is_done(&opened)?
@@ -78,10 +78,10 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         return Ok(Exit::Done);
     }
     let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
-    let attempt = Attempt { job: &job, asked, flock_compat, recurring, began, process };
+    let call = RunCall { guarded: &guarded, asked, flock_compat, recurring, began, process };
     match child {
-        Some(child) => run_supervised(&attempt, child, &opened),
-        None => run_in_place(&attempt, &opened, &variables),
+        Some(child) => run_supervised(&call, child, &opened),
+        None => run_in_place(&call, &opened, &variables),
     }
 }
 
@@ -163,14 +163,14 @@ fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
 }
 
 /// Returns the environment variables that describe the locks to the command, as far as they are known before the grant.
-fn variables(job: &Job<'_>) -> Vec<CString> {
-    let first = job.locks.first();
-    let outer: Vec<String> = job.context.enclosing_grants().iter().map(ToString::to_string).collect();
+fn variables(guarded: &GuardedCommand<'_>) -> Vec<CString> {
+    let first = guarded.locks.first();
+    let outer: Vec<String> = guarded.context.enclosing_grants().iter().map(ToString::to_string).collect();
     let mut variables: Vec<(&str, OsString)> = vec![
         ("CSALOCK_NAME", OsString::from_vec(first.display_name.clone())),
         ("CSALOCK_STORE", first.location.inherited_url()),
-        ("CSALOCK_OUTER_STORE", job.context.outer_store()),
-        ("CSALOCK_HANDLE", job.handle.to_string().into()),
+        ("CSALOCK_OUTER_STORE", guarded.context.outer_store()),
+        ("CSALOCK_HANDLE", guarded.handle.to_string().into()),
     ];
     if !outer.is_empty() {
         variables.push(("CSALOCK_OUTER", outer.join(",").into()));
@@ -181,8 +181,8 @@ fn variables(job: &Job<'_>) -> Vec<CString> {
 }
 
 /// One call of `run`.
-struct Attempt<'a> {
-    job: &'a Job<'a>,
+struct RunCall<'a> {
+    guarded: &'a GuardedCommand<'a>,
     asked: &'a Run,
     flock_compat: Option<&'a FlockCompat>,
     recurring: Option<&'a Recurring<'a>>,
@@ -199,39 +199,39 @@ struct Held {
 }
 
 /// Runs the command in the child, and stays as its supervisor.
-fn run_supervised(attempt: &Attempt<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
-    let tell = |message: &Notice<'_>| attempt.asked.common.note(&notice(attempt.job.locks, message));
-    let supervisor = Supervisor::new(attempt.job, opened, &tell)?;
-    let Held { grants, files } = match attempt.acquire(opened, Some(&child))? {
+fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
+    let tell = |message: &Notice<'_>| call.asked.common.note(&notice(call.guarded.locks, message));
+    let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
+    let Held { grants, files } = match call.acquire(opened, Some(&child))? {
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
-    let ended = supervisor.run(child, attempt.process, &grants, files, attempt.numbers(&grants));
-    if let Some(recurring) = attempt.recurring
+    let ended = supervisor.run(child, call.process, &grants, files, call.numbers(&grants));
+    if let Some(recurring) = call.recurring
         && !ended.as_ref().is_ok_and(|exit| exit.code() == 0)
     {
         // If that fails, the next call says it.
-        let _ = recurring.give_up(opened, attempt.job.handle.proof());
+        let _ = recurring.give_up(opened, call.guarded.handle.proof());
     }
     Ok(ended?)
 }
 
 /// Becomes the command (`-F`). Returns only if that fails.
-fn run_in_place(attempt: &Attempt<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
-    let Held { grants, files } = match attempt.acquire(opened, None)? {
+fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
+    let Held { grants, files } = match call.acquire(opened, None)? {
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
     let inherited = files.iter().try_for_each(Flock::to_be_inherited);
     let error = match inherited {
-        Ok(()) => attempt.job.exec(opened, &grants, variables, attempt.numbers(&grants)),
+        Ok(()) => call.guarded.exec(opened, &grants, variables, call.numbers(&grants)),
         Err(error) => error,
     };
-    attempt.job.release(opened)?;
+    call.guarded.release(opened)?;
     Err(error.into())
 }
 
-impl Attempt<'_> {
+impl RunCall<'_> {
     /// Acquires everything that the command needs, or returns the exit of csalock without a command. `child` is the
     /// process that will be the command, unless this process will.
     fn acquire(
@@ -244,23 +244,23 @@ impl Attempt<'_> {
         let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            AcquireAllResult::Interrupted if !self.job.signals.pending() => {
+            AcquireAllResult::Interrupted if !self.guarded.signals.pending() => {
                 let killed = child.and_then(SleepingChild::ended);
-                return Ok(Err(killed.unwrap_or_else(|| self.job.signals.exit())));
+                return Ok(Err(killed.unwrap_or_else(|| self.guarded.signals.exit())));
             }
             ended => {
                 let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended).map(Err) };
-                return recurring.refused(&acquisition, opened, &ended, self.job.handle.proof()).map(Err);
+                return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
             }
         };
         let prepared = self.prepare(opened, grants, evicted.as_ref(), child);
         if !matches!(prepared, Ok(Ok(_))) {
-            self.job.release(opened)?;
+            self.guarded.release(opened)?;
         }
         Ok(prepared?)
     }
 
-    /// Locks the files, reports the grants and begins the job. The caller releases the locks if that fails.
+    /// Locks the files, reports the grants and begins the guarded. The caller releases the locks if that fails.
     fn prepare(
         &self,
         opened: &OpenLockSet<'_>,
@@ -277,7 +277,7 @@ impl Attempt<'_> {
         }
         report_taken(&self.asked.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring
-            && let Some(exit) = recurring.begin(opened, self.job.handle.proof())?
+            && let Some(exit) = recurring.begin(opened, self.guarded.handle.proof())?
         {
             return Ok(Err(exit));
         }
@@ -286,10 +286,10 @@ impl Attempt<'_> {
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {
         let waiting = &self.asked.taking.waiting;
-        let own = Acquisition::new(&self.asked.common, waiting, self.job.signals, lease);
+        let own = Acquisition::new(&self.asked.common, waiting, self.guarded.signals, lease);
         Acquisition {
             // The stores were opened meanwhile, which took time.
-            policy: own.policy.rest(own.policy.end(self.began), self.job.context.host.boottime()),
+            policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
             give_up_if: self.asked.taking.give_up_if,
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
             ..own
@@ -299,28 +299,28 @@ impl Attempt<'_> {
     /// Returns the request for the command. Without a supervisor (`-F`) the locks end with the command, and its end counts
     /// as a release; `is_kept` says that a keeper then renews their leases.
     fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
-        let (taking, command) = (&self.asked.taking, self.job.command_line.line());
+        let (taking, command) = (&self.asked.taking, self.guarded.command_line.line());
         // Only the supervisor can record that a job has succeeded in its slot, so the lock depends on its life, too.
-        let reporter = self.job.supervisor.filter(|_| self.job.has_slot());
+        let reporter = self.guarded.supervisor.filter(|_| self.guarded.has_slot());
         let owners = std::iter::once(self.process).chain(reporter).collect();
-        let handle = self.job.handle.clone();
-        let request = request(self.job.context, &taking.waiting, handle, self.process, owners, command)?;
+        let handle = self.guarded.handle.clone();
+        let request = request(self.guarded.context, &taking.waiting, handle, self.process, owners, command)?;
         Ok(AcquireRequest {
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
             latest_only: self.asked.busy == Busy::Latest,
             // With -F the keeper receives the end of the grant for the command, as long as the command lives.
-            owner: Owner { supervisor: self.job.supervisor.or(is_kept.then_some(self.process)), ..request.owner },
+            owner: Owner { supervisor: self.guarded.supervisor.or(is_kept.then_some(self.process)), ..request.owner },
             ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },
-            invocation: Some(self.job.context.invocation(self.job.supervisor.unwrap_or(self.process).pid)),
+            invocation: Some(self.guarded.context.invocation(self.guarded.supervisor.unwrap_or(self.process).pid)),
             ..request
         })
     }
 
     /// Returns the numbers that the command learns by `CSALOCK_TOKEN` and `CSALOCK_SLOT`.
     fn numbers(&self, grants: &[Grant]) -> GrantNumbers {
-        let grant = &grants[self.job.locks.first_at];
+        let grant = &grants[self.guarded.locks.first_at];
         GrantNumbers { token: grant.token.unwrap_or_default(), slot: (grant.mode == Mode::Slot).then_some(grant.slot) }
     }
 }

@@ -1,4 +1,4 @@
-//! The attempt to acquire one lock: the caller's request ([`AcquireRequest`]), the request that `lock` decides on
+//! The attempt to acquire one lock: the caller's request ([`AcquireRequest`]), its terms, on which `lock` decides
 //! ([`Acquire`]), and the loop that reads, decides, and commits or waits ([`AcquireAttempt`]).
 
 mod end;
@@ -59,7 +59,7 @@ impl Engine {
             engine: self,
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
-            request: self.acquire_terms(scope, request, policy),
+            terms: self.acquire_terms(scope, request, policy),
             begun: None,
             wait_set: None,
             subscription: None,
@@ -81,7 +81,7 @@ impl Engine {
         let may_be_there = match &taken {
             Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),
             Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
-                attempt.request.place.is_queued()
+                attempt.terms.place.is_queued()
             }
             Ok(AcquireResult::Refused(Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_))) => {
                 false
@@ -106,183 +106,6 @@ impl Engine {
     /// Returns true if a signal arrived and the caller wants to handle it.
     pub(super) fn is_interrupted(&self, interrupt: Option<&dyn Interrupt>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
-    }
-}
-
-struct AcquireAttempt<'a> {
-    engine: &'a Engine,
-    name: &'a [u8],
-    request: Acquire,
-    /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
-    give_up_at: Duration,
-    /// The lifetime that was started for a grant whose commit lost to another writer.
-    begun: Option<Lifetime>,
-    wait_set: Option<Box<dyn WaitSet + 'a>>,
-    subscription: Option<Box<dyn Subscription>>,
-    interrupt: Option<&'a dyn Interrupt>,
-    /// The callers that this wait blocks, and whether a first inspection has happened.
-    blocked_callers: BlockedCallers,
-    looked_for_caller: bool,
-    /// Start of the wait on CLOCK_BOOTTIME.
-    waits_since: Option<Duration>,
-    /// Time at which a check found this wait to be the victim of a cycle, on CLOCK_BOOTTIME.
-    suspected_at: Option<Duration>,
-    /// True if edges of this wait may be published.
-    is_published: bool,
-    store_answered: bool,
-    /// True if a store call has failed and may succeed later.
-    store_failed: bool,
-    store_deadline: StoreDeadline,
-}
-
-impl<'a> AcquireAttempt<'a> {
-    /// Runs the attempt and continues it after outages. A shared store may stop answering for a while. A full or
-    /// read-only store ends the attempt, unless this waiter is already in the queue.
-    fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
-        loop {
-            let error = match self.run(clock, on_wait) {
-                // The signal ended a wait for the store, which can report this only as an error.
-                Err(_) if self.engine.is_interrupted(self.interrupt) => return Ok(self.interrupted()),
-                Err(error) if self.may_pass(&error) => error,
-                taken => return taken,
-            };
-            self.store_failed = true;
-            let (engine, name) = (self.engine, self.name);
-            if engine.outlast(name, error, clock, &mut **self.listen()?, on_wait)? {
-                return Ok(self.interrupted());
-            }
-        }
-    }
-
-    /// Returns true if an attempt that failed with this error may succeed later.
-    fn may_pass(&self, error: &Error) -> bool {
-        let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
-        let answers_again = self.store_answered || error.is_unreached();
-        (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
-            || (error.is_refused_change() && self.request.place.is_queued())
-    }
-
-    /// Reads the record, decides, and then commits or waits, until the attempt ends.
-    fn run(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
-        let engine = self.engine;
-        // The record as the last commit left or found it. A step without such a record reads the store.
-        let mut known = None;
-        let mut retry = engine.race(self.name).until(self.give_up_at);
-        loop {
-            self.limit_store_calls(clock);
-            let (version, record) = known.take().map_or_else(|| engine.read(self.name), Ok)?;
-            self.store_answered = true;
-            let end = match self.decide(&record, clock)? {
-                Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
-                Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
-                Transition::Write { record: next, response: step, wake, over } => {
-                    let enters_queue = matches!(step, AcquireStep::Again);
-                    if enters_queue {
-                        // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
-                        self.listen()?;
-                    }
-                    let update =
-                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match self.commit(update, &mut retry) {
-                        Ok(Committed::Done(version)) => match self.after_commit(version, *next, step) {
-                            ControlFlow::Break(end) => Some(end),
-                            ControlFlow::Continue(now) => {
-                                known = Some(now);
-                                None
-                            }
-                        },
-                        Ok(Committed::Conflict(found)) => {
-                            // On a shared store, the next try reads after its pause.
-                            known = found.filter(|_| engine.store.scope() == Scope::Local);
-                            self.after_lost_commit(record, &mut retry)?
-                        }
-                        Err(error) if enters_queue => Some(self.after_refused_entry(record, error, clock)?),
-                        Err(error) => return Err(error),
-                    }
-                }
-                Transition::Done(AcquireStep::Again) => None,
-                Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None)?,
-                Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
-                    let after = self.wait((&version, &record), &processes, &leases, ahead, clock, on_wait)?;
-                    if let AfterWait::ReadAgain = after {
-                        retry = engine.race(self.name).until(self.give_up_at);
-                    }
-                    self.after_wait(after, record)?
-                }
-            };
-            if let Some(end) = end {
-                return Ok(end);
-            }
-        }
-    }
-
-    /// Limits the next store calls. The first calls may take as long as the whole wait.
-    fn limit_store_calls(&self, clock: &WaitClock) {
-        let store = &self.engine.store;
-        if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
-            let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-            self.store_deadline.change(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
-        }
-    }
-
-    /// Decides about the record. A new grant starts its lifetime, and a caller that must wait prepares to do so.
-    fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition<AcquireStep>> {
-        loop {
-            let time_left = clock.left(self.engine.host.boottime());
-            let mut step = self.engine.decide(record, &self.request, time_left)?;
-            match &mut step {
-                Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
-                    self.engine.begin_grant(&self.request.entry.lifetime, &mut self.begun, record, grant)?;
-                }
-                Transition::Done(AcquireStep::Granted(..)) => {}
-                Transition::Done(AcquireStep::Refused(refusal)) if !matches!(refusal, Refusal::Busy(_)) => {}
-                // The blocking holder may be our own caller.
-                _ if self.prepare_to_wait()? => {
-                    self.limit_store_calls(clock);
-                    continue;
-                }
-                _ => {}
-            }
-            return Ok(step);
-        }
-    }
-
-    fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
-        // A caller that does not queue reads busy next, and a caller that confirms its grant has no rival.
-        retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
-        self.engine.commit_update(&[update], &[], None)
-    }
-
-    /// Ends the attempt after a commit, or returns the record to go on with.
-    fn after_commit(
-        &mut self,
-        version: Version,
-        now: Record,
-        step: AcquireStep,
-    ) -> ControlFlow<AcquireResult, VersionedRecord> {
-        match Acquire::numbered(step, version.number) {
-            AcquireStep::Granted(grant, before) => ControlFlow::Break(AcquireResult::Granted(grant, before)),
-            AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
-            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-                if now.waiter(&self.request.entry.proof).is_some() {
-                    self.request.place = QueuePlace::InRecord;
-                }
-                ControlFlow::Continue((Some(version), lock::committed(now, version.number)))
-            }
-        }
-    }
-
-    fn enqueue(&mut self, page: u64) -> Result<()> {
-        self.listen()?;
-        let (engine, name, entry) = (self.engine, self.name, &self.request.entry);
-        if let Some(before) = self.request.place.on_page()
-            && before.page != page
-        {
-            engine.dequeue(name, before.page, &entry.proof)?;
-        }
-        self.request.place =
-            engine.enqueue(name, page, entry)?.map_or(QueuePlace::BesidePage(page), QueuePlace::OnPage);
-        Ok(())
     }
 }
 
@@ -374,5 +197,181 @@ impl Engine {
             phase: request.phase,
             ..Acquire::new(entry)
         }
+    }
+}
+
+struct AcquireAttempt<'a> {
+    engine: &'a Engine,
+    name: &'a [u8],
+    terms: Acquire,
+    /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
+    give_up_at: Duration,
+    /// The lifetime that was started for a grant whose commit lost to another writer.
+    begun: Option<Lifetime>,
+    wait_set: Option<Box<dyn WaitSet + 'a>>,
+    subscription: Option<Box<dyn Subscription>>,
+    interrupt: Option<&'a dyn Interrupt>,
+    /// The callers that this wait blocks, and whether a first inspection has happened.
+    blocked_callers: BlockedCallers,
+    looked_for_caller: bool,
+    /// Start of the wait on CLOCK_BOOTTIME.
+    waits_since: Option<Duration>,
+    /// Time at which a check found this wait to be the victim of a cycle, on CLOCK_BOOTTIME.
+    suspected_at: Option<Duration>,
+    /// True if edges of this wait may be published.
+    is_published: bool,
+    store_answered: bool,
+    /// True if a store call has failed and may succeed later.
+    store_failed: bool,
+    store_deadline: StoreDeadline,
+}
+
+impl<'a> AcquireAttempt<'a> {
+    /// Runs the attempt and continues it after outages. A shared store may stop answering for a while. A full or
+    /// read-only store ends the attempt, unless this waiter is already in the queue.
+    fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
+        loop {
+            let error = match self.run(clock, on_wait) {
+                // The signal ended a wait for the store, which can report this only as an error.
+                Err(_) if self.engine.is_interrupted(self.interrupt) => return Ok(self.interrupted()),
+                Err(error) if self.may_pass(&error) => error,
+                taken => return taken,
+            };
+            self.store_failed = true;
+            let (engine, name) = (self.engine, self.name);
+            if engine.wait_out_outage(name, error, clock, &mut **self.listen()?, on_wait)? {
+                return Ok(self.interrupted());
+            }
+        }
+    }
+
+    /// Returns true if an attempt that failed with this error may succeed later.
+    fn may_pass(&self, error: &Error) -> bool {
+        let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
+        let answers_again = self.store_answered || error.is_unreached();
+        (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
+            || (error.is_refused_change() && self.terms.place.is_queued())
+    }
+
+    /// Reads the record, decides, and then commits or waits, until the attempt ends.
+    fn run(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
+        let engine = self.engine;
+        // The record as the last commit left or found it. A step without such a record reads the store.
+        let mut known = None;
+        let mut retry = engine.cas_retry(self.name).until(self.give_up_at);
+        loop {
+            self.limit_store_calls(clock);
+            let (version, record) = known.take().map_or_else(|| engine.read(self.name), Ok)?;
+            self.store_answered = true;
+            let end = match self.decide(&record, clock)? {
+                Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
+                Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal)?,
+                Transition::Write { record: next, response: step, wake, over } => {
+                    let enters_queue = matches!(step, AcquireStep::Again);
+                    if enters_queue {
+                        // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
+                        self.listen()?;
+                    }
+                    let update =
+                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                    match self.commit(update, &mut retry) {
+                        Ok(Committed::Done(version)) => match self.after_commit(version, *next, step) {
+                            ControlFlow::Break(end) => Some(end),
+                            ControlFlow::Continue(now) => {
+                                known = Some(now);
+                                None
+                            }
+                        },
+                        Ok(Committed::Conflict(found)) => {
+                            // On a shared store, the next try reads after its pause.
+                            known = found.filter(|_| engine.store.scope() == Scope::Local);
+                            self.after_lost_commit(record, &mut retry)?
+                        }
+                        Err(error) if enters_queue => Some(self.after_refused_entry(record, error, clock)?),
+                        Err(error) => return Err(error),
+                    }
+                }
+                Transition::Done(AcquireStep::Again) => None,
+                Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None)?,
+                Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
+                    let after = self.wait((&version, &record), &processes, &leases, ahead, clock, on_wait)?;
+                    if let AfterWait::ReadAgain = after {
+                        retry = engine.cas_retry(self.name).until(self.give_up_at);
+                    }
+                    self.after_wait(after, record)?
+                }
+            };
+            if let Some(end) = end {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Limits the next store calls. The first calls may take as long as the whole wait.
+    fn limit_store_calls(&self, clock: &WaitClock) {
+        let store = &self.engine.store;
+        if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
+            let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
+            self.store_deadline.change(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+        }
+    }
+
+    /// Decides about the record. A new grant starts its lifetime, and a caller that must wait prepares to do so.
+    fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition<AcquireStep>> {
+        loop {
+            let time_left = clock.left(self.engine.host.boottime());
+            let mut step = self.engine.decide(record, &self.terms, time_left)?;
+            match &mut step {
+                Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
+                    self.engine.begin_grant(&self.terms.entry.lifetime, &mut self.begun, record, grant)?;
+                }
+                Transition::Done(AcquireStep::Granted(..)) => {}
+                Transition::Done(AcquireStep::Refused(refusal)) if !matches!(refusal, Refusal::Busy(_)) => {}
+                // The blocking holder may be our own caller.
+                _ if self.refresh_entry()? => {
+                    self.limit_store_calls(clock);
+                    continue;
+                }
+                _ => {}
+            }
+            return Ok(step);
+        }
+    }
+
+    fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
+        // A caller that does not queue reads busy next, and a caller that confirms its grant has no rival.
+        retry.has_priority = !self.terms.queue || update.before.holder(&self.terms.entry.proof).is_some();
+        self.engine.commit_update(&[update], &[], None)
+    }
+
+    /// Ends the attempt after a commit, or returns the record to go on with.
+    fn after_commit(
+        &mut self,
+        version: Version,
+        now: Record,
+        step: AcquireStep,
+    ) -> ControlFlow<AcquireResult, VersionedRecord> {
+        match Acquire::with_tokens(step, version.number) {
+            AcquireStep::Granted(grant, before) => ControlFlow::Break(AcquireResult::Granted(grant, before)),
+            AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
+            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
+                if now.waiter(&self.terms.entry.proof).is_some() {
+                    self.terms.place = QueuePlace::InRecord;
+                }
+                ControlFlow::Continue((Some(version), lock::committed(now, version.number)))
+            }
+        }
+    }
+
+    fn enqueue(&mut self, page: u64) -> Result<()> {
+        self.listen()?;
+        let (engine, name, entry) = (self.engine, self.name, &self.terms.entry);
+        if let Some(before) = self.terms.place.on_page()
+            && before.page != page
+        {
+            engine.dequeue(name, before.page, &entry.proof)?;
+        }
+        self.terms.place = engine.enqueue(name, page, entry)?.map_or(QueuePlace::BesidePage(page), QueuePlace::OnPage);
+        Ok(())
     }
 }

@@ -20,7 +20,7 @@ impl Engine {
         key: &[u8],
         change: &mut dyn FnMut(&T) -> Option<T>,
     ) -> Result<T> {
-        let mut race = self.race(key);
+        let mut retry = self.cas_retry(key);
         loop {
             let (version, found) = self.auxiliary(key)?;
             let Some(next) = change(&found) else { return Ok(found) };
@@ -30,7 +30,7 @@ impl Engine {
             }
             match self.commit_beside(key, version.as_ref(), body.as_deref(), WriteOptions::default())? {
                 CommitResult::Done(_) => return Ok(next),
-                CommitResult::Conflict(_) => race.backoff()?,
+                CommitResult::Conflict(_) => retry.backoff()?,
             };
         }
     }
@@ -44,7 +44,7 @@ impl Engine {
         body: &[u8],
         options: WriteOptions,
     ) -> Result<Option<Version>> {
-        let mut race = self.race(key);
+        let mut retry = self.cas_retry(key);
         loop {
             if let CommitResult::Done(stored) = self.commit_beside(key, expect.as_ref(), Some(body), options)? {
                 return Ok(Some(stored));
@@ -54,7 +54,7 @@ impl Engine {
                 Some(stored) if stored.body == body => return Ok(Some(stored.version)),
                 // No other caller wrote: the commit failed because its directory was missing, so try again.
                 found if found.as_ref().map(|stored| stored.version) == expect => {
-                    race.backoff()?;
+                    retry.backoff()?;
                 }
                 _ => return Ok(None),
             }

@@ -318,9 +318,9 @@ impl Engine {
         decide: &mut Decide<'_, T, E>,
         give_up_at: Duration,
     ) -> Result<Batch<T, E>> {
-        let mut race = self.race(names[0]).until(give_up_at);
+        let mut retry = self.cas_retry(names[0]).until(give_up_at);
         // A caller that only tries waits for no process, and other waiters depend on a caller that holds a name.
-        race.has_priority = true;
+        retry.has_priority = true;
         loop {
             let mut looks: Vec<(VersionedRecord, Transition<_>)> = Vec::new();
             let mut answers = Vec::new();
@@ -340,7 +340,7 @@ impl Engine {
             if let Committed::Done(version) = self.commit_update(&swapped, &[], None)? {
                 return Ok(Batch::Done(answers, Some(version)));
             }
-            if !race.backoff()? {
+            if !retry.backoff()? {
                 return Ok(Batch::Outrun(looks.swap_remove(0).0.1.holders));
             }
         }
@@ -385,14 +385,14 @@ pub(crate) struct CasRetry<'a> {
 
 impl Engine {
     /// Starts CAS retries for the object under this key.
-    pub(crate) fn race<'a>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
+    pub(crate) fn cas_retry<'a>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
         let began = self.host.boottime();
         CasRetry { engine: self, key, lost: 0, began, deadline: Duration::MAX, has_priority: false }
     }
 
     /// Starts CAS retries for a request of this type.
-    pub(super) fn race_for<'a, R: Request>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
-        CasRetry { has_priority: R::HAS_PRIORITY, ..self.race(key) }
+    pub(super) fn cas_retry_for<'a, R: Request>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
+        CasRetry { has_priority: R::HAS_PRIORITY, ..self.cas_retry(key) }
     }
 }
 

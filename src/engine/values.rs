@@ -52,7 +52,7 @@ impl Engine {
     /// Fails if the store cannot be read, or if the value's bytes are missing.
     pub fn value(&self, name: &[u8]) -> Result<Option<(Value, Vec<u8>)>> {
         let mut missing = None;
-        let mut race = self.race(name);
+        let mut retry = self.cas_retry(name);
         loop {
             let (_, record) = self.read(name)?;
             let Some(mut value) = record.value else { return Ok(None) };
@@ -76,7 +76,7 @@ impl Engine {
                 return Err(self.unusable_value(name, &key, "missing"));
             }
             missing = Some(value.write_id);
-            race.backoff()?;
+            retry.backoff()?;
         }
     }
 
@@ -171,7 +171,7 @@ impl Engine {
         stored: &mut bool,
         writer: &Owner,
     ) -> Result<WriteResponse> {
-        let mut race = self.race(name);
+        let mut retry = self.cas_retry(name);
         // True if the store has the external bytes, with the right mode.
         let mut is_complete = false;
         loop {
@@ -210,7 +210,7 @@ impl Engine {
                 .collect();
             let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
             if let Committed::Done(version) = self.commit_update(&[swapped], &beside, None)? {
-                return Ok(Writing::numbered(response, version.number));
+                return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.
             if let Some(under) = response.ok().and_then(|written| written.under) {
@@ -219,7 +219,7 @@ impl Engine {
             writing.repeat();
             // If only the reply was lost, another writer may have replaced this value and removed its bytes.
             is_complete = false;
-            race.backoff()?;
+            retry.backoff()?;
         }
     }
 

@@ -129,7 +129,7 @@ impl Engine {
                 Err(error) if error.is_unreached() => {
                     let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
                     let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;
-                    if self.outlast(name, error, &mut clock, &mut *wait_set, on_wait)? {
+                    if self.wait_out_outage(name, error, &mut clock, &mut *wait_set, on_wait)? {
                         return Ok(None);
                     }
                 }
@@ -140,7 +140,7 @@ impl Engine {
 
     /// Pauses after this error. Returns true on an interrupt.
     /// Fails with this error if the policy ends the wait.
-    pub(super) fn outlast(
+    pub(super) fn wait_out_outage(
         &self,
         name: &[u8],
         error: Error,

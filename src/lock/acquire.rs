@@ -8,7 +8,7 @@ use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, ProcessId};
 use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
-    INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_waiting, grant_waiting_as, refill, replaced,
+    INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_in_order, grant_waiting, refill, replaced,
     slot_count_conflict,
 };
 use super::queue::{Page, Pages};
@@ -26,11 +26,11 @@ impl Request for Acquire {
         acquire(record, self, facts)
     }
 
-    fn numbered(step: AcquireStep, version: u64) -> AcquireStep {
-        let numbered = |grant: Grant| Grant { token: grant.token.or(Some(version)), ..grant };
+    fn with_tokens(step: AcquireStep, version: u64) -> AcquireStep {
+        let with_token = |grant: Grant| Grant { token: grant.token.or(Some(version)), ..grant };
         match step {
-            AcquireStep::Granted(grant, before) => AcquireStep::Granted(Box::new(numbered(*grant)), before),
-            AcquireStep::Refused(Refusal::Busy(grants)) => busy(grants.into_iter().map(numbered).collect()),
+            AcquireStep::Granted(grant, before) => AcquireStep::Granted(Box::new(with_token(*grant)), before),
+            AcquireStep::Refused(Refusal::Busy(grants)) => busy(grants.into_iter().map(with_token).collect()),
             step => step,
         }
     }
@@ -81,7 +81,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     if !in_record && place.is_none() {
         if next.pages.is_some() {
             // Waiters of pages come into the record, which may leave room for the caller.
-            wake = grant_waiting_as(&mut next, facts, None)?;
+            wake = grant_in_order(&mut next, facts, None)?;
         }
         if let Some(has) = slot_count_conflict(&next, request, facts)? {
             return Ok(refused(Refusal::SlotCountConflict(has)));
@@ -89,7 +89,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         wake.extend(enter(&mut next, request, facts));
     }
     update_entry(&mut next, &request.entry);
-    wake.extend(grant_waiting_as(&mut next, facts, Some(request))?);
+    wake.extend(grant_in_order(&mut next, facts, Some(request))?);
     wake.retain(|proof| *proof != me);
     if let Some(grant) = next.holder(&me).cloned() {
         return Ok(write(next, granted(grant, stale.last().cloned()), wake));
@@ -223,6 +223,7 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
 /// Returns the step for a request whose queue has no room left in the record.
 fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     next.pages = match next.pages {
+        // The time makes the number of the first page a new one, so a page of an earlier queue that was left is not reused.
         None => Some(Pages { first: facts.wall, last: facts.wall }),
         Some(pages) if *place == QueuePlace::BesidePage(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),

@@ -174,7 +174,7 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     if let Some(wrong) = broken_invariant(&record) {
         return Err(wrong.to_string());
     }
-    number(&mut record, version);
+    add_tokens(&mut record, version);
     Ok(record)
 }
 
@@ -222,12 +222,12 @@ pub(crate) fn committed(record: Record, version: u64) -> Record {
         Cow::Borrowed(_) => None,
     };
     let mut record = shortened.unwrap_or(record);
-    number(&mut record, version);
+    add_tokens(&mut record, version);
     record
 }
 
 /// Sets the token of each grant, and the version and token of the value, that the record's `version` introduced.
-fn number(record: &mut Record, version: u64) {
+fn add_tokens(record: &mut Record, version: u64) {
     record.holders.iter_mut().for_each(|grant| grant.token = grant.token.or(Some(version)));
     if let Some(value) = &mut record.value {
         value.version = value.version.or(Some(version));

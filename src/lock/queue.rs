@@ -106,11 +106,11 @@ pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {
 
 pub(super) fn grant_waiting(record: &mut Record, facts: &Facts) -> Result<Vec<HandleHash>, Query> {
     evict(record, facts)?;
-    grant_waiting_as(record, facts, None)
+    grant_in_order(record, facts, None)
 }
 
 /// Walks the queue in order of arrival and grants to waiters that fit. Returns the waiters to wake.
-pub(super) fn grant_waiting_as(
+pub(super) fn grant_in_order(
     record: &mut Record,
     facts: &Facts,
     me: Option<&Acquire>,

@@ -7,7 +7,7 @@ use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::ProcessId;
 use super::protocol::{grant_status, is_decided, lease_expired, write};
-use super::queue::{effective_owner, end, evict, grant_waiting, grant_waiting_as, is_gone, lives};
+use super::queue::{effective_owner, end, evict, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::{Grant, Record, Waiter};
 use super::request::{Break, Credentials, Gc, NotHolder, OwnerDied, Prepare, Release, Renew, Request, Transition};
 
@@ -250,7 +250,7 @@ impl Request for Break {
             broken.push(EndedGrant { grant: end(&mut next, at, EndReason::Broken), reason: EndReason::Broken });
         }
         if !broken.is_empty() {
-            let wake = grant_waiting_as(&mut next, facts, None)?;
+            let wake = grant_in_order(&mut next, facts, None)?;
             return Ok(write(next, Ok(broken), wake));
         }
         let earlier: Vec<EndedGrant> = record.ended_grants.iter().filter(is_meant).cloned().collect();

@@ -24,7 +24,7 @@ pub trait Request: Loggable {
     fn repeat(&mut self) {}
 
     /// Adds what only the store knows: the token of a new grant is the version under which the store has it.
-    fn numbered(response: Self::Response, _version: u64) -> Self::Response {
+    fn with_tokens(response: Self::Response, _version: u64) -> Self::Response {
         response
     }
 

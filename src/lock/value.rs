@@ -134,10 +134,10 @@ impl Request for Writing {
         self.credentials.repeated = true;
     }
 
-    fn numbered(response: Self::Response, version: u64) -> Self::Response {
+    fn with_tokens(response: Self::Response, version: u64) -> Self::Response {
         let or_this = |known: Option<u64>| known.or(Some(version));
-        let numbered = |value: Value| Value { version: or_this(value.version), token: or_this(value.token), ..value };
-        response.map(|written| Written { value: written.value.map(numbered), ..written })
+        let with_token = |value: Value| Value { version: or_this(value.version), token: or_this(value.token), ..value };
+        response.map(|written| Written { value: written.value.map(with_token), ..written })
     }
 }
 

@@ -32,7 +32,7 @@ const ROUNDING: Duration = Duration::from_millis(5);
 
 /// The time when csalock ends a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Deadline {
+pub struct StopTimes {
     /// The time of SIGTERM, followed by SIGCONT so that a stopped command receives it.
     pub term: Duration,
     pub kill: Duration,
@@ -47,11 +47,11 @@ pub enum StopReason {
     Lease,
 }
 
-impl Deadline {
+impl StopTimes {
     /// Returns the deadline of a command that started at `began` and has this `--max-hold`.
-    pub fn of_max_hold(began: Duration, max_hold: Duration, kill_after: Duration) -> Deadline {
+    pub fn of_max_hold(began: Duration, max_hold: Duration, kill_after: Duration) -> StopTimes {
         let term = began.saturating_add(max_hold);
-        Deadline { term, kill: term.saturating_add(kill_after), why: StopReason::MaxHold }
+        StopTimes { term, kill: term.saturating_add(kill_after), why: StopReason::MaxHold }
     }
 }
 
@@ -83,15 +83,15 @@ impl LeaseSchedule {
         self.ends.saturating_sub(self.span / 3 * 2)
     }
 
-    pub fn supervisor(self, kill_after: Duration) -> Deadline {
+    pub fn supervisor(self, kill_after: Duration) -> StopTimes {
         let kill = self.ends.saturating_sub(self.span / 10);
-        Deadline { term: kill.saturating_sub(kill_after.min(self.span / 5)), kill, why: StopReason::Lease }
+        StopTimes { term: kill.saturating_sub(kill_after.min(self.span / 5)), kill, why: StopReason::Lease }
     }
 
     /// Returns when the keeper ends the command; SIGTERM only without a supervisor.
-    pub fn keeper(self) -> Deadline {
+    pub fn keeper(self) -> StopTimes {
         let kill = self.ends.saturating_sub(self.span / 20);
-        Deadline { term: self.last_start(), kill, why: StopReason::Lease }
+        StopTimes { term: self.last_start(), kill, why: StopReason::Lease }
     }
 
     /// Returns when a keeper without a supervisor stops to call a silent store.
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn the_supervisor_kills_at_a_tenth_and_asks_before_by_kill_after_but_at_most_a_fifth() {
         let lease = LeaseSchedule { ends: 100 * SECOND, span: 60 * SECOND };
-        let at = |term, kill| Deadline { term: term * SECOND, kill: kill * SECOND, why: StopReason::Lease };
+        let at = |term, kill| StopTimes { term: term * SECOND, kill: kill * SECOND, why: StopReason::Lease };
         assert_eq!(lease.supervisor(SECOND * 3), at(91, 94));
         assert_eq!(lease.supervisor(SECOND * 12), at(82, 94));
         assert_eq!(lease.supervisor(Duration::MAX), at(82, 94));
@@ -174,15 +174,15 @@ mod tests {
     #[test]
     fn a_lease_that_is_over_when_it_is_seen_ends_the_command_at_once() {
         let late = LeaseSchedule::seen(None, 10 * SECOND, 11 * SECOND);
-        let now = Deadline { term: 10 * SECOND, kill: 10 * SECOND, why: StopReason::Lease };
+        let now = StopTimes { term: 10 * SECOND, kill: 10 * SECOND, why: StopReason::Lease };
         assert_eq!((late.supervisor(SECOND), late.keeper()), (now, now));
     }
 
     #[test]
     fn max_hold_counts_from_the_start_of_the_command() {
-        let limit = Deadline::of_max_hold(5 * SECOND, 60 * SECOND, 10 * SECOND);
-        assert_eq!(limit, Deadline { term: 65 * SECOND, kill: 75 * SECOND, why: StopReason::MaxHold });
-        let endless = Deadline::of_max_hold(5 * SECOND, Duration::MAX, SECOND);
+        let limit = StopTimes::of_max_hold(5 * SECOND, 60 * SECOND, 10 * SECOND);
+        assert_eq!(limit, StopTimes { term: 65 * SECOND, kill: 75 * SECOND, why: StopReason::MaxHold });
+        let endless = StopTimes::of_max_hold(5 * SECOND, Duration::MAX, SECOND);
         assert_eq!((endless.term, endless.kill), (Duration::MAX, Duration::MAX));
     }
 }

@@ -11,8 +11,8 @@ use self::event_loop::{EventLoop, ExitReport};
 use super::child::{RunningCommand, SleepingChild};
 use super::exec::GrantNumbers;
 use super::flock::Flock;
-use super::job::Job;
-use super::keepalive::Keeper;
+use super::guarded_command::GuardedCommand;
+use super::keeper::Keeper;
 use super::schedule::StopReason;
 use crate::engine::{Engine, LockRef, OpenLockSet, Released};
 use crate::error::{Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ use crate::store::{Scope, StoreDeadline, answers};
 mod event_loop;
 
 pub struct Supervisor<'a> {
-    job: &'a Job<'a>,
+    guarded: &'a GuardedCommand<'a>,
     opened: &'a OpenLockSet<'a>,
     /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
     wake_socket: Option<WakeSocket>,
@@ -56,13 +56,13 @@ impl<'a> Supervisor<'a> {
     /// Creates the supervisor before the locks are acquired: it must not miss that another process ends a grant. It passes
     /// messages to `tell`.
     pub fn new(
-        job: &'a Job<'a>,
+        guarded: &'a GuardedCommand<'a>,
         opened: &'a OpenLockSet<'a>,
         tell: &'a (dyn Fn(&Notice<'_>) + Sync),
     ) -> Result<Supervisor<'a>> {
-        let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));
-        let new_end = job.shared_deadline.map(|_| Keeper::new_end_event()).transpose()?;
-        Ok(Supervisor { job, opened, wake_socket, new_end, tell, released: RefCell::default() })
+        let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&guarded.handle.proof()));
+        let new_end = guarded.shared_lease_end.map(|_| Keeper::new_end_event()).transpose()?;
+        Ok(Supervisor { guarded, opened, wake_socket, new_end, tell, released: RefCell::default() })
     }
 
     /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end and
@@ -77,18 +77,18 @@ impl<'a> Supervisor<'a> {
         numbers: GrantNumbers,
     ) -> Result<Exit> {
         let (wake_socket, new_end) = (self.wake_socket.take(), self.new_end.take());
-        let keeper = self.job.keeper(process).zip(new_end);
+        let keeper = self.guarded.keeper(process).zip(new_end);
         let keeper = keeper.map(|(config, new_end)| Keeper::new(config, wake_socket.as_ref(), new_end));
         let mut command = match self.start(child, grants, &files, numbers, keeper.as_ref()) {
             Ok(command) => command,
             Err(error) => return self.give_up(keeper.as_ref(), error),
         };
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
-        let _ = self.job.context.host.domain();
+        let _ = self.guarded.context.host.domain();
         let ended = EventLoop::new(&self, &mut command, keeper.as_ref(), wake_socket.as_ref()).run()?;
         files.into_iter().for_each(Flock::unlock);
         let exit = match (ended.not_executed, keeper) {
-            (Some(errno), keeper) => self.give_up(keeper.as_ref(), self.job.command_line.cannot_execute(errno)),
+            (Some(errno), keeper) => self.give_up(keeper.as_ref(), self.guarded.command_line.cannot_execute(errno)),
             (None, Some(keeper)) => Ok(self.release_and_report(&ended, Some(&keeper), None)),
             (None, None) => Ok(self.release_and_report(&ended, None, wake_socket)),
         };
@@ -105,14 +105,14 @@ impl<'a> Supervisor<'a> {
         numbers: GrantNumbers,
         keeper: Option<&Keeper<'_>>,
     ) -> Result<RunningCommand> {
-        if let (Some(keeper), Some(shared_deadline)) = (keeper, self.job.shared_deadline) {
-            shared_deadline.start(self.opened, grants);
+        if let (Some(keeper), Some(shared_lease_end)) = (keeper, self.guarded.shared_lease_end) {
+            shared_lease_end.start(self.opened, grants);
             if !keeper.ensure_running() {
                 let what = "the process that renews its lease could not start, so the command was not run";
                 let hint = "see the limit of processes (ulimit -u) and the free memory, then try again";
                 return Err(Error::new(ErrorKind::System, what, hint));
             }
-            if self.job.left_to_start().is_zero() {
+            if self.guarded.left_to_start().is_zero() {
                 let what = "its lease was over before the command could begin; it was not run";
                 return Err(Error::new(ErrorKind::Lost, what, "try again"));
             }
@@ -122,7 +122,7 @@ impl<'a> Supervisor<'a> {
 
     /// Releases the locks of a command that does not run for this reason.
     fn give_up(&self, keeper: Option<&Keeper<'_>>, why: Error) -> Result<Exit> {
-        let released = self.job.release(self.opened);
+        let released = self.guarded.release(self.opened);
         keeper.inspect(|keeper| keeper.stop());
         released.and(Err(why))
     }
@@ -131,7 +131,7 @@ impl<'a> Supervisor<'a> {
     fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare: Option<WakeSocket>) -> Exit {
         let exit = exit_of_report(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
-        let has_limit = self.job.limits.ttl.is_some() || keeper.is_none();
+        let has_limit = self.guarded.limits.ttl.is_some() || keeper.is_none();
         let release = || {
             self.report_success(exit);
             self.release(ended.lease_ends, spare)
@@ -153,7 +153,7 @@ impl<'a> Supervisor<'a> {
     /// command released the locks with leases.
     fn lease_left(&self, known: Option<Duration>) -> Option<Duration> {
         let lefts = self.opened.each().enumerate().map(|(at, (target, engine))| {
-            let mine = |grant: &Grant| grant.proof == self.job.handle.proof();
+            let mine = |grant: &Grant| grant.proof == self.guarded.handle.proof();
             if self.is_released(at) {
                 return None;
             }
@@ -214,7 +214,7 @@ const TO_RELEASE: Duration = Duration::from_secs(10);
 impl Supervisor<'_> {
     /// Runs `what`. Ends the process with `exit` if a store is silent for too long.
     fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
-        let (tell, why) = (self.tell, why(ended, self.job.limits.ttl.is_some()));
+        let (tell, why) = (self.tell, why(ended, self.guarded.limits.ttl.is_some()));
         let (done, is_done) = channel::<()>();
         let watch = move || {
             let (mut heard, mut looks) = (answers(), 0);
@@ -239,10 +239,10 @@ impl Supervisor<'_> {
 
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
     fn report_success(&self, exit: Exit) {
-        let Some(report) = self.job.reports.filter(|_| exit.code() == 0) else { return };
-        let (host, engine, target) = (&self.job.context.host, self.opened.engine(0), self.opened.target(0));
+        let Some(report) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
+        let (host, engine, target) = (&self.guarded.context.host, self.opened.engine(0), self.opened.target(0));
         let _deadline = StoreDeadline::begin(Some(host.boottime() + TO_RELEASE));
-        let request = engine.by_proof(self.job.handle.proof()).and_then(|credentials| {
+        let request = engine.by_proof(self.guarded.handle.proof()).and_then(|credentials| {
             let at = engine.time()?.as_millis() as u64;
             Ok(ReportSuccess { credentials, in_slot: report.in_slot, at, host: host.name() })
         });
@@ -266,20 +266,20 @@ impl Supervisor<'_> {
     /// the `spare` socket. Returns whether a lock was lost while the command ran, and whether the last lease of a lock was
     /// a time limit that a caller set.
     fn release(&self, lease_ends: Option<Duration>, spare: Option<WakeSocket>) -> (bool, bool) {
-        let now = self.job.context.host.boottime();
+        let now = self.guarded.context.host.boottime();
         let opened = self.opened;
         // A release after the end of the lease is not needed any more.
         let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         let _deadline = StoreDeadline::begin(until);
         let (mut lost, mut had_limit) = (false, false);
-        let mut released = opened.release(self.job.handle.proof());
+        let mut released = opened.release(self.guarded.handle.proof());
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
         if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
             drop(spare);
             for (answer, (target, engine)) in released.iter_mut().zip(opened.each()) {
                 if answer.as_ref().is_err_and(is_of_system) {
-                    *answer = engine.release(&target.name, self.job.handle.proof());
+                    *answer = engine.release(&target.name, self.guarded.handle.proof());
                 }
             }
         } else {
@@ -309,13 +309,13 @@ impl Supervisor<'_> {
     /// Returns true if the command is known to have released this lock itself.
     fn is_released(&self, at: usize) -> bool {
         self.released.borrow().contains(&at)
-            || self.job.shared_deadline.is_some_and(|shared_deadline| shared_deadline.is_released(at))
+            || self.guarded.shared_lease_end.is_some_and(|shared_lease_end| shared_lease_end.is_released(at))
     }
 
     /// Notes that the command released this lock, so that the record need not keep its end any longer.
     fn hear_of_release(&self, at: usize, target: &LockRef, engine: &Engine) {
         self.released.borrow_mut().insert(at);
         // If that fails, the record keeps it until the command has ended.
-        let _ = engine.release(&target.name, self.job.handle.proof());
+        let _ = engine.release(&target.name, self.guarded.handle.proof());
     }
 }

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Attempt;
+use super::RunCall;
 use crate::cli::Run;
 use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
@@ -53,16 +53,16 @@ impl FlockCompat {
     /// meanwhile.
     pub(super) fn take(
         &self,
-        take: &Attempt<'_>,
+        call: &RunCall<'_>,
         opened: &OpenLockSet<'_>,
         grants: &mut [Grant],
         child: Option<&SleepingChild<'_>>,
     ) -> Result<std::result::Result<Vec<Flock>, Exit>> {
-        let policy = take.asked.taking.waiting.wait_policy(opened.lease());
-        let until = policy.limit.map(|_| policy.end(take.began));
+        let policy = call.asked.taking.waiting.wait_policy(opened.lease());
+        let until = policy.limit.map(|_| policy.end(call.began));
         let mut held: Vec<Flock> = Vec::new();
         for (file, at) in &self.files {
-            let target = &take.job.locks.all[*at];
+            let target = &call.guarded.locks.all[*at];
             // Two names may mean one file; a second lock on it would wait for ourselves.
             if held.iter().any(|flock| flock.is_of(file)) {
                 continue;
@@ -70,13 +70,13 @@ impl FlockCompat {
             let (mut told, mode) = (false, grants[*at].mode);
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    tell_of_wait(take, target, file);
+                    tell_of_wait(call, target, file);
                 }
-                keep_waiting(take, opened, grants)
+                keep_waiting(call, opened, grants)
             };
             let mut wait = FlockWait {
-                host: take.job.context.host.as_ref(),
-                signals: take.job.signals,
+                host: call.guarded.context.host.as_ref(),
+                signals: call.guarded.signals,
                 child,
                 until,
                 on_tick: &mut look,
@@ -87,30 +87,30 @@ impl FlockCompat {
                 Flocked::Interrupted(exit) => return Ok(Err(exit)),
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
-                    let by = by(take, file);
-                    take.asked
+                    let by = by(call, file);
+                    call.asked
                         .common
                         .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
-                    return Ok(Err(take.asked.taking.waiting.busy_exit()));
+                    return Ok(Err(call.asked.taking.waiting.busy_exit()));
                 }
             }
             if told {
-                keep(take, opened, grants)?;
+                keep(call, opened, grants)?;
             }
         }
         Ok(Ok(held))
     }
 }
 
-fn tell_of_wait(take: &Attempt<'_>, target: &LockRef, file: &Path) {
-    let common = &take.asked.common;
+fn tell_of_wait(call: &RunCall<'_>, target: &LockRef, file: &Path) {
+    let common = &call.asked.common;
     if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
-        eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(take, file)));
+        eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(call, file)));
     }
 }
 
-fn by(take: &Attempt<'_>, file: &Path) -> String {
-    let own = take.job.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
+fn by(call: &RunCall<'_>, file: &Path) -> String {
+    let own = call.guarded.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
     // This process may have inherited the locked file, but does not block itself.
     let others =
         flock_holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
@@ -119,10 +119,10 @@ fn by(take: &Attempt<'_>, file: &Path) -> String {
 
 /// Keeps the locks during the wait for a file. Returns the time until the next call is due. A silent store is asked
 /// again while the leases last.
-fn keep_waiting(take: &Attempt<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
-    let span = take.job.limits.ttl.unwrap_or(take.job.context.lease());
-    let kept = keep(take, opened, grants);
-    let lasts = || opened.lease_ends(grants).is_some_and(|ends| take.job.context.host.boottime() < ends);
+fn keep_waiting(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
+    let span = call.guarded.limits.ttl.unwrap_or(call.guarded.context.lease());
+    let kept = keep(call, opened, grants);
+    let lasts = || opened.lease_ends(grants).is_some_and(|ends| call.guarded.context.host.boottime() < ends);
     match kept {
         Err(error) if error.kind() == ErrorKind::Unavailable && lasts() => Ok(Some(retry_pause(span))),
         kept => kept.map(|has_lease| has_lease.then(|| renewal_pause(span))),
@@ -132,10 +132,10 @@ fn keep_waiting(take: &Attempt<'_>, opened: &OpenLockSet<'_>, grants: &mut [Gran
 /// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Updates the grants.
 /// Returns true if they have a lease.
 /// Returns an error if a lock was lost.
-fn keep(take: &Attempt<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
+fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
-        let credentials = engine.by_proof(take.job.handle.proof())?;
-        let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &take.asked.taking.lifetime()))?;
+        let credentials = engine.by_proof(call.guarded.handle.proof())?;
+        let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.asked.taking.lifetime()))?;
         match engine.apply(&target.name, &Renew(credentials, lifetime))? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => {

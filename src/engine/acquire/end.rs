@@ -13,22 +13,22 @@ use crate::store::{SignalsEndCalls, WriteSet};
 impl AcquireAttempt<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
     pub(super) fn found_grant(&mut self, grant: Box<Grant>, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
-        if grant.proof != self.request.entry.proof {
+        if grant.proof != self.terms.entry.proof {
             self.leave_if_possible()?;
         }
         Ok(AcquireResult::Granted(grant, before))
     }
 
     /// Ends the attempt with this refusal. Returns `None` if the lock was granted in the meantime.
-    pub(super) fn finish(&mut self, record: &Record, refusal: Refusal) -> Result<Option<AcquireResult>> {
-        let me = self.request.entry.proof;
+    pub(super) fn end_refused(&mut self, record: &Record, refusal: Refusal) -> Result<Option<AcquireResult>> {
+        let me = self.terms.entry.proof;
         match &refusal {
             Refusal::Claimed(_) => {
                 self.leave_if_possible()?;
             }
             // A refusal that comes only during the wait finds this waiter in the queue, where it would block the next one.
             Refusal::Deadlock(_) | Refusal::Stale(_) => {
-                let is_queued = self.request.place.on_page().is_some() || record.waiter(&me).is_some();
+                let is_queued = self.terms.place.on_page().is_some() || record.waiter(&me).is_some();
                 if is_queued && self.leave_if_possible()?.is_some() {
                     return Ok(None);
                 }
@@ -107,8 +107,8 @@ impl AcquireAttempt<'_> {
     fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
-        let (engine, me) = (self.engine, self.request.entry.proof);
-        let page = self.request.place.on_page().map(|place| place.page);
+        let (engine, me) = (self.engine, self.terms.entry.proof);
+        let page = self.terms.place.on_page().map(|place| place.page);
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {
@@ -121,11 +121,11 @@ impl AcquireAttempt<'_> {
             }
         }
         let ask = Cancel { proof: me, page };
-        let race = engine.race_for::<Cancel>(self.name).until(self.give_up_at);
-        if let Some(granted) = engine.try_apply(race, &ask, None)? {
+        let retry = engine.cas_retry_for::<Cancel>(self.name).until(self.give_up_at);
+        if let Some(granted) = engine.try_apply(retry, &ask, None)? {
             return Ok(granted);
         }
-        if let Some(lease) = &self.request.entry.lease {
+        if let Some(lease) = &self.terms.entry.lease {
             let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
             if engine.store.leases().is_expired(lease)? {
                 let (_, record) = engine.read(self.name)?;
@@ -151,7 +151,7 @@ impl AcquireAttempt<'_> {
     fn abandon(&mut self) -> Result<()> {
         if self.leave()?.is_some() {
             // Whether the grant was still held makes no difference.
-            let _ = self.engine.release(self.name, self.request.entry.proof)?;
+            let _ = self.engine.release(self.name, self.terms.entry.proof)?;
         }
         Ok(())
     }

@@ -62,11 +62,11 @@ fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watch
 
 impl<'a> AcquireAttempt<'a> {
     /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
-    pub(super) fn prepare_to_wait(&mut self) -> Result<bool> {
-        let (engine, entry) = (self.engine, &mut self.request.entry);
+    pub(super) fn refresh_entry(&mut self) -> Result<bool> {
+        let (engine, entry) = (self.engine, &mut self.terms.entry);
         let mut changed = false;
         // A waiter has time to inspect its callers twice, so only a caller that does not wait does so here.
-        if !self.request.queue
+        if !self.terms.queue
             && !std::mem::replace(&mut self.looked_for_caller, true)
             && let Some(within) = self.blocked_callers.immediately(&*engine.host)
         {
@@ -75,7 +75,7 @@ impl<'a> AcquireAttempt<'a> {
         }
         // If others cannot see whether a waiter lives, the waiter renews a lease.
         let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
-        if self.request.queue
+        if self.terms.queue
             && engine.needs_leases()
             && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
         {
@@ -85,7 +85,7 @@ impl<'a> AcquireAttempt<'a> {
                     changed = true;
                 }
                 // The next pass of the loop tries again.
-                Err(error) if error.is_refused_change() && self.request.place.is_queued() => {}
+                Err(error) if error.is_refused_change() && self.terms.place.is_queued() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -97,7 +97,7 @@ impl<'a> AcquireAttempt<'a> {
             Some(wait_set) => wait_set,
             none => {
                 let interrupt = self.interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                none.insert(self.engine.host.wait_set(&self.request.entry.proof, interrupt)?)
+                none.insert(self.engine.host.wait_set(&self.terms.entry.proof, interrupt)?)
             }
         })
     }
@@ -144,7 +144,7 @@ impl<'a> AcquireAttempt<'a> {
         let notifies = engine.store.abilities().notifies;
         let needs_channel = notifies || domains.any(|domain| domain.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_channel) {
-            self.subscription = engine.store.subscribe(Topic::Channel(&self.request.entry.proof.channel(), *version));
+            self.subscription = engine.store.subscribe(Topic::Channel(&self.terms.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;
             if is_late && engine.version(self.name)?.as_ref() != Some(version) {
@@ -184,19 +184,19 @@ impl<'a> AcquireAttempt<'a> {
 
     /// Inspects the callers that this wait blocks again. Returns true if they have changed.
     fn look_at_callers_again(&mut self, now: Duration) -> Result<bool> {
-        let mut within = self.request.entry.blocked_processes.clone();
+        let mut within = self.terms.entry.blocked_processes.clone();
         self.blocked_callers.look_again(&*self.engine.host, now, &mut within);
-        if within == self.request.entry.blocked_processes {
+        if within == self.terms.entry.blocked_processes {
             return Ok(false);
         }
         self.retract();
-        self.request.entry.blocked_processes = within;
+        self.terms.entry.blocked_processes = within;
         Ok(true)
     }
 
     /// Returns the time of the next deadlock check on CLOCK_BOOTTIME, if this wait may be part of a cycle.
     fn next_check(&self, since: Duration) -> Option<Duration> {
-        let blocks_others = self.blocked_callers.is_known() && !WaitEdges::keys(&self.request.entry).is_empty();
+        let blocks_others = self.blocked_callers.is_known() && !WaitEdges::keys(&self.terms.entry).is_empty();
         blocks_others.then(|| self.suspected_at.map_or(since + DEADLOCK_DELAY, |at| at + SECOND_CHECK_DELAY))
     }
 
@@ -205,10 +205,10 @@ impl<'a> AcquireAttempt<'a> {
     /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the victim
     /// wakes all members, which inspect their callers again.
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
-        let (engine, me) = (self.engine, self.request.entry.proof);
+        let (engine, me) = (self.engine, self.terms.entry.proof);
         let was_published = std::mem::replace(&mut self.is_published, true);
         // An unpublished wait is behind waits that block the same processes and check for cycles.
-        if !engine.publish(self.name, &self.request.entry)? {
+        if !engine.publish(self.name, &self.terms.entry)? {
             self.is_published = was_published;
             return Ok(None);
         }
@@ -223,7 +223,7 @@ impl<'a> AcquireAttempt<'a> {
 
     /// Makes these waiters of this host inspect their callers and check for a deadlock again.
     pub(super) fn wake<'b>(&self, waiters: impl Iterator<Item = &'b HandleHash>) {
-        for waiter in waiters.filter(|waiter| **waiter != self.request.entry.proof) {
+        for waiter in waiters.filter(|waiter| **waiter != self.terms.entry.proof) {
             self.engine.host.wake(WakeAddress::Waiter(waiter));
         }
     }
@@ -231,7 +231,7 @@ impl<'a> AcquireAttempt<'a> {
     /// Removes the published edges of this wait. An edge that stays is only a hint, so it does no harm.
     pub(super) fn retract(&mut self) {
         if std::mem::take(&mut self.is_published) {
-            let _ = self.engine.retract(self.name, &self.request.entry);
+            let _ = self.engine.retract(self.name, &self.terms.entry);
         }
     }
 }

@@ -14,9 +14,9 @@ use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::run::child::RunningCommand;
 use crate::run::cleaners::{self, CleanerGuard};
-use crate::run::deadline::SharedDeadline;
-use crate::run::keepalive::{Keeper, pause};
-use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
+use crate::run::keeper::{Keeper, pause};
+use crate::run::schedule::{LeaseSchedule, StopReason, StopTimes};
+use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::{BoottimeTimer, wait_readable};
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
@@ -53,7 +53,7 @@ pub(super) struct EventLoop<'a> {
     began: Duration,
     lease: Option<LeaseSchedule>,
     /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
-    limits: Vec<Deadline>,
+    limits: Vec<StopTimes>,
     /// True if a child of this process has ended since the last check.
     child_ended: bool,
     /// The signal that arrived before the child had executed the command, and when the child must have ended.
@@ -73,7 +73,7 @@ impl<'a> EventLoop<'a> {
             command,
             keeper,
             wake_socket,
-            began: supervisor.job.context.host.boottime(),
+            began: supervisor.guarded.context.host.boottime(),
             lease: None,
             limits: Vec::new(),
             child_ended: false,
@@ -92,7 +92,7 @@ impl<'a> EventLoop<'a> {
     /// Waits for the end of the command, forwards signals to it, and ends it at one of its deadlines. The deadlines are
     /// read at the start, at a deadline, which may have moved, and after an event.
     pub(super) fn run(mut self) -> Result<ExitReport> {
-        let limits = &self.supervisor.job.limits;
+        let limits = &self.supervisor.guarded.limits;
         if limits.max_hold.is_some() || limits.ttl.is_some() || self.keeper.is_some() {
             self.read_limits();
         }
@@ -104,7 +104,7 @@ impl<'a> EventLoop<'a> {
                 timer = BoottimeTimer::new().ok();
             }
             timer.iter().for_each(|timer| timer.set(next));
-            let signals = self.supervisor.job.signals.all_events()?;
+            let signals = self.supervisor.guarded.signals.all_events()?;
             let events = [Some(signals), self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);
@@ -140,7 +140,7 @@ impl<'a> EventLoop<'a> {
     }
 
     fn boottime(&self) -> Duration {
-        self.supervisor.job.context.host.boottime()
+        self.supervisor.guarded.context.host.boottime()
     }
 
     fn events(&self) -> Option<BorrowedFd<'_>> {
@@ -160,21 +160,21 @@ impl<'a> EventLoop<'a> {
 
     /// Ensures that a keeper runs, if there must be one, and reads the deadlines of the command.
     fn read_limits(&mut self) {
-        let job = self.supervisor.job;
+        let guarded = self.supervisor.guarded;
         if let Some(keeper) = self.keeper {
             keeper.ensure_running();
         }
         let now = self.boottime();
-        let ends = match job.shared_deadline {
-            Some(shared_deadline) => shared_deadline.load(),
+        let ends = match guarded.shared_lease_end {
+            Some(shared_lease_end) => shared_lease_end.load(),
             None => {
                 let known = self.lease.map(|lease| lease.ends.saturating_sub(now));
                 self.supervisor.lease_left(known).map(|left| now + left)
             }
         };
         self.lease = ends.map(|ends| LeaseSchedule::seen(self.lease, ends, now));
-        let limits = &job.limits;
-        let max_hold = limits.max_hold.map(|max_hold| Deadline::of_max_hold(self.began, max_hold, limits.kill_after));
+        let limits = &guarded.limits;
+        let max_hold = limits.max_hold.map(|max_hold| StopTimes::of_max_hold(self.began, max_hold, limits.kill_after));
         let lease = self.lease.filter(|_| limits.kills).map(|lease| lease.supervisor(limits.kill_after));
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
@@ -210,7 +210,7 @@ impl<'a> EventLoop<'a> {
 
     /// Forwards a signal that arrived. The terminal sends its signals to the command itself.
     fn forward_signal(&mut self) {
-        if let Some(came) = self.supervisor.job.signals.next() {
+        if let Some(came) = self.supervisor.guarded.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD as i32;
             let comes_first = came.ends() && self.command.is_starting();
             if came.ends() && (came.from_terminal || comes_first) {
@@ -242,19 +242,20 @@ impl<'a> EventLoop<'a> {
     }
 
     fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
-        let (job, report) = (self.supervisor.job, self.report);
+        let (guarded, report) = (self.supervisor.guarded, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
-        let last = std::iter::from_fn(|| job.signals.next()).filter(|came| came.from_terminal && came.ends()).last();
+        let last =
+            std::iter::from_fn(|| guarded.signals.next()).filter(|came| came.from_terminal && came.ends()).last();
         let shared_signal = last.map(|came| came.signal).or(report.shared_signal);
         // The keeper kills a command that the supervisor did not end in time.
-        let killed = job.shared_deadline.is_some_and(SharedDeadline::was_killed);
+        let killed = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::was_killed);
         let by_keeper = killed && exit == Exit::signalled(Signal::SIGKILL as i32);
         ExitReport {
             not_executed: self.command.exec_error(),
             exit,
             shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),
             stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
-            lease_ends: job.shared_deadline.map_or(self.lease.map(|lease| lease.ends), SharedDeadline::load),
+            lease_ends: guarded.shared_lease_end.map_or(self.lease.map(|lease| lease.ends), SharedLeaseEnd::load),
             ..report
         }
     }

@@ -18,7 +18,7 @@ use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
-use crate::run::schedule::{Deadline, LeaseSchedule, renewal_pause, retry_pause, settling_pause};
+use crate::run::schedule::{LeaseSchedule, StopTimes, renewal_pause, retry_pause, settling_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::{StoreDeadline, Subscription, Topic};
 
@@ -63,7 +63,7 @@ impl KeeperConfig<'_> {
     ) {
         // Most commands end soon, and their supervisor then ends a keeper that has hardly begun. A change, for example a
         // break of the lock, does not wait.
-        let rest = self.shared_deadline.load().filter(|_| supervisor.is_some() && !is_late);
+        let rest = self.shared_lease_end.load().filter(|_| supervisor.is_some() && !is_late);
         if let Some(ends) = rest {
             let pause = settling_pause(ends.saturating_sub(self.context.host.boottime()));
             let _ = wait_readable(wake_socket.map(AsFd::as_fd), Some(pause));
@@ -146,11 +146,11 @@ impl KeeperConfig<'_> {
     /// Ends the owners if their lease is about to end. While the supervisor lives, it sends SIGTERM itself. Returns the
     /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
     fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, supervisor: Option<Pid>) -> Option<Duration> {
-        let ends = self.shared_deadline.load().filter(|_| self.kills)?;
+        let ends = self.shared_lease_end.load().filter(|_| self.kills)?;
         let now = self.context.host.boottime();
-        let Deadline { term, kill, .. } = watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now)).keeper();
+        let StopTimes { term, kill, .. } = watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now)).keeper();
         if now >= kill {
-            self.shared_deadline.set_killed();
+            self.shared_lease_end.set_killed();
             self.signal(owners, Signal::KILL);
         } else if now >= term && !watch.terminated && !is_guarded(supervisor) {
             watch.terminated = true;
@@ -203,7 +203,7 @@ impl KeeperConfig<'_> {
 
     /// Records that the owners have ended, so that every process sees it and the next waiter is granted the lock.
     fn record_owner_death(&self) {
-        while self.shared_deadline.load().is_some_and(|ends| self.context.host.boottime() < ends) {
+        while self.shared_lease_end.load().is_some_and(|ends| self.context.host.boottime() < ends) {
             let opened = self.targets.open(self.context);
             // All locks are tried, even if one of them fails.
             let record = |opened: OpenLockSet<'_>| {
@@ -215,7 +215,7 @@ impl KeeperConfig<'_> {
                 recorded.fold(Ok(()), Result::and)
             };
             if opened.and_then(record).is_ok() {
-                self.shared_deadline.store(None);
+                self.shared_lease_end.store(None);
                 break;
             }
             pause();
@@ -263,7 +263,7 @@ impl KeeperConfig<'_> {
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
         let mut changes = Changes::new(self.context.host.boottime());
         let schedule = |ends| LeaseSchedule { ends, span };
-        let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
+        let mut next = self.shared_lease_end.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
             timer.set(Some(next.min(changes.due())));
             let _ = wait_readable([renew_now, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
@@ -280,7 +280,7 @@ impl KeeperConfig<'_> {
                 Err(_) => {
                     opened = None;
                     let now = self.context.host.boottime();
-                    if !is_guarded && self.shared_deadline.load().is_some_and(|ends| now > schedule(ends).give_up()) {
+                    if !is_guarded && self.shared_lease_end.load().is_some_and(|ends| now > schedule(ends).give_up()) {
                         return;
                     }
                     next = now + retry_pause(span);
@@ -288,7 +288,7 @@ impl KeeperConfig<'_> {
                     continue;
                 }
             };
-            self.shared_deadline.store(ends);
+            self.shared_lease_end.store(ends);
             listeners.iter().for_each(|listener| notify(*listener));
             if !is_held {
                 return;
@@ -344,7 +344,7 @@ impl KeeperConfig<'_> {
     }
 
     fn keep(&self, at: usize, name: &[u8], engine: &Engine, known: &Known) -> Result<RenewResult> {
-        if self.shared_deadline.is_released(at) {
+        if self.shared_lease_end.is_released(at) {
             return Ok(RenewResult::GivenBack);
         }
         let (now, span) = (self.context.host.boottime(), self.context.lease());
@@ -354,7 +354,7 @@ impl KeeperConfig<'_> {
             Some(Lifetime::Keepalive(lease)) => {
                 let ends = match known {
                     Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
-                    None => self.shared_deadline.load(),
+                    None => self.shared_lease_end.load(),
                 };
                 if let Some(ends) = ends.filter(|ends| now < LeaseSchedule { ends: *ends, span }.renewal()) {
                     return Ok(RenewResult::Held(Some((lease, ends))));
@@ -383,7 +383,7 @@ impl KeeperConfig<'_> {
     /// for us knows the time better than a store that counts in seconds.
     fn expiry_of(&self, at: usize, lease: &Lease, engine: &Engine) -> Result<Duration> {
         let now = self.context.host.boottime();
-        self.shared_deadline.expiry_of(at, lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
+        self.shared_lease_end.expiry_of(at, lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
     }
 
     /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a
@@ -392,7 +392,7 @@ impl KeeperConfig<'_> {
         let Some(ending) = ending.filter(|ending| ending.reason == EndReason::Released) else {
             return Ok(RenewResult::Lost);
         };
-        if ending.is_owed() && self.shared_deadline.release(at) {
+        if ending.is_owed() && self.shared_lease_end.release(at) {
             let _ = engine.release(name, self.proof)?;
         }
         Ok(RenewResult::GivenBack)

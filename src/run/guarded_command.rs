@@ -4,10 +4,10 @@ use std::ffi::CString;
 use std::time::Duration;
 
 use super::child::SleepingChild;
-use super::deadline::SharedDeadline;
 use super::exec::{CommandLine, GrantNumbers};
-use super::keepalive::{KeeperConfig, spawn_detached};
+use super::keeper::{KeeperConfig, spawn_detached};
 use super::schedule::LeaseSchedule;
+use super::shared_lease_end::SharedLeaseEnd;
 use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::lock::{Grant, Handle, ProcessId};
 use crate::signals::Signals;
 
 /// A command, its locks and its limits.
-pub struct Job<'a> {
+pub struct GuardedCommand<'a> {
     pub context: &'a Context,
     pub locks: &'a LockSet,
     pub handle: &'a Handle,
@@ -27,7 +27,7 @@ pub struct Job<'a> {
     /// The success to record if the command ends with 0.
     pub reports: Option<SuccessReport>,
     /// End of the leases, if there are leases from the beginning.
-    pub shared_deadline: Option<SharedDeadline>,
+    pub shared_lease_end: Option<SharedLeaseEnd>,
 }
 
 /// The success of a command that csalock records under the lock.
@@ -48,7 +48,7 @@ pub struct CommandLimits {
     pub kills: bool,
 }
 
-impl<'a> Job<'a> {
+impl<'a> GuardedCommand<'a> {
     /// Returns true if the command must succeed once in a slot.
     pub fn has_slot(&self) -> bool {
         self.reports.is_some_and(|reports| reports.in_slot)
@@ -61,7 +61,7 @@ impl<'a> Job<'a> {
             targets: self.locks,
             proof: self.handle.proof(),
             owners: vec![command],
-            shared_deadline: self.shared_deadline?,
+            shared_lease_end: self.shared_lease_end?,
             kills: self.limits.kills,
             is_reported: self.has_slot(),
             timed: self.limits.ttl.is_some(),
@@ -98,8 +98,8 @@ impl<'a> Job<'a> {
 
     pub fn release(&self, opened: &OpenLockSet<'_>) -> Result<()> {
         // The keeper must not take the release for a loss.
-        if let Some(shared_deadline) = self.shared_deadline {
-            (0..self.locks.all.len()).all(|at| shared_deadline.release(at));
+        if let Some(shared_lease_end) = self.shared_lease_end {
+            (0..self.locks.all.len()).all(|at| shared_lease_end.release(at));
         }
         opened.release_all(self.handle.proof())
     }
@@ -107,7 +107,7 @@ impl<'a> Job<'a> {
     /// Returns the time that is left to start the command: it would have to end before it starts if that is over.
     pub(super) fn left_to_start(&self) -> Duration {
         let span = self.limits.ttl.unwrap_or(self.context.lease());
-        let ends = self.shared_deadline.and_then(SharedDeadline::load).unwrap_or(Duration::MAX);
+        let ends = self.shared_lease_end.and_then(SharedLeaseEnd::load).unwrap_or(Duration::MAX);
         LeaseSchedule { ends, span }.last_start().saturating_sub(self.context.host.boottime())
     }
 }

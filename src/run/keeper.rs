@@ -6,7 +6,7 @@
 //! even for a `--ttl` on this host's own store. So neither a stopped or killed supervisor nor a silent store lets a
 //! second holder in while the command runs. The keeper goes on without its supervisor and records when the command has
 //! ended. The supervisor never waits for the store while the command runs, and ends the command before the lease ends.
-//! Both know the end of the lease by [`SharedDeadline`]. If the supervisor cannot end the command, the keeper does. If
+//! Both know the end of the lease by [`SharedLeaseEnd`]. If the supervisor cannot end the command, the keeper does. If
 //! the keeper dies, the supervisor starts another one.
 //!
 //! The first thread renews and may wait for the store. The second thread watches processes and clock and never waits.
@@ -32,12 +32,12 @@ use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSocket;
 use crate::lock::{Grant, HandleHash, ProcessId};
-use crate::run::deadline::SharedDeadline;
 use crate::run::detach;
 use crate::run::detach::Detach;
+use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::wait_readable;
 
-mod process;
+mod renew;
 
 /// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ pub struct KeeperConfig<'a> {
     /// The owners; the keeper's work ends when all of them have ended.
     pub owners: Vec<ProcessId>,
     /// Publishes the end of the lease to the other processes that must know it.
-    pub shared_deadline: SharedDeadline,
+    pub shared_lease_end: SharedLeaseEnd,
     /// True if the keeper kills the owners before their lease ends.
     pub kills: bool,
     /// True if the locks are held until the supervisor has recorded the success of the owners' work.
@@ -78,7 +78,7 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
     if !opened.need_leases() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
-    keeping.shared_deadline.start(opened, grants);
+    keeping.shared_lease_end.start(opened, grants);
     detach::spawn(Detach::Orphan, &[], || keeping.run_in_child(false)).map(drop)
 }
 

@@ -24,7 +24,7 @@ const RELEASED: u64 = u64::MAX;
 
 /// The expiry time of a lease in shared memory.
 #[derive(Debug, Clone, Copy)]
-pub struct SharedDeadline(&'static Shared);
+pub struct SharedLeaseEnd(&'static Shared);
 
 #[derive(Debug)]
 struct Shared {
@@ -36,12 +36,12 @@ struct Shared {
     locks: [AtomicU64; MOST_LOCKS],
 }
 
-impl SharedDeadline {
+impl SharedLeaseEnd {
     /// The value of `ends` before the expiry time is known.
     const UNKNOWN: u64 = 0;
 
     /// Allocates shared memory that is never freed.
-    pub fn new() -> Result<SharedDeadline> {
+    pub fn new() -> Result<SharedLeaseEnd> {
         let failed = |errno: Errno| Error::new(ErrorKind::System, format!("cannot share memory: {}", errno.desc()), "");
         let size = NonZeroUsize::MIN.saturating_add(size_of::<Shared>() - 1);
         // SAFETY: the mapping is fresh, zeroed and page-aligned, and stays to the end of each process.
@@ -49,7 +49,7 @@ impl SharedDeadline {
             let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
             mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<Shared>().as_ref()
         };
-        Ok(SharedDeadline(shared))
+        Ok(SharedLeaseEnd(shared))
     }
 
     /// Sets the first expiry time of the leases of these grants, which have just started; no time was known before.
@@ -79,7 +79,7 @@ impl SharedDeadline {
     /// Returns the expiry time, if it exists and is known.
     pub fn load(self) -> Option<Duration> {
         match self.0.ends.load(Ordering::SeqCst) {
-            SharedDeadline::UNKNOWN | u64::MAX => None,
+            SharedLeaseEnd::UNKNOWN | u64::MAX => None,
             ends => Some(Duration::from_millis(ends)),
         }
     }
