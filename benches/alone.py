@@ -51,12 +51,12 @@ def run(place):
     with_sqlite = {FLOCK: commands[FLOCK], IN_SQLITE: (commands[OURS][0], stores["SQLite"])}
     synced = compare(place, title, with_sqlite, FLOCK, rounds)
     figure = place.tables.figure
-    for name, goal in (("UTF-8", 0.80), ("cron", 0.92)):
+    for name, goal in (("UTF-8", 1.25), ("cron", 1.45)):
         figure(f"{OURS} / {FLOCK}, {name}", place.kind, ratio(spans[name], OURS, FLOCK), goal)
     if peers["setlock"]:
         for name in ENVIRONMENTS:
             figure(f"{IN_PLACE} / {setlock}, {name}", place.kind, ratio(spans[name], IN_PLACE, setlock), 1.25)
-    for name, goal in (("UTF-8", {"ext4": 1.50, "tmpfs": 1.20}), ("cron", None)):
+    for name, goal in (("UTF-8", {"ext4": 1.50, "tmpfs": 1.40}), ("cron", None)):
         figure(f"{IN_SQLITE} / {FLOCK}, {name}", place.kind, ratio(synced[name], IN_SQLITE, FLOCK), goal)
 
 
@@ -75,7 +75,7 @@ def script(place):
         more = {"CSALOCK_STORE": place.stores["SQLite" if label.endswith("SQLite") else "directory"]}
         commands[label] = [place.peers["dash"], place.file(f"script{number}", text)], more
     spans = compare(place, f"from a dash script, relative to {flock}", commands, flock, place.rounds(60, 400))
-    for name, goal in (("UTF-8", 1.15), ("cron", None)):
+    for name, goal in (("UTF-8", 1.40), ("cron", None)):
         place.tables.figure(f"{ours} / {flock}, dash script, {name}", place.kind, ratio(spans[name], ours, flock), goal)
 
 
@@ -115,7 +115,7 @@ def etcd(place):
     """An uncontended lock in etcd."""
     if not place.peers["etcd"] or not place.peers["etcdctl"]:
         return
-    for count, goal in ((1, 0.35), (3, 0.50)):
+    for count, goal in ((1, 0.40), (3, 0.50)):
         with cluster(place, count) as clients:
             ctl = [place.peers["etcdctl"], f"--endpoints={','.join(clients)}", "lock", "L", place.true]
             url = f"etcd://{','.join(clients)}/versus"

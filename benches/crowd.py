@@ -46,7 +46,7 @@ def block(place, count, times, words, environment):
 
 def contend(place):
     """Shells that take one lock again and again."""
-    for count, times, goal in ((8, 50, 1.10), (64, 6, 1.60)):
+    for count, times, goal in ((8, 50, 1.40), (64, 6, 1.60)):
         takers = place.takers_and_floor()
         if not place.asked.complete:
             del takers["SQLite"]  # It takes ten times as long as all others.
@@ -117,7 +117,7 @@ def hand(place):
     spans = next_ones(place, Holder.release)
     for store in [tool for tool in spans if tool != "flock"]:
         place.tables.figure(f"hand-over to one waiter / flock, median, {store}", place.kind,
-                            ratio(spans, store, "flock"), 1.10 if store == "directory" else None)
+                            ratio(spans, store, "flock"), 1.15 if store == "directory" else None)
 
 
 def kill(place):

@@ -58,7 +58,7 @@ def waits(place, takers):
         note(f"picture: waits, {tool}: from {turns[0]} to {turns[-1]} turns of others")
     place.tables.pictures["waits"] = {
         "kind": "chart",
-        "title": f"{CALLERS} callers, of which each comes back when it had its turn",
+        "title": f"Turns of others during a wait, with {CALLERS} callers that come back after each turn",
         "x": {"text": "percent of all waits, from the shortest to the longest", "ticks": [0, 25, 50, 75, 100]},
         "y": {"text": "turns of others during a wait"},
         "series": series,

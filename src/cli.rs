@@ -5,8 +5,8 @@
 mod administration;
 mod locks;
 mod options;
-pub mod plain;
 mod run;
+pub mod run_without_clap;
 
 use std::ffi::OsString;
 

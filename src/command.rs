@@ -41,7 +41,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     if let Some(csa) = csa::called_as(arguments.first()) {
         return end(csa::run(&Context::of_this_process(), csa, arguments[1..].to_vec()));
     }
-    let cli = match cli::plain::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
+    let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,
         Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
     };

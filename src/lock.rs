@@ -16,6 +16,7 @@ mod owner;
 mod protocol;
 mod queue;
 mod record;
+mod refusal;
 mod release;
 mod request;
 mod value;
@@ -38,8 +39,9 @@ pub use protocol::{decide, grant_status};
 pub use queue::{Page, Pages};
 pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
+pub use refusal::{Edge, NotHolder, Refusal};
 pub use request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, Orphan, OwnerDied, Phase,
-    Prepare, QueuePlace, QueuePosition, Refusal, Release, Renew, Request, Transition,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, Loggable, Note, Orphan, OwnerDied, Phase, Prepare,
+    QueuePlace, QueuePosition, Release, Renew, Request, Transition,
 };
 pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};

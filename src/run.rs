@@ -9,7 +9,7 @@ pub mod exec;
 pub mod flock;
 pub mod guarded_command;
 pub mod keeper;
-pub mod schedule;
+pub mod lease_schedule;
 pub mod shared_lease_end;
 pub mod supervisor;
 pub mod timer;

@@ -1,5 +1,5 @@
-//! Arguments of `run`, with those of jobs. Those that it shares with other commands are in [`super::options`]; `plain.rs`
-//! reads the commonest ones without clap.
+//! Arguments of `run`, with those of jobs. Those that it shares with other commands are in [`super::options`], and
+//! [`super::run_without_clap`] reads the commonest ones.
 
 use std::ffi::OsString;
 use std::time::Duration;

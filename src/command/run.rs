@@ -244,6 +244,7 @@ impl RunCall<'_> {
         let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
+            // Without a signal for this process, the wait ended because the child did, and csalock ends as the child did.
             AcquireAllResult::Interrupted if !self.guarded.signals.pending() => {
                 let killed = child.and_then(SleepingChild::ended);
                 return Ok(Err(killed.unwrap_or_else(|| self.guarded.signals.exit())));

@@ -77,18 +77,7 @@ impl Engine {
         let calls = SignalsEndCalls::begin(interrupt.is_some());
         let taken = attempt.run_through_outages(&mut clock, on_wait);
         drop(calls);
-        // A waiter that gave up may still be in the queue, if the store refused its removal.
-        let may_be_there = match &taken {
-            Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),
-            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
-                attempt.terms.place.is_queued()
-            }
-            Ok(AcquireResult::Refused(Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_))) => {
-                false
-            }
-            Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
-        };
-        if !may_be_there {
+        if !attempt.may_leave_entry(&taken) {
             self.remove_witness(name, &request.handle.proof());
         }
         attempt.retract();
@@ -291,6 +280,7 @@ impl<'a> AcquireAttempt<'a> {
                         Err(error) => return Err(error),
                     }
                 }
+                // The rules return this step only with a write.
                 Transition::Done(AcquireStep::Again) => None,
                 Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None)?,
                 Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {

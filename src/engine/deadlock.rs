@@ -1,12 +1,13 @@
 //! Deadlock detection: publishing the edges of waits that other waits may depend on, and following these edges.
 //!
-//! The edges come from the callers that a wait blocks: processes of the scripts that continue only after it. The locks
-//! that they hold do not become free meanwhile. A shell cannot be asked which process it waits for; that can only be observed ([`Host::blocked_callers`]). At first
-//! a background job may look like a foreground command, until the script starts another command. This start takes time
-//! on a busy machine, and between two commands a script looks as if it waited again. So a caller counts as blocked
-//! after two observations, and stops counting once it was seen to continue. A request that does not wait uses the first
-//! observation. Most waits are shorter than a second, so the observations come just before the first deadlock check. A
-//! caller that may hold this very lock is observed sooner; most waits end before this is examined.
+//! The edges come from the callers that a wait blocks: processes of the scripts that continue only after it. The
+//! locks that they hold do not become free meanwhile. A shell cannot be asked which process it waits for; that can
+//! only be observed ([`Host::blocked_callers`]). At first a background job may look like a foreground command,
+//! until the script starts another command. This start takes time on a busy machine, and between two commands a
+//! script looks as if it waited again. So a caller counts as blocked after two observations, and stops counting
+//! once it was seen to continue. A request that does not wait uses the first observation. Most waits are shorter
+//! than a second, so the observations come just before the first deadlock check. A caller that may hold this very
+//! lock is observed sooner; most waits end before this is examined.
 
 use std::time::Duration;
 

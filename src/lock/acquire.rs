@@ -13,9 +13,8 @@ use super::queue::{
 };
 use super::queue::{Page, Pages};
 use super::record::{Grant, Record, Waiter};
-use super::request::{
-    Acquire, AcquireStep, Cancel, Edge, NotHolder, Phase, QueuePlace, QueuePosition, Refusal, Request, Transition,
-};
+use super::refusal::{Edge, NotHolder, Refusal};
+use super::request::{Acquire, AcquireStep, Cancel, Phase, QueuePlace, QueuePosition, Request, Transition};
 
 impl Request for Acquire {
     type Response = AcquireStep;

@@ -14,7 +14,7 @@ use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::queue::{effective_owner, free_slot, is_gone};
 use super::record::{Grant, Record, Waiter};
-use super::request::Edge;
+use super::refusal::Edge;
 
 #[derive(Debug, Clone)]
 pub struct WaitNode {

@@ -19,8 +19,9 @@ use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::protocol::write;
 use super::record::Record;
+use super::refusal::NotHolder;
 use super::release::{Answer, Match, find, refuse};
-use super::request::{Credentials, NotHolder, Request, Transition};
+use super::request::{Credentials, Request, Transition};
 
 /// Maximum number of milliseconds by which a time may be ahead of the store's clock. Clocks of servers differ by less.
 const FUTURE: u64 = 60_000;

@@ -30,7 +30,8 @@ use super::lifetime::Lifetime;
 use super::owner::{Owner, PidDomain, ProcessId};
 use super::protocol::{grant_status, has_dead_owner, is_decided};
 use super::record::{Grant, Mode, Record, Waiter};
-use super::request::{Acquire, Phase, QueuePosition, Refusal};
+use super::refusal::Refusal;
+use super::request::{Acquire, Phase, QueuePosition};
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.
 pub(super) const INLINE_WAITERS: usize = 16;

@@ -9,7 +9,8 @@ use super::owner::ProcessId;
 use super::protocol::{grant_status, is_decided, lease_expired, write};
 use super::queue::{effective_owner, end, evict, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::{Grant, Record, Waiter};
-use super::request::{Break, Credentials, Gc, NotHolder, OwnerDied, Prepare, Release, Renew, Request, Transition};
+use super::refusal::NotHolder;
+use super::request::{Break, Credentials, Gc, OwnerDied, Prepare, Release, Renew, Request, Transition};
 
 /// Grant that matches a caller's credentials.
 pub(super) enum Match {

@@ -26,8 +26,9 @@ use super::owner::{PidSpace, ProcessId};
 use super::protocol::{grant_status, write};
 use super::queue::{effective_owner, end, evict, grant_waiting};
 use super::record::{Grant, Record};
+use super::refusal::NotHolder;
 use super::release::{Match, find, not_holder};
-use super::request::{Credentials, NotHolder, Orphan, Request, Transition};
+use super::request::{Credentials, Orphan, Request, Transition};
 
 /// Maximum size of a value in bytes.
 pub const MOST_VALUE: usize = 1 << 20;

@@ -7,7 +7,7 @@ use crate::duration::shown as span;
 use crate::engine::{LockRef, LockSet};
 use crate::lock::{JobState, NotHolder, Success};
 use crate::name::escape;
-use crate::run::schedule::StopReason;
+use crate::run::lease_schedule::StopReason;
 use crate::run::supervisor::Notice;
 
 pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::child::SleepingChild;
 use super::exec::{CommandLine, GrantNumbers};
 use super::keeper::{KeeperConfig, spawn_detached};
-use super::schedule::LeaseSchedule;
+use super::lease_schedule::LeaseSchedule;
 use super::shared_lease_end::SharedLeaseEnd;
 use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::environment::Environment;

@@ -37,7 +37,7 @@ use crate::run::detach::Detach;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::wait_readable;
 
-mod renew;
+mod renew_or_kill;
 
 /// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use self::event_loop::{EventLoop, ExitReport};
+use self::while_running::{EventLoop, ExitReport};
 use super::child::{RunningCommand, SleepingChild};
 use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
 use super::keeper::Keeper;
-use super::schedule::StopReason;
+use super::lease_schedule::StopReason;
 use crate::engine::{Engine, LockRef, OpenLockSet, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -22,7 +22,7 @@ use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId, ReportSucces
 use crate::run::detach;
 use crate::store::{Scope, StoreDeadline, answers};
 
-mod event_loop;
+mod while_running;
 
 pub struct Supervisor<'a> {
     guarded: &'a GuardedCommand<'a>,

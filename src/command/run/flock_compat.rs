@@ -22,7 +22,7 @@ use crate::name::{escape, is_path, shell_quote};
 use crate::report::{RefusedLock, flocked_by};
 use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
-use crate::run::schedule::{renewal_pause, retry_pause};
+use crate::run::lease_schedule::{renewal_pause, retry_pause};
 
 pub(super) struct FlockCompat {
     /// Each file, with the index of the lock that it belongs to.

@@ -40,6 +40,21 @@ impl AcquireAttempt<'_> {
         Ok(Some(AcquireResult::Refused(refusal)))
     }
 
+    /// Returns true if the store may still have an entry or a grant of this caller, so that its witness must stay. A
+    /// waiter that gave up may be in the queue, if the store refused its removal.
+    pub(super) fn may_leave_entry(&self, taken: &Result<AcquireResult>) -> bool {
+        match taken {
+            Ok(AcquireResult::Refused(Refusal::Busy(_))) => self.terms.queue,
+            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
+                self.terms.place.is_queued()
+            }
+            Ok(AcquireResult::Refused(Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_))) => {
+                false
+            }
+            Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
+        }
+    }
+
     /// Pauses after a lost commit, or ends the attempt at its deadline. Returns `None` for another try.
     pub(super) fn after_lost_commit(
         &mut self,

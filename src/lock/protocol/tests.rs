@@ -9,9 +9,9 @@ use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::queue::INLINE_WAITERS;
 use crate::lock::queue::Pages;
 use crate::lock::record::{Mode, Waiter};
+use crate::lock::refusal::{NotHolder, Refusal};
 use crate::lock::request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, NotHolder, OwnerDied, Phase, QueuePlace, QueuePosition,
-    Refusal, Release, Renew,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, OwnerDied, Phase, QueuePlace, QueuePosition, Release, Renew,
 };
 use crate::lock::{Handle, decode, encode};
 

@@ -1,4 +1,5 @@
-//! The steps of a commit, and the data that each durability syncs.
+//! The steps of a commit, and the data that each durability syncs. [`super::layout`] explains the names: pointers, stages,
+//! drafts and tombstones.
 //!
 //! [`Durability::Volatile`]: nothing. [`Durability::Atomic`]: the new record's file, before a pointer to it is put in
 //! place. Names may then be lost, but no name leads to half a record.
@@ -11,7 +12,7 @@
 //! - a creation: the unnumbered record and the draft's directory; the draft is renamed onto the name; the rest as
 //!   above;
 //! - a removal: as a change, without a file. The tombstone says that the record is gone. Before the tombstone is
-//!   removed, the register and the store's directory are synced, because the number must outlast the record. A
+//!   removed, the token file and the store's directory are synced, because the number must outlast the record. A
 //!   directory without a pointer means the same as a missing one, so later removals need not be synced.
 //!
 //! If a sync fails after the rename of the pointer, others see the new record, and a power cut may restore the old one.
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::sys::stat::Mode;
 
-use super::layout::{NEW, Pointer, Stage, UniqueId, after};
+use super::layout::{NEW, Pointer, Stage, UniqueId, next_version};
 use super::read::{Entry, Listing};
 use super::root::{Root, stranger_in};
 use super::work::used_up;
@@ -43,7 +44,7 @@ pub(super) struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Runs the attempt. It may fail if the store's directory itself is gone; [`Directory`] then opens the store again.
+    /// Replaces the version `expect`, or no record, by the record `body`, or by none. It may fail if the store's directory itself is gone; [`Directory`] then opens the store again.
     pub(super) fn run(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let nothing_to_do = CommitResult::Done(Version::default());
         let Some(listing) = self.list(expect, body)? else {
@@ -94,7 +95,7 @@ impl Commit<'_> {
         match listing.number(&unnumbered, self.host()) {
             Ok(Some(numbered)) => {
                 self.sync_names(Some(&listing))?;
-                self.store.keep_listing(listing.after(numbered));
+                self.store.keep_listing(listing.moved_to(numbered));
                 Ok(CommitResult::Done(numbered.version()))
             }
             // No process may number a record whose creation we report as failed.
@@ -190,7 +191,7 @@ impl Commit<'_> {
         // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
         if listing.advance(pointer, &next)? {
             self.sync_names(Some(&listing))?;
-            self.store.keep_listing(listing.after(next));
+            self.store.keep_listing(listing.moved_to(next));
             return Ok(CommitResult::Done(next.version()));
         }
         // The reply to our rename may have been lost.
@@ -213,9 +214,9 @@ impl Commit<'_> {
         }
         self.sync_names(Some(&listing))?;
         listing.remove_replaced();
-        // A register that cannot be used costs time, but the record is gone.
+        // A store that keeps no tombstone costs time, but the record is gone.
         if self.park().unwrap_or(false) {
-            let mut listing = listing.after(end);
+            let mut listing = listing.moved_to(end);
             listing.remove_replaced();
             self.store.keep_listing(listing);
         } else if let Err(error) = listing.purge(&end, self.options.durability)
@@ -228,8 +229,8 @@ impl Commit<'_> {
     }
 
     /// Parks this record as a tombstone, and purges those that it replaces. Returns `false` if the record may not stay and
-    /// the caller must purge it. In a shared store, listings
-    /// of other hosts may be stale; an auxiliary object is seldom needed twice. The sweep removes what stays of the others.
+    /// the caller must purge it: in a shared store, listings of other hosts may be stale, and an auxiliary object is seldom
+    /// needed twice. The sweep removes what stays of the others.
     fn park(&self) -> Result<bool> {
         let root = self.root();
         if root.layout == Layout::Beside || root.scope == Scope::Shared || !self.entry.is_record() {
@@ -284,7 +285,7 @@ impl Commit<'_> {
     /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
     /// the numbers above it were issued as tokens. The clock is above them all.
     fn number_after(&self, pointer: &Pointer) -> Result<u64> {
-        let next = after(pointer.number).ok_or_else(|| used_up(&self.entry.path()))?;
+        let next = next_version(pointer.number).ok_or_else(|| used_up(&self.entry.path()))?;
         let is_of_this_boot = pointer.ident.boot == self.store.boot()?;
         if is_of_this_boot || self.root().scope == Scope::Shared {
             return Ok(next);
@@ -316,9 +317,12 @@ impl Commit<'_> {
     }
 }
 
-/// The steps that change the names in a record's directory.
+/// The steps that change the names in a record's directory. Of those that remove, `withdraw` removes our file that no
+/// pointer names, `remove_replaced` the files that we replaced, `purge` the directory of a tombstone, and `clear` a
+/// directory without a pointer.
 impl Listing {
-    /// Renames the pointer. Returns `false` if another process was faster.
+    /// Renames the pointer: the compare-and-swap of this store, because only one process can rename a name that exists.
+    /// Returns `false` if another process was faster.
     fn advance(&self, from: &Pointer, to: &Pointer) -> Result<bool> {
         match sys::rename(&self.directory, from.name().as_str(), &self.directory, to.name().as_str()) {
             Ok(()) => Ok(true),
@@ -336,7 +340,7 @@ impl Listing {
     }
 
     /// Returns the listing after a commit that put this pointer in place, provided that no other process commits.
-    fn after(mut self, pointer: Pointer) -> Listing {
+    fn moved_to(mut self, pointer: Pointer) -> Listing {
         self.replaced.append(&mut self.records);
         if pointer.stage == Stage::Current {
             self.records.push(pointer.ident);

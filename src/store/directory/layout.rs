@@ -303,7 +303,7 @@ pub(super) fn number_of(digits: &str) -> Option<u64> {
 }
 
 /// Returns the next version number; `None` if there is none.
-pub(super) fn after(number: u64) -> Option<u64> {
+pub(super) fn next_version(number: u64) -> Option<u64> {
     (number < HIGHEST).then(|| number + 1)
 }
 

@@ -56,7 +56,7 @@ pub(super) struct Root {
     pub(super) ownership: Ownership,
     pub(super) layout: Layout,
     pub(super) work: OnceLock<OwnedFd>,
-    /// The token that the register had when this process last read it. Tokens only rise.
+    /// The token of the token file when this process last read it. Tokens only rise.
     pub(super) known_token: Mutex<Option<u64>>,
     /// Set once the directories above the store are synced.
     pub(super) parents_synced: OnceLock<()>,

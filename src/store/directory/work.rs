@@ -23,7 +23,7 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstat;
 use nix::unistd::{AccessFlags, faccessat, syncfs};
 
-use super::layout::{PARKED, TOKEN, WORK, after, is_file_name, number_of};
+use super::layout::{PARKED, TOKEN, WORK, is_file_name, next_version, number_of};
 use super::root::{Root, not_a_directory, open_or_put_directory};
 use super::sys::{self, Ownership};
 use crate::error::{Error, ErrorKind, Result};
@@ -85,7 +85,7 @@ impl Root {
             Layout::Beside => 0,
             _ => self.in_work(|work| Ok(self.marks(work)?.0.unwrap_or(0)))?,
         };
-        let above = after(used).ok_or_else(|| used_up(&self.path.join(WORK)))?;
+        let above = next_version(used).ok_or_else(|| used_up(&self.path.join(WORK)))?;
         Ok((clock.as_micros() as u64).max(above))
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::time::Instant;
 
@@ -99,7 +100,11 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        let _ = killpg(Pid::from_raw(self.pid()), Signal::SIGKILL);
+        // The id of a process that was waited for may be that of another one meanwhile, unless its group is still there.
+        let is_reused = self.ended.is_some() && Path::new(&format!("/proc/{}", self.pid())).exists();
+        if !is_reused {
+            let _ = killpg(Pid::from_raw(self.pid()), Signal::SIGKILL);
+        }
         if self.ended.is_none() {
             let _ = self.child.wait();
         }

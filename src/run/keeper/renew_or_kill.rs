@@ -18,7 +18,7 @@ use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
-use crate::run::schedule::{LeaseSchedule, StopTimes, renewal_pause, retry_pause, settling_pause};
+use crate::run::lease_schedule::{LeaseSchedule, StopTimes, renewal_pause, retry_pause, settling_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::{StoreDeadline, Subscription, Topic};
 

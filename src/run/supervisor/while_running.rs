@@ -15,7 +15,7 @@ use crate::host::WakeSocket;
 use crate::run::child::RunningCommand;
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
-use crate::run::schedule::{LeaseSchedule, StopReason, StopTimes};
+use crate::run::lease_schedule::{LeaseSchedule, StopReason, StopTimes};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::{BoottimeTimer, wait_readable};
 
