@@ -89,6 +89,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Keep
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help; -h is shorter'
@@ -126,6 +127,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l n
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f

@@ -70,6 +70,9 @@ pub struct Run {
     /// Kill a command that goes on for this time after it was asked to end
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = KILL_AFTER, help_heading = COMMAND)]
     pub kill_after: Duration,
+    /// Hold the lock until all processes that the command started have ended; signals and limits reach all of them
+    #[arg(long, conflicts_with = "no_fork", help_heading = COMMAND)]
+    pub tree: bool,
     /// Action before --ttl is over, or a lease that could not be renewed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill", help_heading = COMMAND)]
     pub on_lost: OnLost,

@@ -49,6 +49,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
             max_hold: asked.max_hold,
             kill_after: asked.kill_after,
             kills: asked.on_lost == OnLost::Kill,
+            tree: asked.tree,
         },
         supervisor: (!asked.no_fork).then_some(this),
         reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
@@ -300,9 +301,11 @@ impl RunCall<'_> {
     /// as a release; `is_kept` says that a keeper then renews their leases.
     fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
         let (taking, command) = (&self.asked.taking, self.guarded.command_line.line());
-        // Only the supervisor can record that a job has succeeded in its slot, so the lock depends on its life, too.
-        let reporter = self.guarded.supervisor.filter(|_| self.guarded.has_slot());
-        let owners = std::iter::once(self.process).chain(reporter).collect();
+        // Only the supervisor can record that a job has succeeded in its slot, and only it knows the processes that its
+        // command left behind. So the lock depends on its life, too.
+        let is_needed = self.guarded.has_slot() || self.guarded.limits.tree;
+        let supervisor = self.guarded.supervisor.filter(|_| is_needed);
+        let owners = std::iter::once(self.process).chain(supervisor).collect();
         let handle = self.guarded.handle.clone();
         let request = request(self.guarded.context, &taking.waiting, handle, self.process, owners, command)?;
         Ok(AcquireRequest {

@@ -205,6 +205,7 @@ mod suite;
 mod syscalls;
 mod terminal;
 mod unlock;
+mod tree;
 mod untrusted;
 mod users;
 mod values;
