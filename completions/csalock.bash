@@ -1007,7 +1007,7 @@ _csalock() {
                     return 0
                     ;;
                 --busy)
-                    COMPREPLY=($(compgen -W "wait skip latest" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "wait skip latest replace" -- "${cur}"))
                     return 0
                     ;;
                 --command)

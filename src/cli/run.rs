@@ -118,6 +118,9 @@ pub enum Busy {
     Skip,
     /// Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75
     Latest,
+    /// End the command that holds the lock, by TERM and after --kill-after by KILL, and wait for the lock; a newer caller with
+    /// this option takes the place
+    Replace,
 }
 
 /// Action for a command whose lock is about to end.
