@@ -70,6 +70,9 @@ pub struct Run {
     /// Kill a command that goes on for this time after it was asked to end
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = KILL_AFTER, help_heading = COMMAND)]
     pub kill_after: Duration,
+    /// Hold the lock until all processes that the command started have ended; signals and limits reach all of them
+    #[arg(long, conflicts_with = "no_fork", help_heading = COMMAND)]
+    pub tree: bool,
     /// Action before --ttl is over, or a lease that could not be renewed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill", help_heading = COMMAND)]
     pub on_lost: OnLost,
@@ -115,6 +118,9 @@ pub enum Busy {
     Skip,
     /// Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75
     Latest,
+    /// End the command that holds the lock, by TERM and after --kill-after by KILL, and wait for the lock; a newer caller with
+    /// this option takes the place
+    Replace,
 }
 
 /// Action for a command whose lock is about to end.

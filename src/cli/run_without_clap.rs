@@ -142,6 +142,7 @@ fn run(options: Options, words: Vec<OsString>, common: Common) -> Option<Run> {
         shell: None,
         max_hold,
         kill_after: parse_duration(KILL_AFTER).ok()?,
+        tree: false,
         on_lost: OnLost::Kill,
         recurrence: Recurrence::default(),
         also: Vec::new(),

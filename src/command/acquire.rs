@@ -1,23 +1,30 @@
 //! The sequence of every command that acquires: request, wait, then grant or refusal.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
 
 use super::context::{Context, LockRef};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
-    AcquireAllResult, AcquireRequest, Engine, OpenLockSet, ValueWrite, WaitPolicy, WriteResult, acquire_all,
+    AcquireAllResult, AcquireRequest, Engine, OpenLockSet, ValueWrite, WaitPolicy, Waiting as WaitState, WriteResult,
+    acquire_all,
 };
 use crate::environment::Environment;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::ExpectedTurn;
-use crate::host::{ThisProcess, command_of};
-use crate::lock::{EndReason, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
+use crate::host::processes::descendants;
+use crate::host::{self, Host, ThisProcess, command_of};
+use crate::lock::{EndReason, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
+use crate::run::child::is_keeper;
 use crate::signals::{Interrupt, Signals};
 use crate::store::{Location, StoreDeadline};
 
@@ -42,6 +49,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) settings: &'static SettingNames,
     /// Limit of `--give-up-if`.
     pub(super) give_up_if: Option<Duration>,
+    /// With `--busy replace`: the time until a holder that was asked to end is killed.
+    pub(super) replaces: Option<Duration>,
     pub(super) turn: OnceCell<Turn>,
 }
 
@@ -65,6 +74,7 @@ impl<'a> Acquisition<'a> {
             policy,
             settings: &SettingNames::OPTIONS,
             give_up_if: None,
+            replaces: None,
             turn: OnceCell::new(),
         }
     }
@@ -87,6 +97,11 @@ impl<'a> Acquisition<'a> {
 
     fn acquire_or_give_up(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         if let Some(ended) = self.give_up_if.and_then(|limit| self.try_or_give_up(limit, opened, request)) {
+            return Ok(ended);
+        }
+        if self.replaces.is_some()
+            && let Some(ended) = self.try_or_refuse(opened, request)?
+        {
             return Ok(ended);
         }
         let ended = self.wait(opened, request)?;
@@ -127,10 +142,29 @@ impl<'a> Acquisition<'a> {
         Some(AcquireAllResult::Refused(at, Refusal::Busy(holders)))
     }
 
+    /// Tries once, without a place in the queue. Returns `None` if the caller should wait and end the holders.
+    /// Fails if a holder cannot be ended from here.
+    fn try_or_refuse(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<Option<AcquireAllResult>> {
+        let none = &WaitPolicy::NONE;
+        Ok(match acquire_all(&opened.lock_refs(), request, none, Some(self.interrupt), &mut |_, _| None)? {
+            AcquireAllResult::Refused(at, Refusal::Busy(holders)) => {
+                let check = |grant| check_replaceable(opened.target(at), &opened.reporter(at), grant);
+                holders.iter().try_for_each(check)?;
+                None
+            }
+            // A wait knows deadlocks for sure.
+            AcquireAllResult::Refused(..) => None,
+            ended => Some(ended),
+        })
+    }
+
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let mut progress = WaitProgress::new(self.common, request);
+        let mut replacement = self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after));
         acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
-            progress.update((opened.target(at), opened.engine(at)), &opened.reporter(at), waiting)
+            let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
+            let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
+            progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
         })
     }
 
@@ -178,6 +212,110 @@ impl<'a> Acquisition<'a> {
         let exit = if refusal.kind == ErrorKind::Busy { self.waiting.busy_exit() } else { refusal.kind.into() };
         self.common.refuse(refusal, exit, Some(reporter))
     }
+}
+
+/// Interval between looks at a holder that is about to end.
+const HOLDER_CHECK: Duration = Duration::from_millis(500);
+
+/// The end of the holders that `--busy replace` found when it entered the queue. A later holder came before the caller,
+/// and is waited for.
+struct HolderReplacement<'a> {
+    common: &'a Common,
+    kill_after: Duration,
+    holders: Option<Vec<HandleHash>>,
+    /// The processes that were asked to end, and when they are killed next, on CLOCK_BOOTTIME.
+    asked: BTreeMap<ProcessId, Duration>,
+}
+
+impl<'a> HolderReplacement<'a> {
+    fn new(common: &'a Common, kill_after: Duration) -> HolderReplacement<'a> {
+        HolderReplacement { common, kill_after, holders: None, asked: BTreeMap::new() }
+    }
+
+    /// Sends the signals that are due. Returns the maximum time until the next call.
+    fn update(
+        &mut self,
+        (target, engine): (&LockRef, &Engine),
+        reporter: &Reporter<'_>,
+        waiting: &WaitState<'_>,
+    ) -> Option<Duration> {
+        if waiting.outage.is_some() {
+            return None;
+        }
+        let seen = &waiting.record.holders;
+        let holders = self.holders.get_or_insert_with(|| seen.iter().map(|grant| grant.proof).collect()).clone();
+        let (now, is_meant) = (reporter.host.boottime(), |grant: &&Grant| holders.contains(&grant.proof));
+        let is_due = |process: ProcessId| self.asked.get(&process).is_none_or(|at| *at <= now);
+        let meant: Vec<&Grant> = seen.iter().filter(is_meant).collect();
+        if meant.iter().filter_map(|grant| living(reporter.host, &grant.owner).0).any(is_due) {
+            let _deadline = StoreDeadline::begin(Some(now.saturating_add(TO_ESTIMATE)));
+            // The lock may have another holder by now.
+            let Ok(record) = engine.record(&target.name) else { return Some(HOLDER_CHECK) };
+            record.holders.iter().filter(is_meant).for_each(|grant| self.end(target, reporter, grant, now));
+        }
+        (!meant.is_empty()).then_some(HOLDER_CHECK.min(self.kill_after))
+    }
+
+    /// Asks a holder to end, or kills it if it has been asked before and that is due.
+    fn end(&mut self, target: &LockRef, reporter: &Reporter<'_>, grant: &Grant, now: Duration) {
+        let (Some(process), supervisor) = living(reporter.host, &grant.owner) else { return };
+        // The holder may be another one than that which was found before the caller entered the queue.
+        if check_replaceable(target, reporter, grant).is_err() {
+            return;
+        }
+        let name = escape(&target.display_name);
+        match self.asked.get(&process).copied() {
+            None => {
+                self.common.note(&format!("lock {name}: asked its holder to end: {}", reporter.holder(grant)));
+                // A supervisor passes TERM on. A stopped process hears it when it goes on.
+                let _ = host::send(&supervisor.unwrap_or(process), libc::SIGTERM);
+                for process in supervisor.into_iter().chain([process]) {
+                    let _ = host::send(&process, libc::SIGCONT);
+                }
+                self.asked.insert(process, now.saturating_add(self.kill_after));
+            }
+            Some(due) if due <= now => {
+                self.common.note(&format!("lock {name}: killed its holder, pid {}", process.pid));
+                // A supervisor that holds on after the end of its command waits for the processes that this left.
+                let is_left = supervisor == Some(process) && grant.owner.processes.first() != Some(&process);
+                let all = if is_left { descendants(&[process], &is_keeper) } else { vec![process] };
+                for process in all.iter().skip(usize::from(is_left)) {
+                    let _ = host::send(process, libc::SIGKILL);
+                }
+                self.asked.insert(process, now.saturating_add(HOLDER_CHECK));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Returns the process whose life a grant depends on now, and its supervisor, as far as they live on this host.
+fn living(host: &dyn Host, owner: &Owner) -> (Option<ProcessId>, Option<ProcessId>) {
+    // Elsewhere, such a process is another one.
+    let is_here = host.domain().is_ok_and(|here| here.shares_pids_with(&owner.domain));
+    let lives = |process: &&ProcessId| is_here && host.process(process.pid).is_ok_and(|found| found == Some(**process));
+    (owner.processes.iter().find(lives).copied(), owner.supervisor.as_ref().filter(lives).copied())
+}
+
+/// Returns an error if this process cannot end the holder with this grant.
+fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -> Result<()> {
+    let is_here = reporter.host.domain()?.shares_pids_with(&grant.owner.domain);
+    let (process, supervisor) = living(reporter.host, &grant.owner);
+    let denied = |process: &ProcessId| host::send(process, 0) == Err(Errno::EPERM);
+    let lasts = grant.lifetime == Lifetime::UntilReleased && supervisor.is_none();
+    let (kind, why, hint) = match () {
+        () if grant.claim.is_some() || lasts => {
+            let hint = format!("release it with `csalock unlock --force {}`", target.shell_arg);
+            (ErrorKind::Busy, "only a release ends that", hint)
+        }
+        () if !is_here => (ErrorKind::Busy, "that process is not one of this host", "end it there".to_string()),
+        () if process.into_iter().chain(supervisor).any(|process| denied(&process)) => {
+            (ErrorKind::Denied, "this user may not end that process", "end it as its user or as root".to_string())
+        }
+        () => return Ok(()),
+    };
+    let what = format!("{} cannot be replaced, {why}: {}", RefusedLock::new(target, reporter), reporter.holding(grant));
+    Err(Error::new(kind, what, format!("{hint}, or wait for it with --busy latest")))
 }
 
 /// Returns true for a default store that does not exist yet, and whose place XDG_STATE_HOME decides.

@@ -264,6 +264,7 @@ impl ForScript<'_> {
                 kills: false,
                 is_reported: false,
                 timed: false,
+                tree: None,
             };
             SharedLeaseEnd::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))
         };

@@ -49,6 +49,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
             max_hold: asked.max_hold,
             kill_after: asked.kill_after,
             kills: asked.on_lost == OnLost::Kill,
+            tree: asked.tree,
         },
         supervisor: (!asked.no_fork).then_some(this),
         reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
@@ -93,6 +94,10 @@ fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>
     }
     let (names, command_line) = command_line(asked).map_err(|error| usage::after_name(error, asked, arguments))?;
     recurrence::check_zone(asked)?;
+    if asked.busy == Busy::Replace && asked.taking.slots.is_some() {
+        let what = "--busy replace ends the holder, and a lock with slots may have several";
+        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --slots or --busy replace out").into());
+    }
     if names.len() > 1
         && let Some(option) = only_for_one_lock(asked)
     {
@@ -156,6 +161,7 @@ fn wrong(problem: &str) -> Error {
 fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
     let options = [
         (asked.busy == Busy::Latest, "--busy latest"),
+        (asked.busy == Busy::Replace, "--busy replace"),
         (asked.recurrence.once_per.is_some(), "--once-per"),
         (asked.recurrence.overdue.is_some(), "--overdue"),
     ];
@@ -292,6 +298,7 @@ impl RunCall<'_> {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
             give_up_if: self.asked.taking.give_up_if,
+            replaces: (self.asked.busy == Busy::Replace).then_some(self.asked.kill_after),
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
             ..own
         }
@@ -301,16 +308,18 @@ impl RunCall<'_> {
     /// as a release; `is_kept` says that a keeper then renews their leases.
     fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
         let (taking, command) = (&self.asked.taking, self.guarded.command_line.line());
-        // Only the supervisor can record that a job has succeeded in its slot, so the lock depends on its life, too.
-        let reporter = self.guarded.supervisor.filter(|_| self.guarded.has_slot());
-        let owners = std::iter::once(self.process).chain(reporter).collect();
+        // Only the supervisor can record that a job has succeeded in its slot, and only it knows the processes that its
+        // command left behind. So the lock depends on its life, too.
+        let is_needed = self.guarded.has_slot() || self.guarded.limits.tree;
+        let supervisor = self.guarded.supervisor.filter(|_| is_needed);
+        let owners = std::iter::once(self.process).chain(supervisor).collect();
         let handle = self.guarded.handle.clone();
         let request = request(self.guarded.context, &taking.waiting, handle, self.process, owners, command)?;
         Ok(AcquireRequest {
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
-            latest_only: self.asked.busy == Busy::Latest,
+            latest_only: matches!(self.asked.busy, Busy::Latest | Busy::Replace),
             // With -F the keeper receives the end of the grant for the command, as long as the command lives.
             owner: Owner { supervisor: self.guarded.supervisor.or(is_kept.then_some(self.process)), ..request.owner },
             ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },

@@ -1,6 +1,6 @@
 //! The processes of the pid namespace of this process: their lines in /proc/PID/stat, proc_pid_stat(5), and which live.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
 use std::sync::atomic::AtomicBool;
@@ -11,8 +11,10 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::lock::{Liveness, ProcessId};
+use crate::signals;
 
 /// The problem with a /proc that shows the pids of another namespace.
 pub(super) const FOREIGN: &str = "/proc is not that of this pid namespace";
@@ -61,6 +63,10 @@ impl ProcStat {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
 
+    pub(crate) fn id(&self) -> ProcessId {
+        ProcessId { pid: self.pid, start: self.start }
+    }
+
     /// Returns true if the process has more than one thread.
     pub(super) fn has_threads(&self) -> bool {
         self.threads > 1
@@ -90,7 +96,7 @@ impl ProcStat {
 
 /// Reads the line of a process. Returns `None` if the process does not exist.
 /// Returns an error if /proc is unreadable or of another pid namespace. Such an error says nothing about the process.
-pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
+pub(crate) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
     if !IS_OURS.load(Relaxed) {
         let own = read_own()?;
         if own.pid == pid {
@@ -211,6 +217,51 @@ pub(super) fn is_process_stopped(process: &ProcessId) -> bool {
 /// Returns true if a process exists and is not stopped.
 pub fn is_at_work(pid: i32) -> bool {
     matches!(read(pid), Ok(Some(stat)) if stat.is_running())
+}
+
+/// Returns the pids of the children of a process, dead ones that it has not reaped included.
+/// Fails if the process has ended, or the kernel does not show them (before Linux 4.2, or without CONFIG_PROC_CHILDREN).
+pub(crate) fn children_of(pid: i32) -> io::Result<Vec<i32>> {
+    let mut children = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(thread?.path().join("children"))?;
+        children.extend(text.split_ascii_whitespace().filter_map(|child| child.parse::<i32>().ok()));
+    }
+    Ok(children)
+}
+
+/// Returns these processes and their descendants that live, parents first. Leaves out children for which `is_other` is
+/// true, and their descendants. A process that is forked meanwhile, or whose parent ends meanwhile, may be missing.
+pub(crate) fn descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {
+    let (mut found, mut known, mut at) = (of.to_vec(), BTreeSet::from_iter(of.iter().copied()), 0);
+    while let Some(parent) = found.get(at).copied() {
+        at += 1;
+        let is_child = |child: &ProcStat| child.parent == parent.pid && !child.is_zombie() && !is_other(child);
+        let children = children_of(parent.pid).unwrap_or_default().into_iter();
+        let children: Vec<ProcStat> = children.filter_map(|child| read(child).ok()?.filter(is_child)).collect();
+        // The pid of a parent that has ended may be that of another process.
+        if start_of(parent.pid) == Some(parent.start) {
+            found.extend(children.iter().map(ProcStat::id).filter(|child| known.insert(*child)));
+        }
+    }
+    found
+}
+
+/// Sends a signal to this process, never to a later one with its pid.
+/// Fails with ESRCH if the process has ended or is not visible, and with EPERM if permission is denied.
+pub fn send(process: &ProcessId, signal: i32) -> nix::Result<()> {
+    let pidfd = rustix::process::Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    // Only this look after the open proves that the pidfd is that of the process.
+    if !matches!(read(process.pid), Ok(Some(stat)) if stat.id() == *process && !stat.is_zombie()) {
+        return Err(Errno::ESRCH);
+    }
+    match (pidfd, Signal::from_named_raw(signal)) {
+        (Some(Ok(pidfd)), Some(signal)) => {
+            pidfd_send_signal(pidfd, signal).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
+        }
+        // There are no pidfds before Linux 5.3 and in some sandboxes.
+        _ => signals::send(Pid::from_raw(process.pid), signal),
+    }
 }
 
 #[cfg(test)]

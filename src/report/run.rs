@@ -47,6 +47,13 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
             shown(lock)
         ),
         Notice::NotReleased(lock, error) => format!("{} could not be released: {error}", shown(lock)),
+        Notice::Remaining(processes) => {
+            let pids: Vec<String> = processes.iter().map(|process| process.pid.to_string()).collect();
+            format!(
+                "processes of the ended command go on without lock {names}: pid {}; to end them too, use --tree",
+                pids.join(", pid ")
+            )
+        }
         Notice::Silent => format!(
             "lock {names} could not be released: the store does not answer; it is released when that answers again, \
              and at the latest its lease ends it"

@@ -9,15 +9,16 @@
 
 #![expect(unsafe_code, reason = "fork")]
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use nix::sys::prctl::set_pdeathsig;
+use nix::sys::prctl::{set_child_subreaper, set_pdeathsig};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use rustix::io::Errno;
 use rustix::net::{
@@ -26,13 +27,17 @@ use rustix::net::{
 };
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
-use super::detach::exit_now;
+use super::detach::{self, exit_now};
 use super::exec::{CommandLine, GrantNumbers};
 use super::flock::{Flock, to_be_inherited};
+use super::keeper;
 use super::timer::wait_readable;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::host;
+use crate::host::processes::{self, ProcStat};
+use crate::lock::ProcessId;
 use crate::signals::{self, Interrupt, Signals, StartupState};
 
 /// A message that carries a file. The other one has the numbers of the grant, and is the start.
@@ -55,6 +60,16 @@ pub struct RunningCommand {
     /// The parent's end of the socket, until it is known whether the child has executed the command.
     socket: Option<OwnedFd>,
     exec_error: Option<nix::errno::Errno>,
+}
+
+/// The command and all processes that come from it, also those in other sessions and those whose parents have ended:
+/// the supervisor adopts these, prctl(2).
+#[derive(Debug)]
+pub struct Tree {
+    pub(super) supervisor: ProcessId,
+    command: ProcessId,
+    /// Earlier children of the supervisor: ssh(1) for a store, or those of a script that became csalock.
+    others: Vec<ProcessId>,
 }
 
 impl<'a> SleepingChild<'a> {
@@ -248,6 +263,65 @@ impl RunningCommand {
             Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {errno}"), "")),
         }
     }
+}
+
+/// Maximum number of searches for processes that are forked while their parents receive a signal.
+const MOST_SEARCHES: usize = 16;
+
+impl Tree {
+    /// Makes this process, the supervisor, adopt the processes of a command that has not started yet.
+    /// Fails if the kernel does not show the children of a process.
+    pub fn adopt(supervisor: ProcessId, command: ProcessId) -> Result<Tree> {
+        let children = processes::children_of(supervisor.pid).and_then(|children| {
+            set_child_subreaper(true)?;
+            Ok(children)
+        });
+        let children = children.map_err(|error| {
+            let what = format!("cannot follow the processes of the command: {error}");
+            Error::new(ErrorKind::System, what, "leave --tree out")
+        })?;
+        let others = children.into_iter().filter_map(|pid| Some(processes::read(pid).ok()??.id()));
+        Ok(Tree { supervisor, command, others: others.filter(|other| *other != command).collect() })
+    }
+
+    /// Returns true if a process other than the command may live, and reaps those that have ended. Only the supervisor may
+    /// call this; `keeper` is its keeper.
+    pub(super) fn remains(&self, keeper: Option<Pid>) -> bool {
+        let Ok(children) = processes::children_of(self.supervisor.pid) else { return true };
+        let mut remains = false;
+        for pid in children.into_iter().map(Pid::from_raw) {
+            if pid.as_raw() != self.command.pid && Some(pid) != keeper {
+                let lives = waitpid(pid, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive);
+                let is_other = || matches!(processes::read(pid.as_raw()), Ok(Some(stat)) if self.is_other(&stat));
+                remains |= lives && !is_other();
+            }
+        }
+        remains
+    }
+
+    /// Sends a signal to all processes but the command itself. Returns false if permission is denied for one of them.
+    pub(super) fn send(&self, signal: i32) -> bool {
+        let (mut reached, mut is_allowed) = (BTreeSet::from([self.supervisor, self.command]), true);
+        for _ in 0..MOST_SEARCHES {
+            let found = processes::descendants(&[self.supervisor, self.command], &|child| self.is_other(child));
+            let new: Vec<ProcessId> = found.into_iter().filter(|process| reached.insert(*process)).collect();
+            if new.is_empty() {
+                break;
+            }
+            let denied = |process: &ProcessId| host::send(process, signal) == Err(nix::errno::Errno::EPERM);
+            is_allowed &= new.iter().filter(|process| denied(process)).count() == 0;
+        }
+        is_allowed
+    }
+
+    fn is_other(&self, child: &ProcStat) -> bool {
+        self.others.contains(&child.id()) || is_keeper(child)
+    }
+}
+
+/// Returns true for a process of csalock that renews a lease. Such a process ends by itself, after its owner.
+pub(crate) fn is_keeper(process: &ProcStat) -> bool {
+    [detach::NAME, keeper::NAME].iter().any(|name| process.program == name.to_bytes())
 }
 
 pub(super) fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::store::close_before_fork;
 
 /// The name of a background process: each of them is a keeper.
-const NAME: &CStr = c"csalock-keeper";
+pub(super) const NAME: &CStr = c"csalock-keeper";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detach {

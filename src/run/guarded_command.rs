@@ -46,6 +46,8 @@ pub struct CommandLimits {
     pub kill_after: Duration,
     /// True if the command is killed before its lease is over.
     pub kills: bool,
+    /// True if the locks last until all processes that come from the command have ended, and the limits are for all of them.
+    pub tree: bool,
 }
 
 impl<'a> GuardedCommand<'a> {
@@ -60,11 +62,12 @@ impl<'a> GuardedCommand<'a> {
             context: self.context,
             targets: self.locks,
             proof: self.handle.proof(),
-            owners: vec![command],
+            owners: std::iter::once(command).chain(self.supervisor.filter(|_| self.limits.tree)).collect(),
             shared_lease_end: self.shared_lease_end?,
             kills: self.limits.kills,
             is_reported: self.has_slot(),
             timed: self.limits.ttl.is_some(),
+            tree: None,
         })
     }
 

@@ -32,6 +32,7 @@ use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSocket;
 use crate::lock::{Grant, HandleHash, ProcessId};
+use crate::run::child::Tree;
 use crate::run::detach;
 use crate::run::detach::Detach;
 use crate::run::shared_lease_end::SharedLeaseEnd;
@@ -60,6 +61,8 @@ pub struct KeeperConfig<'a> {
     pub is_reported: bool,
     /// True if each lock has a lease, even if its store belongs to this host alone.
     pub timed: bool,
+    /// The processes that are killed, if those are more than the owners. The supervisor is one of the owners then.
+    pub tree: Option<&'a Tree>,
 }
 
 /// Returns an error if a keeper could not renew leases, because the limit of open files is too low. A keeper closes what
@@ -184,7 +187,7 @@ impl<'a> Keeper<'a> {
 }
 
 /// The name of the process, as ps(1) shows it.
-const NAME: &CStr = c"csalock-parent";
+pub(super) const NAME: &CStr = c"csalock-parent";
 
 impl KeeperConfig<'_> {
     /// Starts a keeper, and another one as often as it is killed; `is_late` means that a keeper was there before. Returns

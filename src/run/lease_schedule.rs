@@ -22,6 +22,7 @@
 //! | no lease | nothing ends the command | | |
 //! | `--max-hold` | supervisor: SIGTERM | start of the command | after `--max-hold` |
 //! | | supervisor: SIGKILL | | `--kill-after` later |
+//! | `--tree` | the same signals, to all processes that come from the command | | |
 //! | both limits | supervisor: each signal at the earlier of its two times | | |
 //! | suspended machine, stopped process | the same; a time that passed meanwhile is due at once | | |
 

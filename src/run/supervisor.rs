@@ -8,11 +8,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use self::while_running::{EventLoop, ExitReport};
-use super::child::{RunningCommand, SleepingChild};
+use super::child::{RunningCommand, SleepingChild, Tree};
 use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
-use super::keeper::Keeper;
+use super::keeper::{Keeper, KeeperConfig};
 use super::lease_schedule::StopReason;
 use crate::engine::{Engine, LockRef, OpenLockSet, Released};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,6 +20,7 @@ use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId, ReportSuccess};
 use crate::run::detach;
+use crate::run::timer::wait_readable;
 use crate::store::{Scope, StoreDeadline, answers};
 
 mod while_running;
@@ -50,6 +51,8 @@ pub enum Notice<'a> {
     NotReleased(&'a LockRef, &'a Error),
     /// The locks could not be released, because the store is silent.
     Silent,
+    /// These processes, which the ended command had started, go on without its locks.
+    Remaining(&'a [ProcessId]),
 }
 
 impl<'a> Supervisor<'a> {
@@ -77,15 +80,23 @@ impl<'a> Supervisor<'a> {
         numbers: GrantNumbers,
     ) -> Result<Exit> {
         let (wake_socket, new_end) = (self.wake_socket.take(), self.new_end.take());
+        let tree = self.guarded.supervisor.filter(|_| self.guarded.limits.tree);
+        let tree = match tree.map(|supervisor| Tree::adopt(supervisor, process)).transpose() {
+            Ok(tree) => tree,
+            Err(error) => return self.give_up(None, error),
+        };
         let keeper = self.guarded.keeper(process).zip(new_end);
-        let keeper = keeper.map(|(config, new_end)| Keeper::new(config, wake_socket.as_ref(), new_end));
+        let keeper = keeper.map(|(config, new_end)| {
+            Keeper::new(KeeperConfig { tree: tree.as_ref(), ..config }, wake_socket.as_ref(), new_end)
+        });
         let mut command = match self.start(child, grants, &files, numbers, keeper.as_ref()) {
             Ok(command) => command,
             Err(error) => return self.give_up(keeper.as_ref(), error),
         };
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.guarded.context.host.domain();
-        let ended = EventLoop::new(&self, &mut command, keeper.as_ref(), wake_socket.as_ref()).run()?;
+        let watched = (process, tree.as_ref());
+        let ended = EventLoop::new(&self, &mut command, watched, keeper.as_ref(), wake_socket.as_ref()).run()?;
         files.into_iter().for_each(Flock::unlock);
         let exit = match (ended.not_executed, keeper) {
             (Some(errno), keeper) => self.give_up(keeper.as_ref(), self.guarded.command_line.cannot_execute(errno)),
@@ -93,6 +104,7 @@ impl<'a> Supervisor<'a> {
             (None, None) => Ok(self.release_and_report(&ended, None, wake_socket)),
         };
         command.reap();
+        self.tell_of_remaining(ended.remaining);
         exit
     }
 
@@ -118,6 +130,20 @@ impl<'a> Supervisor<'a> {
             }
         }
         child.start(numbers, files)
+    }
+
+    /// Tells which of these processes live. Some of them received the signal that ended the command, and are about to end.
+    fn tell_of_remaining(&self, remaining: BTreeSet<ProcessId>) {
+        let host = &self.guarded.context.host;
+        let mut remaining: Vec<ProcessId> = remaining.into_iter().collect();
+        for _ in 0..LOOKS_AT_REMAINING {
+            remaining.retain(|process| host.process(process.pid).is_ok_and(|found| found == Some(*process)));
+            if remaining.is_empty() {
+                return;
+            }
+            let _ = wait_readable([], Some(TO_LOOK_AGAIN));
+        }
+        (self.tell)(&Notice::Remaining(&remaining));
     }
 
     /// Releases the locks of a command that does not run for this reason.
@@ -207,6 +233,10 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Interval between checks that the store has answered.
 const LOOK: Duration = Duration::from_millis(250);
+
+/// Number of looks at the processes that a command left behind, and the time between two of them.
+const LOOKS_AT_REMAINING: u32 = 10;
+const TO_LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Maximum time that a store may take to answer a release, however long the lease is.
 const TO_RELEASE: Duration = Duration::from_secs(10);

@@ -215,7 +215,7 @@ on_every_store! {
     fn a_command_that_holds_too_long_is_ended(sandbox: &Sandbox) {
         let said = "csalock: the command was ended: it held lock x longer than --max-hold\n";
         sandbox.csalock(["run", "--max-hold", "50ms", "x", "sleep", "60"]).status(124).stderr(said).run();
-        let deaf = "trap '' TERM; while :; do sleep 1; done";
+        let deaf = "trap '' TERM; exec sleep 60";
         let options = ["run", "--max-hold", "1s", "--kill-after", "50ms", "x", "-c", deaf];
         sandbox.csalock(options).status(137).stderr(said).run();
         sandbox.csalock(["run", "--max-hold", "60s", "x", "-c", "exit 5"]).status(5).run();

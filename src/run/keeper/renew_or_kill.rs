@@ -163,7 +163,9 @@ impl KeeperConfig<'_> {
     /// Sends a signal to the owners. Without a pidfd (Linux before 5.3, some sandboxes), the pid counts as long as it still is
     /// that of the owner.
     fn signal(&self, owners: &Owners<'_>, signal: Signal) {
-        for (owner, pidfd) in owners {
+        // The supervisor of a tree is an owner, too, but none of its processes.
+        for (owner, pidfd) in owners.iter().filter(|(owner, _)| self.tree.is_none_or(|tree| tree.supervisor != **owner))
+        {
             let pid = rustix::process::Pid::from_raw(owner.pid);
             let _ = match (pidfd, pid) {
                 (Some(pidfd), _) => pidfd_send_signal(pidfd, signal),
@@ -172,6 +174,9 @@ impl KeeperConfig<'_> {
                 }
                 (None, _) => Ok(()),
             };
+        }
+        if let Some(tree) = self.tree {
+            tree.send(signal.as_raw());
         }
     }
 

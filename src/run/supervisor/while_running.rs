@@ -1,6 +1,7 @@
 //! The time while the command runs: the supervisor forwards signals, starts the keeper and ends the command at its
 //! limits.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -11,8 +12,9 @@ use rustix::process::WaitIdStatus;
 use super::Supervisor;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::WakeSocket;
-use crate::run::child::RunningCommand;
+use crate::host::{WakeSocket, processes};
+use crate::lock::ProcessId;
+use crate::run::child::{RunningCommand, Tree, is_keeper};
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
 use crate::run::lease_schedule::{LeaseSchedule, StopReason, StopTimes};
@@ -25,6 +27,12 @@ const WITHOUT_TIMER: Duration = Duration::from_secs(1);
 /// Time that a child has to end by a signal before it has executed the command. Its program may be on a file system that
 /// does not answer, and the sender must not wait for that.
 const TO_END_BEFORE_EXEC: Duration = Duration::from_millis(20);
+
+/// Maximum time between two looks at processes that go on after their command has ended.
+const TO_LOOK_AT_TREE: Duration = Duration::from_secs(1);
+
+/// The signals that reach the whole tree of `--tree`.
+const TO_END: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// A command, as far as its end is known.
 pub(super) struct ExitReport {
@@ -41,12 +49,16 @@ pub(super) struct ExitReport {
     pub(super) out_of_reach: bool,
     /// End of the lease of the locks on CLOCK_BOOTTIME, as last read.
     pub(super) lease_ends: Option<Duration>,
+    /// Processes that the command had started when it was asked to end, without `--tree`.
+    pub(super) remaining: BTreeSet<ProcessId>,
 }
 
 /// A command that runs, and what the supervisor knows about it.
 pub(super) struct EventLoop<'a> {
     supervisor: &'a Supervisor<'a>,
     command: &'a mut RunningCommand,
+    process: ProcessId,
+    tree: Option<&'a Tree>,
     keeper: Option<&'a Keeper<'a>>,
     wake_socket: Option<&'a WakeSocket>,
     /// Start of the command on CLOCK_BOOTTIME.
@@ -56,6 +68,8 @@ pub(super) struct EventLoop<'a> {
     limits: Vec<StopTimes>,
     /// True if a child of this process has ended since the last check.
     child_ended: bool,
+    /// True if the command has ended, and others of its tree go on.
+    is_left: bool,
     /// The signal that arrived before the child had executed the command, and when the child must have ended.
     ends_before_exec: Option<(i32, Duration)>,
     report: ExitReport,
@@ -65,18 +79,22 @@ impl<'a> EventLoop<'a> {
     pub(super) fn new(
         supervisor: &'a Supervisor<'a>,
         command: &'a mut RunningCommand,
+        (process, tree): (ProcessId, Option<&'a Tree>),
         keeper: Option<&'a Keeper<'a>>,
         wake_socket: Option<&'a WakeSocket>,
     ) -> EventLoop<'a> {
         EventLoop {
             supervisor,
             command,
+            process,
+            tree,
             keeper,
             wake_socket,
             began: supervisor.guarded.context.host.boottime(),
             lease: None,
             limits: Vec::new(),
             child_ended: false,
+            is_left: false,
             ends_before_exec: None,
             report: ExitReport {
                 not_executed: None,
@@ -85,6 +103,7 @@ impl<'a> EventLoop<'a> {
                 stopped: None,
                 out_of_reach: false,
                 lease_ends: None,
+                remaining: BTreeSet::new(),
             },
         }
     }
@@ -109,15 +128,19 @@ impl<'a> EventLoop<'a> {
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);
             let at_most = next.filter(|_| timer.is_none()).map(left);
+            let at_most = at_most.into_iter().chain(self.is_left.then_some(TO_LOOK_AT_TREE));
             let unprotected = cleaners.is_needed().then_some(cleaners::PAUSE);
-            match wait_readable(events.into_iter().flatten(), at_most.into_iter().chain(unprotected).min()) {
+            match wait_readable(events.into_iter().flatten(), at_most.chain(unprotected).min()) {
                 Ok(true) => {}
                 Ok(false) => cleaners.protect(),
                 Err(_) => pause(),
             }
             self.forward_signal();
             if let Some(status) = self.command.ended()? {
-                return Ok(self.exit_report(exit_of_status(&status), status.terminating_signal()));
+                self.is_left = self.tree_remains();
+                if !self.is_left {
+                    return Ok(self.exit_report(exit_of_status(&status), status.terminating_signal()));
+                }
             }
             if let Some(signal) = self.killed_before_exec() {
                 return Ok(self.exit_report(Exit::signalled(signal), Some(signal)));
@@ -132,11 +155,30 @@ impl<'a> EventLoop<'a> {
         if std::mem::take(&mut self.child_ended) {
             self.command.reap_others(self.keeper.and_then(Keeper::process));
         }
+        // A process that was killed may have forked before.
+        if let (Some(tree), Some((_, true))) = (self.tree, self.report.stopped) {
+            tree.send(Signal::SIGKILL as i32);
+        }
         let now = self.boottime();
         if self.report.stopped.is_none() && (event || self.limits.iter().any(|limit| limit.term <= now)) {
             self.read_limits();
         }
         self.send_due_signals(self.boottime())
+    }
+
+    fn tree_remains(&self) -> bool {
+        self.tree.is_some_and(|tree| tree.remains(self.keeper.and_then(Keeper::process)))
+    }
+
+    /// Sends a signal to the command, or to its tree. Returns false if permission is denied.
+    fn send(&mut self, signal: Signal) -> bool {
+        // The parents may end now, and without --tree nothing tells later that their children came from the command.
+        if self.tree.is_none() && matches!(signal, Signal::SIGTERM | Signal::SIGKILL) {
+            let all = processes::descendants(&[self.process], &is_keeper);
+            self.report.remaining.extend(all.into_iter().filter(|process| *process != self.process));
+        }
+        let is_allowed = self.command.send(signal as i32);
+        self.tree.is_none_or(|tree| tree.send(signal as i32)) && is_allowed
     }
 
     fn boottime(&self) -> Duration {
@@ -182,22 +224,26 @@ impl<'a> EventLoop<'a> {
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
         if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
             // The loop reports a command that has ended by itself.
-            if self.command.ended()?.is_some() {
+            if self.command.ended()?.is_some() && !self.tree_remains() {
                 return Ok(());
             }
-            if self.command.send(Signal::SIGKILL as i32) {
-                self.report.stopped = Some((self.report.stopped.map_or(due.why, |(why, _)| why), true));
-            } else {
-                self.report.out_of_reach = true;
+            let why = self.report.stopped.map_or(due.why, |(why, _)| why);
+            let is_allowed = self.send(Signal::SIGKILL);
+            // Of a tree, some are ended all the same.
+            if is_allowed || self.tree.is_some() {
+                self.report.stopped = Some((why, true));
             }
+            self.report.out_of_reach = !is_allowed;
             self.limits.clear();
         }
-        for due in self.limits.iter_mut().filter(|limit| limit.term <= now) {
-            if self.command.send(Signal::SIGTERM as i32) {
-                self.report.stopped.get_or_insert((due.why, false));
-                self.command.send(Signal::SIGCONT as i32);
+        for at in 0..self.limits.len() {
+            if self.limits[at].term <= now {
+                if self.send(Signal::SIGTERM) || self.tree.is_some() {
+                    self.report.stopped.get_or_insert((self.limits[at].why, false));
+                    self.send(Signal::SIGCONT);
+                }
+                self.limits[at].term = Duration::MAX;
             }
-            due.term = Duration::MAX;
         }
         Ok(())
     }
@@ -208,7 +254,8 @@ impl<'a> EventLoop<'a> {
         times.chain(self.ends_before_exec.map(|(_, at)| at)).min().filter(|next| *next < Duration::MAX)
     }
 
-    /// Forwards a signal that arrived. The terminal sends its signals to the command itself.
+    /// Forwards a signal that arrived, to the whole tree if it is a common request to end. The terminal sends its signals to
+    /// the command itself.
     fn forward_signal(&mut self) {
         if let Some(came) = self.supervisor.guarded.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD as i32;
@@ -216,8 +263,11 @@ impl<'a> EventLoop<'a> {
             if came.ends() && (came.from_terminal || comes_first) {
                 self.report.shared_signal = Some(came.signal);
             }
-            if came.is_forwarded() {
-                self.command.send(came.signal);
+            match TO_END.into_iter().find(|signal| *signal as i32 == came.signal) {
+                // Those that are left may not be in the process group of the terminal.
+                Some(signal) if came.is_forwarded() || self.is_left => _ = self.send(signal),
+                None if came.is_forwarded() => _ = self.command.send(came.signal),
+                _ => {}
             }
             if comes_first {
                 // A stopped child hears no other signal.
@@ -249,7 +299,7 @@ impl<'a> EventLoop<'a> {
         let shared_signal = last.map(|came| came.signal).or(report.shared_signal);
         // The keeper kills a command that the supervisor did not end in time.
         let killed = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::was_killed);
-        let by_keeper = killed && exit == Exit::signalled(Signal::SIGKILL as i32);
+        let by_keeper = killed && (exit == Exit::signalled(Signal::SIGKILL as i32) || self.tree.is_some());
         ExitReport {
             not_executed: self.command.exec_error(),
             exit,

@@ -1,0 +1,162 @@
+//! `run --tree`: the lock lasts as long as the last process that came from the command, and signals and limits reach all.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::{Job, Sandbox, proc, wait_until};
+
+/// A script that waits for the file `go`, and writes its pid first. Its session is its own.
+const LEFT: &str =
+    "setsid dash -c 'echo $$ > new; mv new pid; while [ ! -e go ]; do sleep 0.01; done; echo end >> log' &";
+
+/// The same, deaf to TERM.
+const DEAF: &str = "setsid dash -c 'trap \"\" TERM; echo $$ > new; mv new pid; while :; do sleep 0.01; done' &";
+
+/// A command that ends with 3 and leaves such a script behind.
+fn leaving(sandbox: &Sandbox, options: &[&str], left: &str) -> (Job, i32) {
+    let script = format!("dash -c \"{}\"; exit 3", left.replace('"', "\\\"").replace('$', "\\$"));
+    let job = sandbox.csalock([&["run", "--tree"], options, &["x", "dash", "-c", &script]].concat()).spawn();
+    wait_until("it runs", || sandbox.path("files/pid").exists());
+    // The supervisor is the owner that lives.
+    wait_until("the command has ended", || sandbox.holders("x") == [job.pid()]);
+    (job, sandbox.read("files/pid").trim().parse().unwrap())
+}
+
+fn forget(sandbox: &Sandbox) {
+    for file in ["pid", "go", "log"] {
+        let _ = std::fs::remove_file(sandbox.path("files").join(file));
+    }
+}
+
+on_every_kind_of_store! {
+    fn the_lock_lasts_until_the_last_process_has_ended(sandbox: &Sandbox) {
+        let (job, _) = leaving(sandbox, &[], LEFT);
+        assert_eq!(sandbox.state("x"), "held");
+        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
+        let next = sandbox.waiter("x", "echo next >> log");
+        sandbox.file("files/go", "");
+        job.wait().complains(3, "");
+        next.wait().succeeds();
+        assert_eq!((sandbox.read("files/log").as_str(), sandbox.state("x").as_str()), ("end\nnext\n", "free"));
+    }
+
+    fn a_signal_ends_what_the_command_left_and_the_status_is_that_of_the_command(sandbox: &Sandbox) {
+        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+            // A shell makes jobs in the background deaf to INT.
+            let left = LEFT.replace("setsid dash", "setsid env --default-signal=INT dash");
+            let (job, left) = leaving(sandbox, &[], &left);
+            job.send(signal);
+            job.wait().complains(3, "");
+            assert!(!proc::lives(left), "{signal}");
+            assert_eq!(sandbox.state("x"), "free");
+            forget(sandbox);
+        }
+    }
+
+    fn what_the_command_left_is_killed_when_the_time_is_over(sandbox: &Sandbox) {
+        let said = "csalock: the command was ended: it held lock x longer than --max-hold\n";
+        let (job, left) = leaving(sandbox, &["--max-hold", "3s", "--kill-after", "50ms"], DEAF);
+        job.wait().complains(137, said);
+        assert_eq!((proc::lives(left), sandbox.state("x").as_str()), (false, "free"));
+    }
+
+    fn the_keeper_kills_what_the_command_left_if_the_supervisor_is_stopped(sandbox: &Sandbox) {
+        let (job, left) = leaving(sandbox, &["--ttl", "4s"], DEAF);
+        job.send(Signal::SIGSTOP);
+        wait_until("it is killed", || !proc::lives(left));
+        job.send(Signal::SIGCONT);
+        job.wait().complains(85, "csalock: the command was ended before the --ttl of lock x was over\n");
+    }
+
+    fn a_keeper_of_another_lock_does_not_count(sandbox: &Sandbox) {
+        let mut other = sandbox.script("dash", "echo $$; read line").ready();
+        let owner = other.lines(1)[0].clone();
+        sandbox.csalock(["run", "--tree", "x", "csalock", "lock", "--pid", &owner, "y"]).run();
+        assert_eq!((sandbox.state("x").as_str(), sandbox.state("y").as_str()), ("free", "held"));
+        other.tell("go");
+        other.wait().exits(0);
+    }
+}
+
+on_every_store_of_files! {
+    fn a_signal_reaches_the_command_and_all_others(sandbox: &Sandbox) {
+        let script = format!("trap 'exit 5' TERM; {LEFT} while :; do sleep 0.01; done");
+        for lives in [true, false] {
+            let mut job = sandbox.csalock(["run", "--tree", "x", "dash", "-c", &script]).spawn();
+            wait_until("it runs", || sandbox.path("files/pid").exists());
+            let left: i32 = sandbox.read("files/pid").trim().parse().unwrap();
+            let command = sandbox.holders("x")[0];
+            match lives {
+                true => {
+                    job.send(Signal::SIGTERM);
+                    // The shell reports the end of its child.
+                    job.wait().exits(5);
+                }
+                // Without its supervisor, the lock is that of the command alone.
+                false => {
+                    job.kill();
+                    assert_eq!(sandbox.holders("x"), [command]);
+                    kill(Pid::from_raw(command), Signal::SIGKILL).unwrap();
+                    wait_until("it is stale", || sandbox.state("x") == "abandoned");
+                    kill(Pid::from_raw(left), Signal::SIGKILL).unwrap();
+                }
+            }
+            wait_until("the other has ended", || !proc::lives(left));
+            sandbox.csalock(["run", "-q", "x", "true"]).run();
+            forget(sandbox);
+        }
+    }
+
+    fn other_signals_are_for_the_command_alone(sandbox: &Sandbox) {
+        let script = format!("trap 'touch go' USR1; {LEFT} while [ ! -e go ]; do sleep 0.01; done; exit 4");
+        let job = sandbox.csalock(["run", "--tree", "x", "dash", "-c", &script]).spawn();
+        wait_until("it runs", || sandbox.path("files/pid").exists());
+        job.send(Signal::SIGUSR1);
+        job.wait().complains(4, "");
+        assert_eq!(sandbox.read("files/log"), "end\n");
+    }
+
+    fn earlier_children_of_a_script_that_becomes_csalock_do_not_count(sandbox: &Sandbox) {
+        sandbox.script("dash", "sleep 3600 & exec csalock run --tree x true").run();
+    }
+
+    fn what_goes_on_after_the_end_of_its_command_is_told(sandbox: &Sandbox) {
+        let script = format!("{LEFT} while :; do sleep 0.01; done");
+        let options: [&[&str]; 2] = [&[], &["--max-hold", "2s"]];
+        for option in options {
+            let job = sandbox.csalock([&["run"], option, &["x", "dash", "-c", &script]].concat()).spawn();
+            wait_until("it runs", || sandbox.path("files/pid").exists());
+            let left = sandbox.read("files/pid").trim().to_string();
+            if option.is_empty() {
+                job.send(Signal::SIGTERM);
+            }
+            let done = job.wait();
+            let goes_on = format!(
+                "csalock: processes of the ended command go on without lock x: pid {left}; to end them too, use --tree\n"
+            );
+            let ended = "csalock: the command was ended: it held lock x longer than --max-hold\n";
+            let said = if option.is_empty() { goes_on } else { format!("{ended}{goes_on}") };
+            done.complains(if option.is_empty() { 143 } else { 124 }, &said);
+            sandbox.file("files/go", "");
+            wait_until("it has ended", || sandbox.read("files/log") == "end\n");
+            forget(sandbox);
+        }
+        // A command that ends by itself is not looked at.
+        let done = sandbox.csalock(["run", "x", "dash", "-c", &format!("{LEFT} exit 3")]).capture();
+        done.complains(3, "");
+        sandbox.file("files/go", "");
+    }
+}
+
+#[test]
+fn a_tree_needs_a_supervisor() {
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let said = "csalock: the argument '--tree' cannot be used with '--no-fork'; leave one of them out\n";
+    for words in [["--tree", "-F"], ["-F", "--tree"]] {
+        let done = sandbox.csalock(["run"].iter().chain(&words).chain(&["x", "touch", "ran"])).capture();
+        done.exits(64);
+        assert!(done.stderr.contains("--tree") && done.stderr.contains("--no-fork"), "{}", done.stderr);
+    }
+    sandbox.csalock(["run", "--tree", "-F", "x", "touch", "ran"]).status(64).stderr(said).run();
+    assert!(!sandbox.path("files/ran").exists());
+}
