@@ -8,7 +8,6 @@ mod acquire_all;
 mod auxiliary;
 mod commit;
 mod commit_record;
-mod context;
 mod deadlock;
 mod facts;
 mod gc;
@@ -23,28 +22,55 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::commit::{CasRetry, Committed, RecordUpdate};
-
 use self::leases::IssuedLease;
 
-pub use acquire::{AcquireRequest, EndsWith};
-pub use acquire::{AcquireResult, Waiting};
+pub use acquire::{AcquireRequest, AcquireResult, EndsWith, Waiting};
 pub use acquire_all::{AcquireAllResult, OnWaitForOne, StoredLock, acquire_all, confirm_all};
-pub use context::Context;
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
-pub use wait_policy::RETRY_INTERVAL;
-pub use wait_policy::WaitPolicy;
+pub use wait_policy::{RETRY_INTERVAL, WaitPolicy};
 
-use crate::environment::Environment;
+use crate::environment::{Environment, LEASE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryLimits;
-use crate::host::Host;
+use crate::host::{Host, Unix};
 use crate::lock::{
     self, Break, Credentials, EndedGrant, Facts, Grant, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record,
     Release, Request, Transition, decide,
 };
+use crate::signals::StartupState;
 use crate::store::{CommitResult, Location, Scope, Store, Version, Versioned, WriteOptions};
+
+/// The environment of this process, its host, and its state at startup.
+pub struct Context {
+    pub environment: Environment,
+    pub host: Arc<dyn Host>,
+    pub inherited: StartupState,
+}
+
+impl Context {
+    pub fn of_this_process() -> Context {
+        #[cfg(debug_assertions)]
+        {
+            crate::host::OFFSETS.get_or_init(Environment::clock_offsets);
+            crate::host::FIRST_PIDS.get_or_init(Environment::first_pid_namespace);
+        }
+        Context {
+            environment: Environment::of_this_process(),
+            host: Arc::new(Unix::new()),
+            inherited: StartupState::of_this_process(),
+        }
+    }
+
+    pub fn engine(&self, location: &Location) -> Result<Engine> {
+        Engine::open(location, &self.environment, self.host.clone())
+    }
+
+    pub fn lease(&self) -> Duration {
+        self.environment.lease().unwrap_or(LEASE)
+    }
+}
 
 /// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
