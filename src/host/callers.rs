@@ -315,11 +315,10 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
 /// Returns true if a shell has begun something, outside of the same pipeline, after the child that leads to `below`.
 fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
     let below = &child_that_leads_to(shell, below);
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
-    let age = |stat: &ProcStat| (stat.start, stat.pid);
-    let children = children.split_whitespace().filter_map(|pid| processes::read(pid.parse().ok()?).ok().flatten());
-    let mut younger: Vec<ProcStat> = children.filter(|stat| age(stat) > age(below) && !stat.is_zombie()).collect();
-    younger.sort_by_key(age);
+    // The kernel lists them in the order of their starts. Their pids and times do not tell it within a tick.
+    let children = processes::children_of(shell.pid).unwrap_or_default();
+    let younger = children.into_iter().skip_while(|pid| *pid != below.pid).skip(1);
+    let younger = younger.filter_map(|pid| processes::read(pid).ok().flatten()).filter(|stat| !stat.is_zombie());
     let pipe = |pid: i32, fd: i32| {
         let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
         link.to_str().is_some_and(|link| link.starts_with("pipe:")).then_some(link)
