@@ -39,7 +39,7 @@ pub use queue::{Page, Pages};
 pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, Orphan, OwnerDied, Phase,
-    Prepare, QueuePlace, QueuePosition, Refusal, Release, Renew, Request, Transition,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, EndRenewal, Gc, Loggable, NotHolder, Note, Orphan,
+    OwnerDied, Phase, Prepare, QueuePlace, QueuePosition, Refusal, Release, Renew, Request, Transition,
 };
 pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};
