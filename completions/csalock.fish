@@ -65,8 +65,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'A
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
-latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'
-replace\t'End the command that holds the lock, by TERM and after --kill-after by KILL, and wait for the lock; a newer caller with this option takes the place'"
+latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -89,8 +88,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s s -l shared -d '
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help; -h is shorter'
@@ -103,8 +100,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l s
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
-latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'
-replace\t'End the command that holds the lock, by TERM and after --kill-after by KILL, and wait for the lock; a newer caller with this option takes the place'"
+latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -127,8 +123,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s s -l s
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help; -h is shorter'
@@ -156,6 +150,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d '
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l kill-after -d 'With --end: kill a command or script that goes on for this time after it was asked to end' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l token -d 'With --force: break only the grant with this fencing token' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -163,6 +158,7 @@ always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Release all locks of the caller: in the store, in the current directory, and beside the files named'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock of any holder, and print its holder, whose command may still run beside the next one; with --all, every lock of the store except claims'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l end -d 'With --force: end the holder, and release the lock only when its command or script has ended, or its lease is over'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Print each step on stderr'
@@ -235,7 +231,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l store -d 'Ke
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s h -l help -d 'Print help; -h is shorter'
@@ -374,28 +369,21 @@ complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Prin
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand serve" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand serve" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand serve" -l stdio -d 'Speak on standard input and output'
-complete -c csalock -n "__fish_csalock_using_subcommand serve" -l json -d 'Print the result as one JSON document'
-complete -c csalock -n "__fish_csalock_using_subcommand serve" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand serve" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand serve" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand man" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand man" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand man" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -l roff -d 'Print the source of the page, which man(1) reads'
 complete -c csalock -n "__fish_csalock_using_subcommand man" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand man" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand man" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand completions" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand completions" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l help -d 'Print help; -h is shorter'
@@ -443,6 +431,12 @@ function __fish_csalock_known
         string match -ar '\{"name":"[^"\\\\]*"' | string split -f4 '"'
 end
 
+# Whether this command is being typed, and its word is not a path: a name is wanted, and no file.
+function __fish_csalock_wants_name
+    __fish_csalock_using_subcommand $argv
+    and not string match -q '*/*' -- (commandline -ct)
+end
+
 # The beginnings of a store's URL, and then paths.
 function __fish_csalock_stores
     set -l typed (commandline -ct | string replace -r '^--store=' '')
@@ -466,17 +460,17 @@ function __fish_csalock_job
 end
 
 for command in unlock status list metrics renew get put del unclaim lookup
-    complete -c csalock -n "__fish_csalock_using_subcommand $command" -f -a '(__fish_csalock_live)'
+    complete -c csalock -n "__fish_csalock_wants_name $command" -f -a '(__fish_csalock_live)'
 end
-for command in lock history audit
-    complete -c csalock -n "__fish_csalock_using_subcommand $command" -a '(__fish_csalock_known)'
+for command in lock history audit gc doctor overdue claim
+    complete -c csalock -n "__fish_csalock_wants_name $command" -f -a '(__fish_csalock_known)'
 end
 for command in run-with-lock run
-    complete -c csalock -n "__fish_csalock_using_subcommand $command; and not __fish_csalock_operands >/dev/null" \
-        -a '(__fish_csalock_known)'
+    complete -c csalock -n "__fish_csalock_wants_name $command; and not __fish_csalock_operands >/dev/null" \
+        -f -a '(__fish_csalock_known)'
     complete -c csalock -n "__fish_csalock_using_subcommand $command; and __fish_csalock_operands >/dev/null" \
         -f -a '(__fish_csalock_job)'
 end
 complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -f -a 'bash zsh fish'
-complete -c csalock -l store -x -a '(__fish_csalock_stores)'
+complete -c csalock -n "not __fish_csalock_using_subcommand serve man completions" -l store -x -a '(__fish_csalock_stores)'

@@ -154,6 +154,12 @@ impl HistoryLimits {
         past.to.is_some_and(|to| to >= now.saturating_sub(self.age).as_millis() as u64)
     }
 
+    /// Returns true if grants since `begin` may have been removed from a history of this size, at the time `now` since 1970.
+    pub fn may_have_cut(&self, size: u64, begin: Duration, now: Duration) -> bool {
+        // A store removes half of a history that is full, and what is too old.
+        size > self.size / 3 || now.saturating_sub(begin) > self.age / 10 * 9
+    }
+
     pub fn are_off(&self) -> bool {
         self.size == 0
     }

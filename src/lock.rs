@@ -41,7 +41,7 @@ pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use refusal::{Edge, NotHolder, Refusal};
 pub use request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, Loggable, Note, Orphan, OwnerDied, Phase, Prepare,
-    QueuePlace, QueuePosition, Release, Renew, Request, Transition,
+    Acquire, AcquireStep, Break, Cancel, Credentials, EndRenewal, Gc, Loggable, Note, Orphan, OwnerDied, Phase,
+    Prepare, QueuePlace, QueuePosition, Release, Renew, Request, Transition,
 };
 pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};

@@ -231,10 +231,13 @@ pub enum Shell {
 /// Show a page of the manual
 ///
 /// The pages are part of the program. On a terminal, man(1) or mandoc(1) shows the page; without them, and in a pipe or a
-/// file, csalock prints its source.
+/// file, csalock prints it as plain text.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock man [COMMAND|7]", mut_args(|argument| hide(argument, &["store", "json"])))]
+#[command(override_usage = "csalock man [--roff] [COMMAND|7]", mut_args(|argument| hide(argument, &["store", "json"])))]
 pub struct Man {
+    /// Print the source of the page, which man(1) reads
+    #[arg(long)]
+    pub roff: bool,
     /// Command whose page is shown; 7 is csalock(7), which explains the concepts; without it, csalock(1)
     #[arg(value_name = "COMMAND")]
     pub page: Option<String>,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::options::{COMMAND, Common, LOCK, Taking, Waiting, whole};
+use super::run::KILL_AFTER;
 use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script
@@ -37,7 +38,7 @@ pub struct Lock {
 ///
 /// The handle, or else the calling script, proves that the caller holds the locks. The lock of another holder stays as it
 /// is, except with --force. A command of `csalock run` is then killed, unless its csalock was killed before; a script
-/// goes on without its lock.
+/// goes on without its lock. With --end, csalock first ends the command or script.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock unlock [OPTION]... NAME...\n       csalock unlock [OPTION]... --all [NAME]...")]
 pub struct Unlock {
@@ -50,6 +51,15 @@ pub struct Unlock {
     /// Break the lock of any holder, and print its holder, whose command may still run beside the next one; with --all, every lock of the store except claims
     #[arg(long, help_heading = LOCK)]
     pub force: bool,
+    /// With --force: end the holder, and release the lock only when its command or script has ended, or its lease is over
+    #[arg(long, requires = "force", conflicts_with = "all", help_heading = LOCK)]
+    pub end: bool,
+    /// With --end: kill a command or script that goes on for this time after it was asked to end
+    #[arg(
+        long, value_name = "DURATION", value_parser = parse_duration, default_value = KILL_AFTER, requires = "end",
+        help_heading = LOCK
+    )]
+    pub kill_after: Duration,
     /// With --force: break only the grant with this fencing token
     #[arg(long, value_name = "N", requires = "force", conflicts_with = "all", value_parser = whole(0, u64::MAX), help_heading = LOCK)]
     pub token: Option<u64>,

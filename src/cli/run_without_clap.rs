@@ -63,7 +63,10 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
     let command = match verb {
         Verb::Run => Command::Run(run(options, names, common)?),
         Verb::Lock => Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle: false, names, common }),
-        Verb::Unlock => Command::Unlock(Unlock { handle: None, all: false, force: false, token: None, names, common }),
+        Verb::Unlock => {
+            let (all, force, end, kill_after) = (false, false, false, parse_duration(KILL_AFTER).ok()?);
+            Command::Unlock(Unlock { handle: None, all, force, end, kill_after, token: None, names, common })
+        }
     };
     Some(Cli { common: Common::default(), command })
 }

@@ -10,6 +10,7 @@ use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{self, Past};
+use crate::lock::EndReason;
 use crate::name::escape;
 use crate::report::{AuditReport, OutputStyle};
 
@@ -23,6 +24,8 @@ struct Material {
     unreadable_lines: usize,
     /// The time at which the first line of the store was written, in milliseconds since 1970.
     begin: Option<u64>,
+    /// Number of bytes of the lines.
+    size: u64,
     /// The errors of records that cannot be read.
     unreadable: Vec<Error>,
 }
@@ -36,7 +39,10 @@ pub(super) fn run(context: &Context, asked: &Audit) -> anyhow::Result<Exit> {
     let now = context.host.wall();
     let material = Material::of(&engine, &wanted)?.ok_or_else(|| none_in(&location))?;
     let since = asked.since.as_ref().map_or(0, |time| time.span(style.zone, now).0);
-    let unknown = material.unknown(since, asked.tolerance, style);
+    let limits = context.environment.history()?;
+    let from = if since > 0 { since } else { material.begin.unwrap_or(0) };
+    let is_cut = limits.may_have_cut(material.size, Duration::from_millis(from), now);
+    let unknown = material.unknown(since, is_cut, asked.tolerance, style);
     let stands = |past: &&Past| past.to.is_none_or(|to| to >= since);
     let grants: Vec<Past> = material.grants.iter().filter(stands).cloned().collect();
     let audit = history::audit(&grants, asked.tolerance.as_millis() as u64, now.as_millis() as u64);
@@ -60,6 +66,12 @@ pub(super) fn run(context: &Context, asked: &Audit) -> anyhow::Result<Exit> {
     Ok(if has_faults { ErrorKind::Corrupt.into() } else { Exit::Done })
 }
 
+/// Returns the grant as an example of several.
+fn example(past: &Past) -> String {
+    let token = past.token.map_or("-".to_string(), |token| token.to_string());
+    format!("for example {}, token {token}", escape(&past.name))
+}
+
 fn times(number: usize) -> String {
     if number == 1 { "once".to_string() } else { format!("{number} times") }
 }
@@ -76,11 +88,12 @@ impl Material {
             }
             Err(error) => material.unreadable.push(error),
         })?;
-        let Material { grants, unreadable_lines, begin, .. } = &mut material;
+        let Material { grants, unreadable_lines, begin, size, .. } = &mut material;
         let has_history = engine.each_line_of_history(&mut |past| match past {
             None => *unreadable_lines += 1,
             Some(past) => {
                 *begin = begin.iter().copied().chain(past.to).min();
+                *size += past.line().len() as u64;
                 grants.push(past);
             }
         })?;
@@ -97,12 +110,18 @@ impl Material {
         Ok(has_history.then_some(material))
     }
 
-    /// Returns the limits of an audit of the grants that ended since this time.
-    fn unknown(&self, since: u64, tolerance: Duration, style: OutputStyle) -> Vec<(&'static str, String)> {
+    /// Returns the limits of an audit of the grants that ended since this time, of which some may have been cut.
+    fn unknown(
+        &self,
+        since: u64,
+        is_cut: bool,
+        tolerance: Duration,
+        style: OutputStyle,
+    ) -> Vec<(&'static str, String)> {
         let mut unknown = Vec::new();
         match self.begin {
             None => unknown.push(("beginning", "the history is empty".to_string())),
-            Some(begin) if begin > since => {
+            Some(begin) if begin > since && is_cut => {
                 let begin = style.zone.full(Duration::from_millis(begin));
                 unknown.push(("beginning", format!("the history begins at {begin}; earlier grants are not kept")));
             }
@@ -116,11 +135,20 @@ impl Material {
         let is_missing = |past: &&Past| past.from >= self.begin.unwrap_or(0);
         let missing: Vec<&Past> = self.ended.iter().filter(is_missing).collect();
         if let Some(past) = missing.last() {
-            let token = past.token.map_or("-".to_string(), |token| token.to_string());
-            let (name, number) = (escape(&past.name), missing.len());
+            let number = missing.len();
             let which = if number == 1 { "an ending that a record shows" } else { "endings that records show" };
-            unknown
-                .push(("missing", format!("the history lacks {which} ({number}), for example {name}, token {token}")));
+            unknown.push(("missing", format!("the history lacks {which} ({number}), {}", example(past))));
+        }
+        let since = |past: &&Past| past.to.is_none_or(|to| to >= since);
+        for (what, how, before, after) in [
+            ("broken", EndReason::Broken, "--force broke", ": a holder may have gone on"),
+            ("expired", EndReason::Expired, "the time ran out of", ": a script may have gone on"),
+        ] {
+            let ended: Vec<&Past> = self.grants.iter().filter(|past| past.how == Some(how)).filter(since).collect();
+            if let Some(past) = ended.last() {
+                let grants = if ended.len() == 1 { "1 grant".to_string() } else { format!("{} grants", ended.len()) };
+                unknown.push((what, format!("{before} {grants}, {}{after}", example(past))));
+            }
         }
         let hosts: BTreeSet<&str> = self.grants.iter().map(|past| past.holder.host.as_str()).collect();
         if hosts.len() > 1 {

@@ -126,11 +126,28 @@ impl<'a> Page<'a> {
         self.tables.push((store.cloned(), LockTable::new(self.style, &host.name(), host.wall())));
     }
 
-    /// Tells people, but no program, that a store has no locks.
+    /// Tells people, but no program, that a store has no locks, or that all its locks are past.
     fn tell_empty(&self, store: &Location, hint: &str) {
-        if !self.asked.common.json && !self.asked.names_only {
-            self.asked.common.note(&format!("store {} has no locks{hint}", escape(store.url().as_encoded_bytes())));
+        if self.asked.common.json || self.asked.names_only || self.asked.common.quiet {
+            return;
         }
+        let url = store.url();
+        let shown = escape(url.as_encoded_bytes());
+        if !self.has_past(store) {
+            return self.asked.common.note(&format!("store {shown} has no locks{hint}"));
+        }
+        let is_default = self.context.store(&Common::default()).is_ok_and(|default| default == *store);
+        let option = if is_default { String::new() } else { format!(" --store {}", shell_quote(url.as_bytes())) };
+        let past = format!("; `csalock history{option}` shows past holders");
+        self.asked.common.note(&format!("no lock is held in {shown}{past}{hint}"));
+    }
+
+    /// Returns true if the history of a store has a grant. A history that cannot be read has none.
+    fn has_past(&self, store: &Location) -> bool {
+        let limits = self.context.environment.history().unwrap_or_default();
+        let mut found = false;
+        let read = self.context.engine(store).and_then(|engine| engine.each_past(&limits, &mut |_| found = true));
+        read.is_ok() && found
     }
 
     /// Tells people, but no program, that the files in a directory have no locks.

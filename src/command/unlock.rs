@@ -4,20 +4,29 @@ use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use crate::cli::Unlock;
+use crate::duration::shown as span;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{Caller, ThisProcess, command_of};
-use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, NotHolder, Owner, Release};
+use crate::host::{Caller, ThisProcess, command_of, end_process};
+use crate::lock::{
+    EndReason, EndRenewal, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
+};
 use crate::name::escape;
-use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, json};
+use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
 use crate::store::Location;
+
+/// Interval between two looks at a grant whose holder is about to end.
+const LOOK: Duration = Duration::from_millis(100);
 
 enum Freed {
     Released(Grant),
+    /// The grants whose holders have ended, or whose leases are over.
+    Ended(Vec<Grant>),
     /// The grants that `--force` broke or found ended; none for an unreadable record.
     Broken(Vec<EndedGrant>),
 }
@@ -40,7 +49,8 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
         let engine = engine_of(context, &target.location, &mut opened)?;
         let reporter = Reporter::new(engine);
         let response = if asked.force {
-            force(engine, asked, target, breaker.as_ref())
+            let force = if asked.end { end } else { force };
+            force(context, engine, asked, target, breaker.as_ref())
         } else {
             release(context, asked, engine, target, *proof)
         };
@@ -119,6 +129,11 @@ fn tell(
     match outcome {
         Ok(Freed::Released(_)) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
         Ok(Freed::Released(_)) => {}
+        Ok(Freed::Ended(grants)) => {
+            for grant in grants {
+                print(format!("ended {name}: held by {}\n", reporter.grant(grant, "")))?;
+            }
+        }
         Ok(Freed::Broken(endings)) if endings.is_empty() => {
             print(format!("removed {name}: its record was unreadable\n"))?
         }
@@ -148,6 +163,7 @@ fn document(
     let name = &target.display_name;
     match outcome {
         Ok(Freed::Released(grant)) => json::outcome(name, "released", [grant], reporter),
+        Ok(Freed::Ended(grants)) => json::outcome(name, "ended", grants, reporter),
         Ok(Freed::Broken(endings)) => {
             let is_broken = endings.iter().any(|ending| ending.reason == EndReason::Broken);
             let result = if is_broken { "broken" } else { "removed" };
@@ -172,7 +188,7 @@ fn release(
 }
 
 /// Breaks the grants that `asked` means in one target. Claims are permanent: only a name or token breaks them.
-fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+fn force(_: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
     let is_lock = |grant: &Grant| grant.claim.is_none();
     let has_token = |grant: &Grant| grant.token == asked.token;
     let meant: Option<&dyn Fn(&Grant) -> bool> = match (asked.all, asked.token) {
@@ -181,6 +197,83 @@ fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) 
         (false, None) => None,
     };
     Ok(engine.break_lock(&target.name, meant, by)?.map(Freed::Broken))
+}
+
+/// Ends the holders whose grants `asked` means, and breaks each grant only when its holder has ended or its lease is
+/// over. A grant that comes after the first look stays.
+fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+    let record = engine.record(&target.name)?;
+    let meant = record.holders.iter().filter(|grant| asked.token.is_none() || grant.token == asked.token);
+    let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
+    let standing = || -> Result<Vec<Grant>> {
+        let status = engine.inspect(&target.name)?;
+        let holders = status.record.holders.into_iter().zip(status.holders);
+        let stands = |(grant, standing): &(Grant, std::result::Result<Liveness, EndReason>)| {
+            // A grant that lasts until its release, and has no process, has nothing to wait for.
+            let depends = grant.lifetime != Lifetime::UntilReleased || !grant.owner.processes.is_empty();
+            depends && proofs.contains(&grant.proof) && !matches!(standing, Err(_) | Ok(Liveness::Dead))
+        };
+        Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
+    };
+    let held = standing()?;
+    for grant in &held {
+        end_holder(context, engine, asked, target, grant)?;
+    }
+    while !standing()?.is_empty() {
+        context.host.sleep(LOOK);
+    }
+    let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
+    Ok(if held.is_empty() { broken.map(Freed::Broken) } else { Ok(Freed::Ended(held)) })
+}
+
+/// Ends the live processes of a holder, innermost first. Of a holder that cannot be seen here, it ends the renewal of the
+/// lease: the csalock there then ends its command before the lease is over.
+fn end_holder(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, grant: &Grant) -> Result<()> {
+    let (name, owner) = (escape(&target.display_name), &grant.owner);
+    let liveness = |process| context.host.liveness(&owner.domain, process, engine.store().scope());
+    let is_seen = |process| matches!(liveness(process), Liveness::Alive | Liveness::Dead);
+    if owner.processes.is_empty() || !owner.processes.iter().all(is_seen) {
+        return end_elsewhere(engine, asked, target, grant);
+    }
+    let own = context.ancestor_processes()?;
+    let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process) == Liveness::Alive).collect();
+    if live.iter().any(|process| own.contains(process)) {
+        let hint = format!("release it with `csalock unlock {}`", target.shell_arg);
+        return Err(Error::new(ErrorKind::InvalidInput, format!("lock {name} is held by the caller itself"), hint));
+    }
+    for process in live {
+        let pid = process.pid;
+        let is_killed = end_process(process, asked.kill_after).map_err(|errno| {
+            let what = format!("lock {name}: pid {pid} cannot be ended: {errno}");
+            Error::new(ErrorKind::Denied, what, "ask its user, or end it as root")
+        })?;
+        if is_killed {
+            let after = span(asked.kill_after);
+            asked.common.note_unless_json(&format!("lock {name}: pid {pid} went on for {after}, and was killed"));
+        }
+    }
+    Ok(())
+}
+
+/// Ends the renewal of a grant whose holder cannot be seen here.
+/// Returns an error if the grant would go on for longer than a lease.
+fn end_elsewhere(engine: &Engine, asked: &Unlock, target: &LockRef, grant: &Grant) -> Result<()> {
+    let (name, host) = (escape(&target.display_name), escape(grant.owner.host.as_bytes()));
+    let lease = match &grant.lifetime {
+        Lifetime::Keepalive(lease) => lease,
+        Lifetime::ExpiresAt(lease) if engine.store().leases().ttl(lease)? <= engine.lease() => lease,
+        _ => {
+            let holder = Reporter::new(engine).holder(grant);
+            let what = format!("lock {name}: its holder cannot be ended from here: {holder}");
+            let hint = format!("on {host}: csalock unlock --force --end {}", target.shell_arg);
+            return Err(Error::new(ErrorKind::NotOwner, what, hint));
+        }
+    };
+    engine.apply(&target.name, &EndRenewal(vec![grant.proof]))?;
+    let until = Zone::Local.full(Duration::from_millis(lease.wall));
+    let asked_to = format!("is asked to end, and has the lock until {until} at the latest");
+    asked.common.note_unless_json(&format!("lock {name}: its holder on {host} {asked_to}"));
+    Ok(())
 }
 
 /// Returns the breaker for the history: the calling script, or this process if the script is unknown.

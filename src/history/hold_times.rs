@@ -167,6 +167,11 @@ impl UsualHold {
         self.percentile(90)
     }
 
+    /// Returns true if a grant has lasted far longer than usual: a minute more than three times what nine of ten did.
+    pub fn is_far_exceeded_by(&self, held: Duration) -> bool {
+        held > self.percentile90() * 3 + Duration::from_secs(60)
+    }
+
     fn percentile(&self, percent: usize) -> Duration {
         let rank = (self.sorted.len() * percent).div_ceil(100);
         Duration::from_millis(self.sorted[rank.max(1) - 1])

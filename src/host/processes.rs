@@ -3,16 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::kill;
+use nix::sys::time::TimeSpec;
+use nix::time::ClockId;
 use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::unix::now;
+use super::wait_set::pidfd;
 use crate::lock::{Liveness, ProcessId};
 use crate::signals;
 
@@ -212,6 +219,32 @@ pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> boo
 
 pub(super) fn is_process_stopped(process: &ProcessId) -> bool {
     matches!(read(process.pid), Ok(Some(stat)) if stat.start == process.start && stat.is_stopped())
+}
+
+/// Interval between two looks at a process that is about to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Ends a process of this pid namespace: by SIGTERM, and by SIGKILL if it goes on for `kill_after`. Returns when it has
+/// ended: true if SIGKILL was necessary.
+/// Returns an error if this user may not send it signals.
+pub fn end_process(process: &ProcessId, kill_after: Duration) -> nix::Result<bool> {
+    let Ok(pidfd) = pidfd(process) else { return Ok(false) };
+    let begun = now(ClockId::CLOCK_BOOTTIME);
+    let at_once = [libc::SIGTERM, libc::SIGCONT].map(|signal| (signal, Duration::ZERO));
+    let mut signals = at_once.into_iter().chain([(libc::SIGKILL, kill_after)]).peekable();
+    while liveness_of(process) != Liveness::Dead {
+        let passed = now(ClockId::CLOCK_BOOTTIME).saturating_sub(begun);
+        while let Some((signal, _)) = signals.next_if(|(_, at)| *at <= passed) {
+            match send(process, signal) {
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let mut ends: Vec<PollFd<'_>> = pidfd.iter().map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN)).collect();
+        let left = signals.peek().map_or(LOOK, |(_, at)| at.saturating_sub(passed).min(LOOK));
+        let _ = ppoll(&mut ends, Some(TimeSpec::from_duration(left)), None);
+    }
+    Ok(signals.peek().is_none())
 }
 
 /// Returns true if a process exists and is not stopped.

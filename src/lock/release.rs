@@ -10,7 +10,7 @@ use super::protocol::{grant_status, is_decided, lease_expired, write};
 use super::queue::{effective_owner, end, evict, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::{Grant, Record, Waiter};
 use super::refusal::NotHolder;
-use super::request::{Break, Credentials, Gc, OwnerDied, Prepare, Release, Renew, Request, Transition};
+use super::request::{Break, Credentials, EndRenewal, Gc, OwnerDied, Prepare, Release, Renew, Request, Transition};
 
 /// Grant that matches a caller's credentials.
 pub(super) enum Match {
@@ -264,6 +264,29 @@ impl Request for Break {
     fn ended(response: &Self::Response, next: &Record) -> Vec<HandleHash> {
         let broken = response.iter().flatten().filter(|_| next.is_removable());
         broken.map(|ending| ending.grant.proof).collect()
+    }
+}
+
+impl Request for EndRenewal {
+    type Response = Vec<HandleHash>;
+
+    /// Keeps the lease, whose end the holder knows: the holder then ends its command before that, as for `--ttl`. A
+    /// shorter lease could end before the holder has read it.
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<Vec<HandleHash>>, Query> {
+        let EndRenewal(proofs) = self;
+        let (mut next, mut ended) = (record.clone(), Vec::new());
+        for grant in next.holders.iter_mut().filter(|grant| proofs.contains(&grant.proof)) {
+            if let Lifetime::Keepalive(lease) = &grant.lifetime {
+                grant.lifetime = Lifetime::ExpiresAt(lease.clone());
+                ended.push(grant.proof);
+            }
+        }
+        let wake = next.waiters.first().map(|head| head.proof).into_iter().collect();
+        Ok(if ended.is_empty() { Transition::Done(ended) } else { write(next, ended, wake) })
+    }
+
+    fn changed(response: &Self::Response) -> Option<HandleHash> {
+        response.first().copied()
     }
 }
 

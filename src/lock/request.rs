@@ -89,6 +89,12 @@ pub struct Prepare {
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Break(pub Vec<HandleHash>);
 
+/// Ends the renewal of the grants with these handle hashes: the leases that their holders have are the last ones. The
+/// response has the grants whose renewal this request ended.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct EndRenewal(pub Vec<HandleHash>);
+
 /// Removes stale grants and dead waiters. The response has the removed grants and waiters.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]

@@ -79,7 +79,8 @@ impl Reporter<'_> {
         format!("claimed permanently under id {}, by {who} on {host} since {}", escape(id), self.time(grant.since))
     }
 
-    fn grant(&self, grant: &Grant, until: &str) -> String {
+    /// Returns one line like [`Reporter::holder`] with this text in the place of the end.
+    pub(crate) fn grant(&self, grant: &Grant, until: &str) -> String {
         let who = self.party(&grant.owner);
         let since = format!("since {} ({} ago)", self.time(grant.since), self.age(grant.since));
         let claim = grant.claim.as_ref().map(|id| format!(", claimed under id {}", escape(id))).unwrap_or_default();

@@ -24,6 +24,9 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
             "the command was ended before the lease of lock {names} was over: it could not be renewed; see `csalock \
              doctor`"
         ),
+        Notice::EndedByOther => format!(
+            "the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of lock {names}"
+        ),
         Notice::EndedAfterLoss => "the command was ended".to_string(),
         Notice::OutOfReach => {
             format!("the command could not be ended when its time under lock {names} was over: it runs as another user")

@@ -40,6 +40,8 @@ pub struct Supervisor<'a> {
 pub enum Notice<'a> {
     /// The command was ended for this reason; true if a time limit that a caller set was over.
     Ended(StopReason, bool),
+    /// The command was ended before a time limit that another process set for its lock.
+    EndedByOther,
     /// The command was ended because a lock was lost, which was told already.
     EndedAfterLoss,
     /// The command could not be ended because it runs as another user.
@@ -168,7 +170,12 @@ impl<'a> Supervisor<'a> {
         let why = match ended.stopped {
             // The reason was reported already.
             Some((StopReason::Lease, _)) if lost => Some(Notice::EndedAfterLoss),
-            _ => why(ended, has_limit || had_limit),
+            _ => match why(ended, has_limit || had_limit) {
+                Some(Notice::Ended(StopReason::Lease, true)) if self.guarded.limits.ttl.is_none() => {
+                    Some(Notice::EndedByOther)
+                }
+                why => why,
+            },
         };
         why.inspect(self.tell);
         if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }

@@ -19,7 +19,7 @@ const HOUR: u64 = 3_600_000;
 const USUAL: [u64; 10] = [20, 40, 20, 20, 19, 20, 1, 20, 30, 20];
 
 /// A grant of this lock that was held for this time and ended a day ago.
-fn past(name: &str, mode: Mode, hours: u64, how: EndReason) -> Past {
+pub(crate) fn past(name: &str, mode: Mode, hours: u64, how: EndReason) -> Past {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
     let to = now - 24 * HOUR;
     Past {

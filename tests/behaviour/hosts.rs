@@ -99,6 +99,38 @@ on_every_shared_store! {
         assert_eq!(sandbox.read("files/runs"), "second\n");
     }
 
+    fn a_holder_on_another_host_ends_with_the_lease_that_it_has(sandbox: &Sandbox) {
+        require!(has_namespaces("hosts"));
+        let script = "trap 'echo ended >> log; exit 3' TERM; echo; while :; do sleep 0.01; done";
+        let holder = on(sandbox, 1, &["run", "x", "dash", "-c", script]).ready();
+        let next = on(sandbox, 2, &["run", "-q", "-w", "inf", "x", "dash", "-c", "echo next >> log"]).spawn();
+        wait_until("the other host waits", || sandbox.record("x").is_some_and(|record| record.waiters.len() == 1));
+        let done = on(sandbox, 2, &["unlock", "--force", "--end", "x"]).capture();
+        assert!(done.code == Some(0) && done.stdout.starts_with("ended x: held by pid "), "{done:?}");
+        let start = "csalock: lock x: its holder on host1 is asked to end, and has the lock until ";
+        assert!(done.stderr.starts_with(start) && done.stderr.ends_with(" at the latest\n"), "{done:?}");
+        next.wait().succeeds();
+        let holder = holder.wait();
+        assert_eq!(sandbox.read("files/log"), "ended\nnext\n", "{holder:?}");
+        let why = "csalock: the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of lock x\n";
+        assert_eq!((holder.code, holder.stderr.as_str()), (Some(85), why), "{holder:?}");
+    }
+
+    fn a_holder_on_another_host_without_a_short_lease_must_be_ended_there(sandbox: &Sandbox) {
+        require!(has_namespaces("hosts"));
+        for option in ["--forever", "--ttl=1h"] {
+            let holder = on(sandbox, 1, &["run", option, "x", "dash", "-c", "echo; cat"]).ready();
+            let before = sandbox.record("x").unwrap().holders;
+            let done = on(sandbox, 2, &["unlock", "--force", "--end", "x"]).capture();
+            let start = "csalock: lock x: its holder cannot be ended from here: pid ";
+            let hint = ": dash -c echo; cat; on host1: csalock unlock --force --end x\n";
+            assert!(done.stderr.starts_with(start) && done.stderr.ends_with(hint), "{done:?}");
+            assert_eq!((done.code, done.stdout.as_str()), (Some(82), ""), "{done:?}");
+            assert_eq!(sandbox.record("x").unwrap().holders, before);
+            holder.wait().succeeds();
+        }
+    }
+
     fn the_newest_of_the_callers_on_two_hosts_waits(sandbox: &Sandbox) {
         require!(has_namespaces("hosts"));
         let mut holder = on(sandbox, 1, &["run", "job", "dash", "-c", "echo; cat"]).ready();

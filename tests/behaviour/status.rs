@@ -75,8 +75,20 @@ on_every_store! {
         sandbox.csalock(["list", "--json"]).stdout("[]\n").run();
         sandbox.csalock(["status", "z*"]).status(81).run();
         assert!(!sandbox.store_exists());
-        sandbox.csalock(["run", "x", "true"]).run();
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY", "0").run();
         sandbox.csalock(["list"]).stderr(&empty).run();
+        sandbox.csalock(["run", "x", "true"]).run();
+        let past = |option: &str| empty.replace(
+            &format!("store {store} has no locks"),
+            &format!("no lock is held in {store}; `csalock history{option}` shows past holders"),
+        );
+        sandbox.csalock(["status"]).stderr(past("")).run();
+        let quoted = sandbox.plain(&csalock::name::shell_quote(sandbox.store().as_bytes()));
+        let other = sandbox.csalock(["status", "--store", &sandbox.store()]).without("CSALOCK_STORE");
+        other.stderr(past(&format!(" --store {quoted}"))).run();
+        sandbox.csalock(["status", "-q"]).run();
+        sandbox.csalock(["status", "-1"]).run();
+        sandbox.csalock(["list", "--json"]).stdout("[]\n").run();
     }
 
     fn a_free_lock_is_81(sandbox: &Sandbox) {
@@ -333,7 +345,7 @@ fn all_stores_are_listed_and_one_that_cannot_be_read_is_reported() {
         let said = done
             .stderr
             .lines()
-            .filter(|line| !line.contains("/csalock has no locks"))
+            .filter(|line| !line.contains("/csalock has no locks") && !line.contains("/csalock; `csalock history"))
             .map(|line| line.to_string() + "\n");
         (done.code, done.stdout.clone(), said.collect::<String>())
     };

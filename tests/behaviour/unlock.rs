@@ -170,6 +170,64 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
     }
 
+    fn the_next_holder_comes_only_when_the_command_that_was_asked_to_end_has_ended(sandbox: &Sandbox) {
+        let script = "trap 'echo ending >> log; while [ ! -e go ]; do sleep 0.01; done; echo ended >> log; exit 3' TERM
+                      echo; while :; do sleep 0.01; done";
+        let holder = sandbox.csalock(["run", "x", "dash", "-c", script]).ready();
+        let waiter = sandbox.waiter("x", "echo next >> log");
+        let ends = sandbox.csalock(["unlock", "--force", "--end", "--kill-after", "1h", "x"]).spawn();
+        let log = || std::fs::read_to_string(sandbox.path("files/log")).unwrap_or_default();
+        wait_until("it is asked to end", || log() == "ending\n");
+        let sight = sandbox.sight("x");
+        assert_eq!((&sight["state"], sight["waiters"].as_array().unwrap().len()), (&"held".into(), 1), "{sight}");
+        sandbox.file("files/go", "");
+        let done = ends.wait();
+        let start = "ended x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c trap ";
+        assert!(sandbox.plain(&done.stdout).starts_with(start), "{done:?}");
+        assert_eq!((done.code, done.stdout.lines().count(), done.stderr.as_str()), (Some(0), 1, ""), "{done:?}");
+        let holder = holder.wait();
+        assert_eq!((holder.code, holder.stderr.as_str()), (Some(3), ""), "{holder:?}");
+        waiter.wait().succeeds();
+        assert_eq!(log(), "ending\nended\nnext\n");
+    }
+
+    fn a_holder_that_does_not_end_is_killed(sandbox: &Sandbox) {
+        let script = "trap '' TERM; csalock lock x; echo; while :; do sleep 0.01; done";
+        let job = sandbox.script("dash", script).ready();
+        let pid = sandbox.sight("x")["holders"][0]["pid"].clone();
+        let done = sandbox.csalock(["unlock", "--force", "--end", "--kill-after", "1ms", "--json", "x"]).capture();
+        let document: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        let result = (done.code, &document[0]["outcome"], &document[0]["holders"][0]["pid"], done.stderr.as_str());
+        assert_eq!(result, (Some(0), &"ended".into(), &pid, ""), "{done:?}");
+        assert_eq!((job.wait().signal, sandbox.state("x").as_str()), (Some(9), "free"));
+        let _job = sandbox.script("dash", script).ready();
+        let said = "csalock: lock x: pid PID went on for 1ms, and was killed\n";
+        let done = sandbox.csalock(["unlock", "--force", "--end", "--kill-after", "1ms", "x"]).capture();
+        let plain = done.stderr.split_once(" pid ").and_then(|(start, rest)| {
+            rest.split_once(' ').map(|(_, rest)| format!("{start} pid PID {rest}"))
+        });
+        assert_eq!((done.code, plain.as_deref()), (Some(0), Some(said)), "{done:?}");
+    }
+
+    fn a_caller_does_not_end_itself_nor_a_holder_that_is_not_meant(sandbox: &Sandbox) {
+        let said = "csalock: lock x is held by the caller itself; release it with `csalock unlock x`\n";
+        let script = "csalock lock x; csalock unlock --force --end x; echo $?; csalock status x > /dev/null; echo $?";
+        sandbox.script("dash", script).stdout("64\n0\n").stderr(said).run();
+        let said = "csalock: lock y in store STORE is not held; see `csalock status y`\n";
+        sandbox.csalock(["unlock", "--force", "--end", "y"]).status(81).stderr(said).run();
+        let holder = sandbox.holder("y");
+        sandbox.csalock(["unlock", "--force", "--end", "--token", "1", "y"]).capture().exits(81);
+        assert_eq!(sandbox.state("y"), "held");
+        // A holder without a process has nothing that could be ended.
+        sandbox.csalock(["claim", "--id", "7", "claimed"]).stdout("7\n").run();
+        sandbox.csalock(["unlock", "--force", "--end", "claimed"]).capture().exits(0);
+        assert_eq!(sandbox.state("claimed"), "free");
+        for words in [&["--end", "y"][..], &["--force", "--all", "--end"], &["--force", "--kill-after", "1s", "y"]] {
+            sandbox.csalock([&["unlock"], words].concat()).capture().prints(64, "");
+        }
+        drop(holder);
+    }
+
     fn a_waiter_is_told_that_the_lock_was_broken(sandbox: &Sandbox) {
         let (_job, _) = holding(sandbox);
         let waiter = sandbox.waiter("x", "true");

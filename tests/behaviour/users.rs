@@ -422,11 +422,12 @@ fn a_store_below_xdg_state_home_is_told_to_users_whose_cron_has_another() {
     }
     call(&["run", "-q", "x", "true"]).run();
     let others = "; see `csalock status --all-stores` for others, and `csalock status DIRECTORY/` for files\n";
-    let empty = format!("csalock: store dir:SANDBOX/state/csalock has no locks{others}");
+    let past = "csalock: no lock is held in dir:SANDBOX/state/csalock; `csalock history` shows past holders";
+    let empty = format!("{past}{others}");
     call(&["status"]).stderr(empty).run();
     call(&["run", "x", "true"]).without("XDG_STATE_HOME").run();
     let two = format!(
-        "csalock: store dir:SANDBOX/state/csalock has no locks; without XDG_STATE_HOME, as in cron, the store is \
+        "{past}; without XDG_STATE_HOME, as in cron, the store is \
          dir:SANDBOX/home/.local/state/csalock, so set CSALOCK_STORE in both{others}"
     );
     call(&["status"]).stderr(two).run();

@@ -30,7 +30,9 @@ fn bash() -> String {
     let generated = made_by_clap(Shell::Bash);
     // The last lines register the generated function; ours comes before it.
     let (functions, registration) = generated.rsplit_once("\nif [[").unwrap();
+    // Files are offered only where no name is wanted.
     let registration = registration.replace("-F _csalock ", "-F _csalock_or_live ");
+    let registration = registration.replace(" -o bashdefault -o default", "");
     format!("{functions}\n{}\nif [[{registration}", live("bash"))
 }
 
@@ -84,18 +86,28 @@ fn valued() -> Vec<String> {
 }
 
 fn made_by_clap(shell: Shell) -> String {
-    let mut root = hinted(definition()).mut_subcommands(hinted);
+    let mut root = hinted(definition()).mut_subcommands(|command| visible(&hinted(command)));
     let mut text = Vec::new();
     generate(shell, &mut root, "csalock", &mut text);
     let text = String::from_utf8(text).unwrap();
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n") + "\n"
 }
 
+/// The command without its hidden options, which have no effect.
+fn visible(command: &Command) -> Command {
+    let forever = |name: &str| -> &'static str { name.to_string().leak() };
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set()).cloned();
+    let aliases: Vec<&str> = command.get_visible_aliases().map(forever).collect();
+    let shown = Command::new(forever(command.get_name())).visible_aliases(aliases).args(arguments);
+    let shown = shown.about(command.get_about().unwrap().clone()).disable_help_flag(true);
+    shown.bin_name(command.get_bin_name().unwrap().to_string())
+}
+
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
         "unlock" | "status" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
         "run" => ValueHint::Username,
-        "lock" | "history" | "audit" => ValueHint::EmailAddress,
+        "lock" | "history" | "audit" | "gc" | "doctor" | "overdue" | "claim" => ValueHint::EmailAddress,
         "man" => ValueHint::CommandName,
         _ => ValueHint::AnyPath,
     };

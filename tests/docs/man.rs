@@ -203,6 +203,29 @@ fn mandoc_finds_nothing_to_complain_about() {
     }
 }
 
+/// Without a program that formats it, a page has the same words.
+#[test]
+fn a_page_as_plain_text_has_the_words_of_the_formatted_page() {
+    require!(has("mandoc"));
+    let folder = tempfile::tempdir().unwrap();
+    for (path, text) in full_pages() {
+        let file = path.strip_prefix("man/").unwrap();
+        fs::write(folder.path().join(file), text).unwrap();
+        // Without the overstrikes for bold and underlined letters.
+        let col = "mandoc -Tascii -Owidth=1000 \"$1\" | col -b";
+        let formatted = Process::new("sh").args(["-c", col, "sh", file]).current_dir(&folder).output().unwrap();
+        let plain = Process::new(env!("CARGO_BIN_EXE_csalock")).args(["man", file]).output().unwrap();
+        let [formatted, plain] = [formatted, plain].map(|done| String::from_utf8(done.stdout).unwrap());
+        let words = |lines: &[&str]| lines.join("\n").split_whitespace().map(String::from).collect::<Vec<_>>();
+        let lines: Vec<&str> = formatted.lines().collect();
+        // The first and the last line are the header and the footer.
+        let wanted = words(&lines[1..lines.len() - 1]);
+        assert_eq!(words(&plain.lines().collect::<Vec<_>>()), wanted, "{path}");
+        let wide: Vec<&str> = plain.lines().filter(|line| line.len() > 100 || line.ends_with(' ')).collect();
+        assert!(wide.is_empty() && !plain.contains("\n\n\n"), "{path}: {wide:#?}");
+    }
+}
+
 /// The example of csalock-man(1) installs each page under its own name.
 #[test]
 fn all_pages_can_be_installed_as_the_manual_says() {

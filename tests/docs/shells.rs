@@ -17,6 +17,12 @@ use super::{definition, in_project};
 
 const HELD: [&str; 3] = ["two words", "plain", "co:lon"];
 
+/// Commands whose operands are names.
+const NAMING: [&str; 18] = [
+    "unlock", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup", "unclaim",
+    "lock", "gc", "doctor", "overdue", "claim", "run",
+];
+
 /// A lock that only the history contains.
 const PAST: &str = "yesterday";
 
@@ -120,15 +126,16 @@ impl Drop for Terminal {
     }
 }
 
-fn options(command: &Command) -> BTreeSet<String> {
-    let longs = command.get_arguments().filter(|argument| !argument.is_hide_set());
+/// The options of a command with an effect there, or those without.
+fn options(command: &Command, hidden: bool) -> BTreeSet<String> {
+    let longs = command.get_arguments().filter(|argument| argument.is_hide_set() == hidden);
     longs.filter_map(|argument| argument.get_long()).map(|long| format!("--{long}")).collect()
 }
 
-fn commands() -> Vec<(String, BTreeSet<String>)> {
+fn commands() -> Vec<(String, [BTreeSet<String>; 2])> {
     let root = definition();
     let all = |command: &Command| {
-        let options = options(command);
+        let options = [false, true].map(|hidden| options(command, hidden));
         command.get_name_and_visible_aliases().into_iter().map(|name| (name.to_string(), options.clone())).collect()
     };
     root.get_subcommands().flat_map::<Vec<_>, _>(all).collect()
@@ -136,11 +143,23 @@ fn commands() -> Vec<(String, BTreeSet<String>)> {
 
 /// The completions of a shell after each of these lines: one paragraph a line.
 fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
-    for (command, options) in commands() {
+    let mut names = BTreeSet::new();
+    for (command, [options, hidden]) in commands() {
         let offered = offers(&["csalock", &command, "--"]);
         assert!(options.is_subset(&offered), "{command}: {:?}", options.difference(&offered));
+        assert!(hidden.is_disjoint(&offered), "{command}: {:?}", hidden.intersection(&offered));
         assert!(offers(&["csalock", &command[..2]]).contains(&command), "{command}");
+        names.insert(command);
     }
+    // Options come only after a dash.
+    assert_eq!(offers(&["csalock", ""]), names);
+    assert!(offers(&["csalock", "--j"]).contains("--json"));
+    for command in NAMING {
+        // The directory has a file `notes`.
+        assert_eq!(offers(&["csalock", command, "note"]), BTreeSet::new(), "{command}");
+        assert!(offers(&["csalock", command, "./no"]).iter().any(|file| file.ends_with("notes")), "{command}");
+    }
+    assert!(offers(&["csalock", "gc", "pl"]).contains("plain") && offers(&["csalock", "doctor", "yes"]).contains(PAST));
     let live: BTreeSet<String> = HELD.into_iter().map(String::from).collect();
     for command in ["unlock", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup"] {
         let offered = offers(&["csalock", command, ""]);
@@ -211,6 +230,9 @@ fn bash_offers_valid_completions() {
 #[test]
 fn bash_inserts_usable_names() {
     let desk = Desk::new();
+    // Without its default, bash offers no file where a name is wanted.
+    let registered = desk.output("bash", &["--norc", "-c", "source $COMPLETIONS/csalock.bash; complete -p csalock"]);
+    assert_eq!(registered, "complete -o nosort -F _csalock_or_live csalock\n");
     require!(has("script"));
     fs::write(desk.path().join("rc"), "source \"$COMPLETIONS/csalock.bash\"; PS1='READY>'").unwrap();
     let mut bash = desk.terminal("bash --noprofile --rcfile rc -i");

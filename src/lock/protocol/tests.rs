@@ -11,7 +11,8 @@ use crate::lock::queue::Pages;
 use crate::lock::record::{Mode, Waiter};
 use crate::lock::refusal::{NotHolder, Refusal};
 use crate::lock::request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, OwnerDied, Phase, QueuePlace, QueuePosition, Release, Renew,
+    Acquire, AcquireStep, Break, Cancel, Credentials, EndRenewal, Gc, OwnerDied, Phase, QueuePlace, QueuePosition,
+    Release, Renew,
 };
 use crate::lock::{Handle, decode, encode};
 
@@ -684,6 +685,25 @@ fn a_lease_can_be_renewed_late_until_another_caller_acquires_the_lock() {
     let held = held_by(2, Lifetime::WhileOwnerLives);
     let step = settle(&held, &Renew(credentials, renewed(9)), &[]);
     assert!(matches!(step, Transition::Done(Err(other)) if !other.holders.is_empty()));
+}
+
+#[test]
+fn the_last_lease_of_a_holder_whose_renewal_was_ended_is_the_one_that_it_knows() {
+    let held = held_by(1, Lifetime::Keepalive(lease(5)));
+    let step = settle(&held, &EndRenewal(vec![proof(2)]), &[]);
+    assert!(matches!(step, Transition::Done(none) if none.is_empty()));
+    let Transition::Write { record, response, .. } = settle(&held, &EndRenewal(vec![proof(1)]), &[]) else { panic!() };
+    assert_eq!((&record.holders[0].lifetime, &response), (&Lifetime::ExpiresAt(lease(5)), &vec![proof(1)]));
+    // Neither the keeper nor a repeated request changes that lease.
+    let step = settle(&record, &Renew(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
+    assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
+    let step = settle(&record, &EndRenewal(vec![proof(1)]), &[]);
+    assert!(matches!(step, Transition::Done(none) if none.is_empty()));
+    // The next caller waits for the end of the lease.
+    let next = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
+    assert!(matches!(settle(&record, &next, &[]).response(), AcquireStep::Refused(Refusal::Busy(_))));
+    let over = held_by(1, Lifetime::ExpiresAt(lease(0)));
+    assert!(matches!(settle(&over, &next, &[]).response(), AcquireStep::Granted(..)));
 }
 
 #[test]
