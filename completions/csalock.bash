@@ -929,7 +929,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
+            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -999,7 +999,7 @@ _csalock() {
                     return 0
                     ;;
                 --busy)
-                    COMPREPLY=($(compgen -W "wait skip latest" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "wait skip latest replace" -- "${cur}"))
                     return 0
                     ;;
                 --command)

@@ -65,7 +65,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'A
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
-latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
+latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'
+replace\t'End the command that holds the lock, by TERM and after --kill-after by KILL, and wait for the lock; a newer caller with this option takes the place'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -88,6 +89,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s s -l shared -d '
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help; -h is shorter'
@@ -100,7 +102,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l s
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
 skip\t'Do not run the command, and exit 0: the same as -n -E 0'
-latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'"
+latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'
+replace\t'End the command that holds the lock, by TERM and after --kill-after by KILL, and wait for the lock; a newer caller with this option takes the place'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
@@ -123,6 +126,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s s -l s
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help; -h is shorter'
