@@ -22,7 +22,7 @@ pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
 #[cfg(debug_assertions)]
 pub use machine::OFFSETS;
 pub use machine::{file_time, server_time};
-pub use processes::{end_process, is_at_work, is_stopped, send, start_of};
+pub use processes::{end_process, is_at_work, is_stopped, send, start_of, user_of};
 pub use programs::command_of;
 #[cfg(debug_assertions)]
 pub use unix::FIRST_PIDS;

@@ -301,7 +301,9 @@ fn living(host: &dyn Host, owner: &Owner) -> (Option<ProcessId>, Option<ProcessI
 fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -> Result<()> {
     let is_here = reporter.host.domain()?.shares_pids_with(&grant.owner.domain);
     let (process, supervisor) = living(reporter.host, &grant.owner);
-    let denied = |process: &ProcessId| host::send(process, 0) == Err(Errno::EPERM);
+    // A user who may write in the store can write any process into the record, so root ends only its own.
+    let is_foreign = |process: &ProcessId| reporter.host.uid() == 0 && host::user_of(process.pid) != Some(0);
+    let denied = |process: &ProcessId| host::send(process, 0) == Err(Errno::EPERM) || is_foreign(process);
     let lasts = grant.lifetime == Lifetime::UntilReleased && supervisor.is_none();
     let (kind, why, hint) = match () {
         () if grant.claim.is_some() || lasts => {
@@ -310,7 +312,7 @@ fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -
         }
         () if !is_here => (ErrorKind::Busy, "that process is not one of this host", "end it there".to_string()),
         () if process.into_iter().chain(supervisor).any(|process| denied(&process)) => {
-            (ErrorKind::Denied, "this user may not end that process", "end it as its user or as root".to_string())
+            (ErrorKind::Denied, "that process is of another user", "end it as its user".to_string())
         }
         () => return Ok(()),
     };

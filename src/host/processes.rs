@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
@@ -278,6 +279,11 @@ pub(crate) fn descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool
         }
     }
     found
+}
+
+/// Returns the user of a process, as far as that is visible: its effective id, or 0 if the process hides its memory.
+pub fn user_of(pid: i32) -> Option<u32> {
+    fs::metadata(format!("/proc/{pid}")).ok().map(|found| found.uid())
 }
 
 /// Sends a signal to this process, never to a later one with its pid.

@@ -14,9 +14,10 @@ fn deploy(sandbox: &Sandbox, script: &str, place: usize) -> Job {
     job
 }
 
-/// The process that waits: the child that becomes the command. An ssh is the first child.
+/// The process that waits: the child that becomes the command. Another child is an ssh.
 fn waiting_process(job: &Job) -> i32 {
-    crate::sandbox::proc::children(job.pid()).last().copied().unwrap_or_default()
+    let children = crate::sandbox::proc::children(job.pid());
+    children.into_iter().find(|pid| crate::sandbox::proc::program(*pid) != "ssh").unwrap_or_default()
 }
 
 const REPLACED: &str = "csalock: lock x in store STORE: a newer caller has taken the place in the queue: pid PID on HOST \

@@ -161,12 +161,14 @@ fn a_holder_of_another_user_is_not_ended() {
     let user = 65534;
     sandbox.script("dash", "chmod 777 . && chmod 755 .. && mkdir ../all && chmod 1777 ../all").run();
     let store = sandbox.store_at("all");
-    let old = sandbox.csalock(["run", "x", "dash", "-c", "echo; cat"]).env("CSALOCK_STORE", &store).ready();
-    let words = ["run", "--busy", "replace", "x", "touch", "ran"];
-    let done = sandbox.csalock(words).env("CSALOCK_STORE", &store).user(user).capture();
-    done.says(77, "cannot be replaced, this user may not end that process: held by ");
-    done.says(77, "; end it as its user or as root, or wait for it with --busy latest\n");
-    old.wait().exits(0);
+    let call = |words: &[&str], user: u32| sandbox.csalock(words).env("CSALOCK_STORE", &store).user(user);
+    for (holder, caller) in [(0, user), (user, 0)] {
+        let old = call(&["run", "x", "dash", "-c", "echo; cat"], holder).ready();
+        let done = call(&["run", "--busy", "replace", "x", "touch", "ran"], caller).capture();
+        done.says(77, "cannot be replaced, that process is of another user: held by ");
+        done.says(77, "; end it as its user, or wait for it with --busy latest\n");
+        old.wait().exits(0);
+    }
     assert!(!sandbox.path("files/ran").exists());
 }
 
