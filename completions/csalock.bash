@@ -150,7 +150,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__claim)
-            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --id --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --id --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -250,7 +250,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__del)
-            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -408,7 +408,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__get)
-            opts="-w -n -E -x -s -j -q -v -h --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -571,7 +571,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --print-handle --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --print-handle --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -809,7 +809,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__put)
-            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -937,7 +937,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --retry-after --overdue --also --store --json --quiet --verbose --color --timeout --help"
+            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --retry-after --overdue --also --store --json --quiet --verbose --color --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
