@@ -31,9 +31,10 @@ pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
 pub use wait_policy::{RETRY_INTERVAL, WaitPolicy};
 
+use self::history::Remark;
 use crate::environment::{Environment, LEASE};
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::HistoryLimits;
+use crate::history::{HistoryLimits, RunEnd};
 use crate::host::{Host, Unix};
 use crate::lock::{
     self, Break, Credentials, EndedGrant, Facts, Grant, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record,
@@ -141,12 +142,12 @@ impl Engine {
 
     /// Executes a request that needs no waiting, and returns the response.
     pub fn apply<R: Request>(&self, name: &[u8], ask: &R) -> Result<R::Response> {
-        self.apply_as(name, ask, None)
+        self.apply_as(name, ask, Remark::default())
     }
 
-    fn apply_as<R: Request>(&self, name: &[u8], ask: &R, by: Option<&Owner>) -> Result<R::Response> {
+    fn apply_as<R: Request>(&self, name: &[u8], ask: &R, remark: Remark<'_>) -> Result<R::Response> {
         loop {
-            if let Some(response) = self.try_apply(self.cas_retry_for::<R>(name), ask, by)? {
+            if let Some(response) = self.try_apply(self.cas_retry_for::<R>(name), ask, remark)? {
                 return Ok(response);
             }
         }
@@ -157,7 +158,7 @@ impl Engine {
         &self,
         mut retry: CasRetry<'_>,
         ask: &R,
-        by: Option<&Owner>,
+        remark: Remark<'_>,
     ) -> Result<Option<R::Response>> {
         let name = retry.key;
         let mut ask = ask.clone();
@@ -180,7 +181,7 @@ impl Engine {
                 Transition::Write { record: next, response, wake, over } => {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match self.commit_update(&[update], &[], by)? {
+                    match self.commit_update(&[update], &[], remark)? {
                         Committed::Done(version) => {
                             R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
                             return Ok(Some(R::with_tokens(response, version.number)));
@@ -225,8 +226,14 @@ impl Engine {
     /// Releases the grant with this hash for the process on this host that acquired it or supervises its owner.
     /// If the store was replaced meanwhile, the grant was lost, because other callers did not see it.
     pub fn release(&self, name: &[u8], proof: HandleHash) -> Result<Released> {
+        self.release_after(name, proof, None)
+    }
+
+    /// Releases a grant like [`Engine::release`], after the command under it has ended like this.
+    pub fn release_after(&self, name: &[u8], proof: HandleHash, run: Option<RunEnd>) -> Result<Released> {
         let is_replaced = self.store.is_replaced();
-        let released = self.apply(name, &Release(Credentials { supervises: true, ..self.by_proof(proof)? }))?;
+        let ask = Release(Credentials { supervises: true, ..self.by_proof(proof)? });
+        let released = self.apply_as(name, &ask, Remark { by: None, run: run.map(|run| (proof, run)) })?;
         let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
         Ok(if is_replaced { Err(lost()) } else { released })
     }
@@ -256,7 +263,7 @@ impl Engine {
                 Ok((_, record)) => {
                     let meant = record.holders.iter().filter(|grant| meant.is_none_or(|meant| meant(grant)));
                     let proofs = meant.map(|grant| grant.proof).collect();
-                    return self.apply_as(name, &Break(proofs), by);
+                    return self.apply_as(name, &Break(proofs), Remark { by, run: None });
                 }
                 Err(error) if error.kind() == ErrorKind::Corrupt && meant.is_none() => error,
                 Err(error) => return Err(error),

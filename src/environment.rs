@@ -65,6 +65,8 @@ pub struct Environment {
     lease: Option<OsString>,
     /// `CSALOCK_HISTORY`, `CSALOCK_HISTORY_SIZE`, `CSALOCK_HISTORY_AGE`
     history: [Option<OsString>; 3],
+    /// `CSALOCK_COMMAND`
+    command: Option<OsString>,
     /// The directory of this user's default store, even if it does not exist.
     state: OnceLock<Option<PathBuf>>,
     pub current: CurrentDirectory,
@@ -81,6 +83,7 @@ impl Environment {
             timeout: set("CSALOCK_TIMEOUT"),
             lease: set("CSALOCK_LEASE"),
             history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
+            command: set("CSALOCK_COMMAND"),
             state: OnceLock::new(),
             current: CurrentDirectory::default(),
         }
@@ -203,6 +206,19 @@ impl Environment {
             limits.age = parsed.map_err(|why| wrong("CSALOCK_HISTORY_AGE", text, why))?;
         }
         Ok(if kept.as_ref().is_some_and(|kept| kept == "0") { limits.off() } else { limits })
+    }
+
+    /// Returns true if no record and no history may have the arguments of a command.
+    /// Returns a usage error if the value of the variable is invalid.
+    pub fn hides_commands(&self) -> Result<bool> {
+        match &self.command {
+            None => Ok(false),
+            Some(text) if text == "label" => Ok(true),
+            Some(text) => {
+                let what = format!("CSALOCK_COMMAND is \"{}\", which is not \"label\"", escape(text.as_bytes()));
+                Err(Error::new(ErrorKind::InvalidInput, what, "set it right, or unset it"))
+            }
+        }
     }
 
     /// Returns the store for bare names if the user chose no store.

@@ -47,6 +47,21 @@ pub struct Past {
     pub how: Option<EndReason>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,
+    /// How the command of `run` ended. `None`: there was no command, or its supervisor did not see its end.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub run: Option<RunEnd>,
+}
+
+/// The end of a command of `run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunEnd {
+    /// The exit status as the shell counts it: 128 + N after signal N.
+    pub exit: u8,
+    /// The signal that ended the command.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub signal: Option<i32>,
+    /// How long the command ran, in milliseconds.
+    pub ran: u64,
 }
 
 /// A process, described for people.
@@ -84,6 +99,7 @@ impl Past {
             waited: grant.waited,
             how: None,
             broken_by: None,
+            run: None,
         }
     }
 
@@ -95,6 +111,11 @@ impl Past {
             _ => now,
         };
         Past { to: Some(to), how: Some(ending.reason), ..Past::held(name, &ending.grant, pid) }
+    }
+
+    /// Returns true if this may be the last run of its job: it failed, or the end of its command is known.
+    pub fn is_run(&self) -> bool {
+        self.run.is_some() || self.how != Some(EndReason::Released)
     }
 
     /// Returns true if both describe the same grant.
@@ -210,12 +231,13 @@ mod tests {
             waited: 10,
             how: Some(EndReason::Broken),
             broken_by: Some(breaker),
+            run: Some(RunEnd { exit: 137, signal: Some(9), ran: 11 }),
         }
     }
 
     #[test]
     fn a_line_reads_back() {
-        let bare = Past { token: None, to: None, waited: 0, how: None, broken_by: None, ..full() };
+        let bare = Past { token: None, to: None, waited: 0, how: None, broken_by: None, run: None, ..full() };
         for past in [full(), bare] {
             let line = past.line();
             assert_eq!((line.matches('\n').count(), line.ends_with('\n')), (1, true));

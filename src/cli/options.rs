@@ -103,6 +103,9 @@ pub struct Waiting {
     /// Show this reason in `csalock status`
     #[arg(long, value_name = "TEXT", help_heading = LOCK)]
     pub label: Option<OsString>,
+    /// Store only the program's name, not the arguments of the command; CSALOCK_COMMAND=label does so for all calls
+    #[arg(long, help_heading = LOCK)]
+    pub no_command: bool,
     /// Exit with this code instead of 75 if the lock is busy
     #[arg(short = 'E', long, value_name = "N", value_parser = whole(0, u8::MAX), help_heading = WAITING)]
     pub conflict_exit_code: Option<u8>,

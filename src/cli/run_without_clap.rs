@@ -111,6 +111,7 @@ impl Options {
             backoff: None,
             attempts: None,
             label: self.label,
+            no_command: false,
             conflict_exit_code: self.conflict_exit_code,
         };
         Some(Taking {

@@ -118,7 +118,17 @@ impl Context {
         engine.record(name).is_ok_and(|record| !record.holders.is_empty())
     }
 
-    pub(super) fn owner(&self, owners: Vec<ProcessId>, command: Vec<u8>, label: Option<&OsString>) -> Result<Owner> {
+    /// Returns an owner on this host. Its command has no arguments if this call or the environment asks for that.
+    pub(super) fn owner(
+        &self,
+        owners: Vec<ProcessId>,
+        mut command: Vec<u8>,
+        label: Option<&OsString>,
+        no_command: bool,
+    ) -> Result<Owner> {
+        if self.environment.hides_commands()? || no_command {
+            command.truncate(command.iter().position(|byte| *byte == b' ').unwrap_or(command.len()));
+        }
         new_owner(self.host.as_ref(), owners, &command, label.map(|label| label.as_bytes()))
     }
 

@@ -168,7 +168,7 @@ impl ForScript<'_> {
         // A store that failed once need not be waited for again.
         let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
         let _deadline = StoreDeadline::begin(Some(until));
-        match opened.release(request.handle.proof()).iter().any(Result::is_err) {
+        match opened.release(request.handle.proof(), None).iter().any(Result::is_err) {
             true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
             false => error,
         }

@@ -29,8 +29,9 @@ pub(super) fn run(context: &Context, asked: &Asked) -> anyhow::Result<Exit> {
     let location = context.store(&asked.common)?;
     let wanted = Filter::of(context, &asked.common, &asked.names)?;
     let mut metrics = Metrics::new(&escape(location.url().as_encoded_bytes()));
-    let collected =
-        context.engine(&location).and_then(|engine| collect(context, &wanted, (&engine, &limits), &mut metrics));
+    let collected = context
+        .engine(&location)
+        .and_then(|engine| collect((context, asked), &wanted, (&engine, &limits), &mut metrics));
     metrics.limit(asked.limit as usize);
     // A store that does not answer is a result too.
     match &asked.output {
@@ -48,7 +49,7 @@ pub(super) fn run(context: &Context, asked: &Asked) -> anyhow::Result<Exit> {
 
 /// Adds the requested locks and their endings.
 fn collect(
-    context: &Context,
+    (context, asked): (&Context, &Asked),
     wanted: &Filter,
     (engine, limits): (&Engine, &HistoryLimits),
     metrics: &mut Metrics,
@@ -63,7 +64,14 @@ fn collect(
         }
     })?;
     metrics.set_up();
-    engine.each_past(limits, &mut |past| endings.push(past))?;
+    match engine.each_past(limits, &mut |past| endings.push(past)) {
+        // A monitor that may only look gets everything else.
+        Err(error) if error.kind() == ErrorKind::Denied => {
+            asked.common.note(&error.to_string());
+            metrics.set_without_history();
+        }
+        read => drop(read?),
+    }
     let exact = wanted.exact(&endings);
     let now = context.host.wall();
     wanted.names().for_each(|name| metrics.add_name(name));

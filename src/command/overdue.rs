@@ -7,12 +7,13 @@ use crate::cli::Overdue;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
+use crate::history::Past;
 use crate::lock::{ForgetJob, JobState};
 use crate::name::escape;
-use crate::report::{RefusalReport, Zone, due, json, name_and_store, overdue, runs};
+use crate::report::{RefusalReport, Zone, due, failure, json, name_and_store, overdue, runs};
 
-/// A job: its name for display, its state and the time of its store.
-type NamedJob = (Vec<u8>, JobState, Duration);
+/// A job: its name for display, its state, its last run, and the time of its store.
+type NamedJob = (Vec<u8>, JobState, Option<Past>, Duration);
 
 pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     if asked.forget {
@@ -23,16 +24,18 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     jobs.retain(|each| is_overdue(each) || (asked.all && is_watched(&each.1, asked)));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
     if asked.common.json {
-        let jobs = jobs.iter().map(|(name, job, now)| json::overdue(name, job, *now));
+        let jobs = jobs.iter().map(|(name, job, last, now)| json::overdue(name, job, last.as_ref(), *now));
         print_json(&jobs.chain(unreadable.iter().map(json::unreadable)).collect::<Vec<_>>())?;
     } else if !asked.common.quiet {
         let line = |each: &NamedJob| {
-            let (name, job, now) = each;
+            let (name, job, last, now) = each;
             let due = if asked.all { due(job, *now, zone) } else { None };
             let due = due.map(|due| format!(", {due}")).unwrap_or_default();
             let runs = if asked.all { runs(job, zone) } else { None };
             let runs = runs.map(|runs| format!(", {runs}")).unwrap_or_default();
-            format!("{}: {}{due}{runs}\n", escape(name), overdue(job, *now, zone))
+            let failure = last.as_ref().and_then(|last| failure(last, zone));
+            let failure = failure.map(|failure| format!(", {failure}")).unwrap_or_default();
+            format!("{}: {}{due}{runs}{failure}\n", escape(name), overdue(job, *now, zone))
         };
         print(jobs.iter().map(line).collect::<String>())?;
     }
@@ -48,7 +51,7 @@ fn is_watched(job: &JobState, asked: &Overdue) -> bool {
     job.promise.is_some() || (asked.all && job.runs.is_some())
 }
 
-fn is_overdue((_, job, now): &NamedJob) -> bool {
+fn is_overdue((_, job, _, now): &NamedJob) -> bool {
     job.is_overdue(now.as_millis() as u64)
 }
 
@@ -60,7 +63,10 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Ve
         let target = context.target(&asked.common, name)?;
         let engine = context.engine(&target.location)?;
         match engine.record(&target.name)?.job.filter(|job| is_watched(job, asked)) {
-            Some(job) => jobs.push((target.display_name, job, time_of(&engine))),
+            Some(job) => {
+                let last = engine.last_runs().remove(&target.name);
+                jobs.push((target.display_name, job, last, time_of(&engine)));
+            }
             // A misspelt name in a check must not look like a job in good order.
             None => {
                 unknown = ErrorKind::NotHeld.into();
@@ -85,8 +91,11 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Ve
             Ok(())
         })?;
         if !known.is_empty() {
-            let now = time_of(&engine);
-            jobs.extend(known.into_iter().map(|(name, job)| (name, job, now)));
+            let (now, mut runs) = (time_of(&engine), engine.last_runs());
+            jobs.extend(known.into_iter().map(|(name, job)| {
+                let last = runs.remove(&name);
+                (name, job, last, now)
+            }));
         }
     }
     Ok((jobs, unreadable, unknown))

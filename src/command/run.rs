@@ -233,7 +233,7 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
         Ok(()) => call.guarded.exec(opened, &grants, variables, call.numbers(&grants)),
         Err(error) => error,
     };
-    call.guarded.release(opened)?;
+    call.guarded.release(opened, Some(&error))?;
     Err(error.into())
 }
 
@@ -262,7 +262,7 @@ impl RunCall<'_> {
         };
         let prepared = self.prepare(opened, grants, evicted.as_ref(), child);
         if !matches!(prepared, Ok(Ok(_))) {
-            self.guarded.release(opened)?;
+            self.guarded.release(opened, None)?;
         }
         Ok(prepared?)
     }

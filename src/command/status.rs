@@ -176,12 +176,13 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         if self.asked.common.json {
-            // The history costs time, so that only a caller who names the lock gets its turn.
+            // The history costs time, so that only a caller who names the lock gets its turn and its last run.
             let in_use = named.filter(|_| !status.record.is_free());
             let turn = in_use.and_then(|(lock, engine)| {
                 status.expected_turn(&engine.hold_times(&lock.name), None, self.context.host.wall())
             });
-            let document = json::status(name, status, turn.as_ref(), store, reporter);
+            let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
+            let document = json::status(name, status, (turn.as_ref(), last.as_ref()), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }

@@ -281,7 +281,7 @@ fn breaker(context: &Context) -> Option<Owner> {
     let this = ThisProcess::look().ok()?;
     let itself = || Caller { owners: vec![this.id()], command: command_of(this.id().pid), ..Caller::default() };
     let Caller { owners, command, .. } = this.caller().unwrap_or_else(|_| itself());
-    context.owner(owners, command, None).ok()
+    context.owner(owners, command, None, false).ok()
 }
 
 /// Reports why a record stays as it is. Returns the exit code for that.

@@ -81,6 +81,7 @@ fn only_for_taking(taking: &Taking) -> Option<&'static str> {
         (waiting.attempts.is_some(), "--attempts"),
         (taking.give_up_if.is_some(), "--give-up-if"),
         (waiting.label.as_ref().is_some_and(|label| !label.as_bytes().is_empty()), "--label"),
+        (waiting.no_command, "--no-command"),
         (waiting.conflict_exit_code.is_some(), "--conflict-exit-code"),
         (taking.exclusive || taking.mode() != Mode::Exclusive, "-x, -s or -j"),
         (taking.lifetime() != Lifetime::WhileOwnerLives, "--ttl or --forever"),

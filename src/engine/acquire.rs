@@ -13,6 +13,7 @@ pub use self::wait::Waiting;
 use super::commit::CasRetry;
 use super::commit::{Committed, RecordUpdate};
 use super::deadlock::BlockedCallers;
+use super::history::Remark;
 use super::wait_policy::WaitClock;
 use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
@@ -331,7 +332,7 @@ impl<'a> AcquireAttempt<'a> {
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
         // A caller that does not queue reads busy next, and a caller that confirms its grant has no rival.
         retry.has_priority = !self.terms.queue || update.before.holder(&self.terms.entry.proof).is_some();
-        self.engine.commit_update(&[update], &[], None)
+        self.engine.commit_update(&[update], &[], Remark::default())
     }
 
     /// Ends the attempt after a commit, or returns the record to go on with.

@@ -5,12 +5,13 @@
 
 use std::time::Duration;
 
+use super::history::Remark;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{
-    self, Acquire, AcquireStep, EndReason, EndedGrant, Grant, HandleHash, Lease, Lifetime, Owner, Record, Refusal,
-    Request, Transition, Waiter,
+    self, Acquire, AcquireStep, EndReason, EndedGrant, Grant, HandleHash, Lease, Lifetime, Record, Refusal, Request,
+    Transition, Waiter,
 };
 use crate::store::{CommitResult, Durability, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
 
@@ -66,13 +67,12 @@ impl Engine {
         }
     }
 
-    /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants. `by`
-    /// is the owner that broke them.
+    /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants.
     pub(super) fn commit_update(
         &self,
         records: &[RecordUpdate<'_>],
         beside: &[Write<'_>],
-        by: Option<&Owner>,
+        remark: Remark<'_>,
     ) -> Result<Committed> {
         let mut bodies = Vec::new();
         for RecordUpdate { record, .. } in records {
@@ -83,7 +83,7 @@ impl Engine {
         // The next holder may end before this process runs again. Its end must not seem to come first.
         let ended_at = self.host.wall();
         let endings = || {
-            let of = |update: &RecordUpdate<'_>| self.endings(update.before, update.record, by, ended_at);
+            let of = |update: &RecordUpdate<'_>| self.endings(update.before, update.record, remark, ended_at);
             records.iter().flat_map(of).collect()
         };
         let mut set = WriteSet {
@@ -337,7 +337,7 @@ impl Engine {
             if swapped.is_empty() {
                 return Ok(Batch::Done(answers, None));
             }
-            if let Committed::Done(version) = self.commit_update(&swapped, &[], None)? {
+            if let Committed::Done(version) = self.commit_update(&swapped, &[], Remark::default())? {
                 return Ok(Batch::Done(answers, Some(version)));
             }
             if !retry.backoff()? {

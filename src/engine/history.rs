@@ -1,17 +1,26 @@
 //! The history of ended grants. Its lines are effects of the commit that ends them, and their loss affects no process.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{ExpectedTurn, HistoryLimits, HoldTimes, Past, Who, is_damaged};
-use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner, Record};
+use crate::history::{ExpectedTurn, HistoryLimits, HoldTimes, Past, RunEnd, Who, is_damaged};
+use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
 use crate::store::HistoryCursor;
 
+/// What a caller knows about the grants that it ends, for the history.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Remark<'a> {
+    /// The owner that broke them.
+    pub(super) by: Option<&'a Owner>,
+    /// How the command under the grant with this hash ended.
+    pub(super) run: Option<(HandleHash, RunEnd)>,
+}
+
 impl Engine {
-    /// Returns the lines about the grants in `before` that have ended in `after`, at `now` on the wall clock; `by` is the
-    /// owner that broke them.
-    pub(super) fn endings(&self, before: &Record, after: &Record, by: Option<&Owner>, now: Duration) -> Vec<String> {
+    /// Returns the lines about the grants in `before` that have ended in `after`, at `now` on the wall clock.
+    pub(super) fn endings(&self, before: &Record, after: &Record, remark: Remark<'_>, now: Duration) -> Vec<String> {
         if self.remembers.are_off() || before.holders.is_empty() {
             return Vec::new();
         }
@@ -25,8 +34,13 @@ impl Engine {
         };
         let line = |ending: &EndedGrant| {
             let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);
-            if ending.reason == EndReason::Broken {
-                past.broken_by = by.map(|by| Who::new(by, self.pid(by)));
+            match ending.reason {
+                EndReason::Broken => past.broken_by = remark.by.map(|by| Who::new(by, self.pid(by))),
+                EndReason::Released => {
+                    let run = remark.run.filter(|(proof, _)| *proof == ending.grant.proof);
+                    past.run = run.map(|(_, run)| run);
+                }
+                EndReason::Died | EndReason::Expired => {}
             }
             past.line()
         };
@@ -57,6 +71,19 @@ impl Engine {
             });
         }
         times
+    }
+
+    /// Returns the last run under each lock. Without a readable history there are none.
+    pub fn last_runs(&self) -> BTreeMap<Vec<u8>, Past> {
+        let mut runs = BTreeMap::new();
+        if !self.remembers.are_off() {
+            let _ = self.each_past(&self.remembers, &mut |past| {
+                if past.is_run() {
+                    runs.insert(past.name.clone(), past);
+                }
+            });
+        }
+        runs
     }
 
     /// Returns the turn of a caller that comes now and wants this mode, if the lock is not free and its history has enough

@@ -3,6 +3,7 @@
 
 use super::acquire::OnWait;
 use super::commit::{Committed, RecordUpdate};
+use super::history::Remark;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
@@ -209,7 +210,7 @@ impl Engine {
                 .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
                 .collect();
             let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, None)? {
+            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, Remark::default())? {
                 return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.

@@ -4,11 +4,14 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
+use super::Zone;
 use super::holder::{label_and_command, process, shown_user};
 use super::json::{Document, mode, past, text};
 use super::table::{Column, OutputStyle, Table};
 use crate::duration::shown as span;
-use crate::history::{Fault, FaultKind, Past, Who};
+use crate::history::{Fault, FaultKind, Past, RunEnd, Who};
 use crate::lock::{EndReason, Mode};
 use crate::name::escape;
 
@@ -80,7 +83,7 @@ fn table_of_endings(now: Duration, style: OutputStyle) -> Table {
 /// Returns the cells of a grant and, in a row of its own, the process that broke it.
 fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &str) -> Vec<Vec<String>> {
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
-    let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past).to_string()];
+    let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past)];
     cells.extend(bar);
     let breaker = past.broken_by.as_ref().map(|by| {
         let mut row = vec![String::new(); cells.len()];
@@ -111,12 +114,31 @@ fn end_colour(cell: &str) -> &'static str {
     match cell {
         "died" | "expired" | "broken" => "\x1b[31m",
         "held" => "\x1b[1m",
+        // A command failed.
+        _ if cell.starts_with("exit ") || cell.starts_with("SIG") => "\x1b[31m",
         _ => "",
     }
 }
 
-pub(super) fn ended(past: &Past) -> &'static str {
-    past.how.map_or("held", EndReason::word)
+/// Returns how a grant ended, or how its command failed.
+pub(super) fn ended(past: &Past) -> String {
+    match past.run.filter(|run| run.exit != 0) {
+        Some(RunEnd { signal: Some(signal), .. }) => signal_name(signal),
+        Some(RunEnd { exit, .. }) => format!("exit {exit}"),
+        None => past.how.map_or("held", EndReason::word).to_string(),
+    }
+}
+
+/// Returns the name of a signal, or `SIG` and the number of one without a name.
+pub(super) fn signal_name(signal: i32) -> String {
+    Signal::try_from(signal).map_or_else(|_| format!("SIG{signal}"), |signal| signal.as_str().to_string())
+}
+
+/// Returns a clause about the last run of a job, unless it succeeded.
+pub(crate) fn failure(past: &Past, zone: Zone) -> Option<String> {
+    let how = ended(past);
+    let at = past.to.map(|to| format!(" at {}", zone.full(Duration::from_millis(to)))).unwrap_or_default();
+    (how != EndReason::Released.word()).then(|| format!("its last run ended{at}: {how}"))
 }
 
 /// Returns how long a grant was held, or `?` if no process noticed its end.
@@ -243,7 +265,6 @@ fn grant(past: &Past, host: &str, style: OutputStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Zone;
 
     /// 2026-11-21T00:00:00Z in milliseconds since the epoch.
     const MIDNIGHT: u64 = 1_795_219_200_000;
@@ -261,6 +282,7 @@ mod tests {
             waited: 0,
             how,
             broken_by: None,
+            run: None,
         }
     }
 

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde_json::Value as JsonValue;
 
+use super::history::signal_name;
 use super::holder::{holders, user};
 use super::{RefusalReport, Reporter};
 use crate::duration::rfc3339_millis;
@@ -138,7 +139,7 @@ pub(super) fn mode(mode: Mode) -> &'static str {
 pub(crate) fn status(
     name: &[u8],
     status: &LockStatus,
-    turn: Option<&ExpectedTurn>,
+    (turn, last): (Option<&ExpectedTurn>, Option<&Past>),
     store: Option<&Location>,
     reporter: &Reporter<'_>,
 ) -> Document {
@@ -171,6 +172,7 @@ pub(crate) fn status(
         .with_some("value", value)
         .with_some("job", record.job.as_ref().map(|state| job(state, reporter.host.wall())))
         .with_some("expected", turn.map(|turn| expected(turn, None)))
+        .with_some("last_run", last.map(last_run))
         .with_some("store", store.map(|store| text(store.url().as_encoded_bytes())))
 }
 
@@ -232,9 +234,13 @@ fn job(job: &JobState, now: Duration) -> Document {
 }
 
 /// The document of `overdue` for the job under the lock of this name, at the time `now` of its store.
-pub(crate) fn overdue(name: &[u8], state: &JobState, now: Duration) -> Document {
+pub(crate) fn overdue(name: &[u8], state: &JobState, last: Option<&Past>, now: Duration) -> Document {
     let is_overdue = state.is_overdue(now.as_millis() as u64);
-    Document::new().with("name", text(name)).with("overdue", is_overdue).and(job(state, now))
+    Document::new()
+        .with("name", text(name))
+        .with("overdue", is_overdue)
+        .and(job(state, now))
+        .with_some("last_run", last.map(last_run))
 }
 
 /// The expected time of a caller's turn, and the limit of `--give-up-if` if that is the reason of a refusal.
@@ -442,6 +448,19 @@ pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {
     Document::new().with("store", text(url)).with_list("findings", documents).with("verdict", word(worst))
 }
 
+/// How a grant and the command of `run` under it ended, as far as that is known.
+fn run(past: &Past) -> Document {
+    Document::new()
+        .with("ended", past.how.map(EndReason::word))
+        .with("exit_code", past.run.map(|run| run.exit))
+        .with("signal", past.run.and_then(|run| run.signal).map(signal_name))
+        .with("ran", past.run.map(|run| run.ran as f64 / 1000.0))
+}
+
+fn last_run(past: &Past) -> Document {
+    Document::new().with("at", past.to.map(time)).and(run(past))
+}
+
 /// The document of `history` for a past or present grant.
 pub(crate) fn past(past: &Past) -> Document {
     let who = |who: &Who| {
@@ -458,6 +477,6 @@ pub(crate) fn past(past: &Past) -> Document {
         .with("from", time(past.from))
         .with("to", past.to.map(time))
         .with("waited", past.waited as f64 / 1000.0)
-        .with("ended", past.how.map(EndReason::word))
+        .and(run(past))
         .with_document("broken_by", past.broken_by.as_ref().map(who))
 }

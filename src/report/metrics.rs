@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::holder::waiting;
 use crate::engine::LockStatus;
-use crate::history::Past;
+use crate::history::{Past, RunEnd};
 use crate::lock::{EndReason, JobState, Liveness};
 use crate::name::escape;
 
@@ -17,7 +17,7 @@ type OfLock = fn(&LockMetrics) -> Option<String>;
 type OfEndings = fn((usize, Duration)) -> Option<String>;
 
 /// The families with a sample for each lock that has the value.
-const OF_LOCK: [(&str, &str, OfLock); 11] = [
+const OF_LOCK: [(&str, &str, OfLock); 13] = [
     ("csalock_holders", "Holders of the lock.", |lock| number(lock.holders)),
     (
         "csalock_stale_holders",
@@ -45,6 +45,14 @@ const OF_LOCK: [(&str, &str, OfLock); 11] = [
     }),
     ("csalock_slot_runs", "Runs of run --once-per in the newest slot, if none has succeeded.", |lock| {
         Some(lock.job.as_ref()?.runs.as_ref()?.count.to_string())
+    }),
+    (
+        "csalock_last_run_exit_code",
+        "Exit status of the last run, 128 + N after signal N; absent if the run was not seen to end.",
+        |lock| Some(lock.last_run?.exit.to_string()),
+    ),
+    ("csalock_last_run_duration_seconds", "Time that the command of the last run took.", |lock| {
+        millis(lock.last_run?.ran)
     }),
     ("csalock_slot_runs_allowed", "Runs that may begin in that slot; absent without a limit.", |lock| {
         Some(lock.job.as_ref()?.runs.as_ref()?.allowed()?.to_string())
@@ -74,6 +82,8 @@ pub(crate) struct Metrics {
     /// The locks by name, as labels.
     locks: BTreeMap<String, LockMetrics>,
     omitted: usize,
+    /// True if the caller may not read the history.
+    lacks_history: bool,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +97,8 @@ struct LockMetrics {
     /// Time since the oldest waiter came.
     oldest_wait: Duration,
     job: Option<JobState>,
+    /// The end of the last run in the history, if its supervisor saw it.
+    last_run: Option<RunEnd>,
     /// The time of the store, in milliseconds since 1970.
     now: u64,
     /// Number of endings of each kind, and the time of the last one since 1970.
@@ -104,6 +116,10 @@ impl Metrics {
 
     pub(crate) fn add_unreadable(&mut self) {
         self.unreadable += 1;
+    }
+
+    pub(crate) fn set_without_history(&mut self) {
+        self.lacks_history = true;
     }
 
     /// Adds a lock that is shown even if it was never held.
@@ -130,6 +146,9 @@ impl Metrics {
 
     pub(crate) fn add_ending(&mut self, past: &Past) {
         let lock = self.lock(&past.name);
+        if past.is_run() {
+            lock.last_run = past.run;
+        }
         if let Some(kind) = KINDS.iter().position(|kind| Some(*kind) == past.how) {
             let (number, last) = &mut lock.endings[kind];
             *number += 1;
@@ -170,7 +189,7 @@ impl Metrics {
             let samples = self.locks.iter().map(|(name, lock)| Some((format!(",name=\"{name}\""), value(lock)?)));
             self.add(&mut text, name, help, samples.flatten());
         }
-        for (name, help, value) in OF_ENDINGS {
+        for (name, help, value) in OF_ENDINGS.into_iter().filter(|_| !self.lacks_history) {
             let of_lock = |(name, lock): (&String, &LockMetrics)| {
                 let endings = KINDS.iter().zip(lock.endings);
                 let labels = |kind: &EndReason| format!(",name=\"{name}\",ending=\"{}\"", kind.word());

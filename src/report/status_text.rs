@@ -359,7 +359,7 @@ impl LockBlock<'_> {
         let now = self.reporter.host.wall();
         for past in self.past.iter().rev() {
             let from = self.style.zone.brief(Duration::from_millis(past.from), now);
-            table.add(&[from.as_str(), &held_for(past, now), ended(past), &who(&past.holder, &host)]);
+            table.add(&[from.as_str(), &held_for(past, now), &ended(past), &who(&past.holder, &host)]);
         }
         table.rows()
     }

@@ -10,7 +10,9 @@ use super::lease_schedule::LeaseSchedule;
 use super::shared_lease_end::SharedLeaseEnd;
 use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::environment::Environment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::exit::Exit;
+use crate::history::RunEnd;
 use crate::lock::{Grant, Handle, ProcessId};
 use crate::signals::Signals;
 
@@ -99,12 +101,16 @@ impl<'a> GuardedCommand<'a> {
         self.command_line.cannot_execute(self.command_line.execute(&environment, numbers, self.context.inherited))
     }
 
-    pub fn release(&self, opened: &OpenLockSet<'_>) -> Result<()> {
+    /// Releases the locks without a run of the command, for this reason if it could not be executed.
+    pub fn release(&self, opened: &OpenLockSet<'_>, why: Option<&Error>) -> Result<()> {
+        let is_of_command = |kind: &ErrorKind| matches!(kind, ErrorKind::CannotExecute | ErrorKind::CommandNotFound);
+        let kind = why.map(Error::kind).filter(is_of_command);
+        let run = kind.map(|kind| RunEnd { exit: Exit::from(kind).code(), signal: None, ran: 0 });
         // The keeper must not take the release for a loss.
         if let Some(shared_lease_end) = self.shared_lease_end {
             (0..self.locks.all.len()).all(|at| shared_lease_end.release(at));
         }
-        opened.release_all(self.handle.proof())
+        opened.release(self.handle.proof(), run).into_iter().try_for_each(|answer| answer.map(drop))
     }
 
     /// Returns the time that is left to start the command: it would have to end before it starts if that is over.

@@ -150,7 +150,7 @@ impl<'a> Supervisor<'a> {
 
     /// Releases the locks of a command that does not run for this reason.
     fn give_up(&self, keeper: Option<&Keeper<'_>>, why: Error) -> Result<Exit> {
-        let released = self.guarded.release(self.opened);
+        let released = self.guarded.release(self.opened, Some(&why));
         keeper.inspect(|keeper| keeper.stop());
         released.and(Err(why))
     }
@@ -162,7 +162,7 @@ impl<'a> Supervisor<'a> {
         let has_limit = self.guarded.limits.ttl.is_some() || keeper.is_none();
         let release = || {
             self.report_success(exit);
-            self.release(ended.lease_ends, spare)
+            self.release(ended, spare)
         };
         // The keeper goes on if the store does not answer.
         let (lost, had_limit) = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
@@ -299,24 +299,25 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Releases the locks, whose lease, if any, ends at `lease_ends`. If descriptors are scarce, the release takes that of
+    /// Releases the locks of a command that has ended like this. If descriptors are scarce, the release takes that of
     /// the `spare` socket. Returns whether a lock was lost while the command ran, and whether the last lease of a lock was
     /// a time limit that a caller set.
-    fn release(&self, lease_ends: Option<Duration>, spare: Option<WakeSocket>) -> (bool, bool) {
+    fn release(&self, ended: &ExitReport, spare: Option<WakeSocket>) -> (bool, bool) {
         let now = self.guarded.context.host.boottime();
         let opened = self.opened;
         // A release after the end of the lease is not needed any more.
-        let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
+        let until = ended.lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         let _deadline = StoreDeadline::begin(until);
         let (mut lost, mut had_limit) = (false, false);
-        let mut released = opened.release(self.guarded.handle.proof());
+        let (proof, run) = (self.guarded.handle.proof(), Some(ended.run));
+        let mut released = opened.release(proof, run);
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
         if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
             drop(spare);
             for (answer, (target, engine)) in released.iter_mut().zip(opened.each()) {
                 if answer.as_ref().is_err_and(is_of_system) {
-                    *answer = engine.release(&target.name, self.guarded.handle.proof());
+                    *answer = engine.release_after(&target.name, proof, run);
                 }
             }
         } else {
@@ -331,7 +332,7 @@ impl Supervisor<'_> {
                 // The command released the lock, or another process saw its end before the supervisor did.
                 Ok(Err(NotHolder { ending: Some(ending), .. }))
                     if matches!(ending.reason, EndReason::Died | EndReason::Released) => {}
-                Err(error) if lease_ends.is_none_or(|ends| now < ends) => {
+                Err(error) if ended.lease_ends.is_none_or(|ends| now < ends) => {
                     (self.tell)(&Notice::NotReleased(target, error));
                 }
                 lost_by => {

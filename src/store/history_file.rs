@@ -76,6 +76,11 @@ impl HistoryFile<'_> {
             if FileType::from_raw_mode(found.stx_mode.into()) != FileType::RegularFile || found.stx_nlink > 1 {
                 return Err(Errno::EINVAL);
             }
+            let mode = Mode::from_bits_truncate(found.stx_mode.into());
+            if mode & Mode::S_IRWXO == Mode::S_IROTH {
+                // An older csalock let all users read it.
+                let _ = fchmod(&file, of_writers(mode));
+            }
             let size = found.stx_size + length;
             if getrlimit(Resource::Fsize).current.is_some_and(|most| size > most) {
                 return Err(Errno::EFBIG);
@@ -107,15 +112,16 @@ impl HistoryFile<'_> {
         }
     }
 
-    /// Gives the new file the store's owner, group and mode. If that is not permitted, other users' lines are lost.
-    fn share(&self, made: &OwnedFd, most: Mode) {
+    /// Gives the new file the store's owner, group and mode, for the users who may write the store. If that is not
+    /// permitted, other users' lines are lost.
+        fn share(&self, made: &OwnedFd, most: Mode) {
         let like = fstatat(self.at, &self.like, AtFlags::AT_SYMLINK_NOFOLLOW);
         let (Ok(like), Ok(found)) = (like, fstat(made)) else { return };
         let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
         let group = (found.st_gid != like.st_gid).then(|| like.st_gid.into());
         let kept = (owner.is_none() && group.is_none()) || fchown(made, owner, group).is_ok();
         let known = if kept { Mode::all() } else { !Mode::S_IRWXG };
-        let mode = (Mode::from_bits_truncate(like.st_mode) & known | PRIVATE) & most;
+        let mode = (of_writers(Mode::from_bits_truncate(like.st_mode)) & known | PRIVATE) & most;
         if mode != most & PRIVATE {
             let _ = fchmod(made, mode);
         }
@@ -152,6 +158,15 @@ impl HistoryFile<'_> {
     fn older(&self) -> PathBuf {
         with_suffix(&self.name, ".1")
     }
+}
+
+/// Returns the permissions of the users who may write: the history has command lines, which other users may not see.
+/// The group of a store that others cannot read may read, because its owner has chosen that group.
+fn of_writers(store: Mode) -> Mode {
+    let (write, others) = (Mode::S_IWGRP | Mode::S_IWOTH, Mode::S_IROTH | Mode::S_IXOTH);
+    let writers = Mode::from_bits_truncate((store & write).bits() * 3);
+    let readers = if store.intersects(others) { Mode::empty() } else { Mode::S_IRGRP };
+    store & (Mode::S_IRWXU | writers | readers)
 }
 
 fn look_at(file: &File) -> nix::Result<Statx> {
@@ -280,6 +295,10 @@ impl HistoryFile<'_> {
             }
             Ok(_) | Err(Errno::ELOOP | Errno::ENXIO) => Err(strange()),
             Err(Errno::ENOENT) => Ok(None),
+            Err(errno @ (Errno::EACCES | Errno::EPERM)) => {
+                let hint = "only users who may write the store may read its history: ask one of them";
+                Err(Error::os(errno, "read the history", path).with_hint(hint.to_string()))
+            }
             Err(errno) => Err(Error::os(errno, "read the history", path)),
         }
     }
@@ -473,9 +492,13 @@ mod tests {
 
     #[test]
     fn a_reader_cannot_open_the_history_lock_and_a_locked_history_blocks_nothing() {
-        for (of_store, of_history, of_lock) in
-            [(0o755, 0o644, 0o200), (0o2775, 0o664, 0o220), (0o1777, 0o666, 0o222), (0o700, 0o600, 0o200)]
-        {
+        for (of_store, of_history, of_lock) in [
+            (0o755, 0o600, 0o200),
+            (0o2775, 0o660, 0o220),
+            (0o1777, 0o666, 0o222),
+            (0o700, 0o600, 0o200),
+            (0o750, 0o640, 0o200),
+        ] {
             with(|history_file, place| {
                 fs::set_permissions(place, PermissionsExt::from_mode(of_store)).unwrap();
                 history_file.append(b"first\n", &limits(100), NOW).unwrap();

@@ -56,7 +56,7 @@ pub(super) fn show(record: Record) {
         lines.extend([header, row(0)]);
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");
     }
-    let document = json(&json::status(&record.name, &status, None, None, &reporter)).expect("it is a document");
+    let document = json(&json::status(&record.name, &status, (None, None), None, &reporter)).expect("it is a document");
     assert!(is_harmless(&document), "{document:?}");
     serde_json::from_str::<serde_json::Value>(&document).expect("it is JSON");
     for grant in &record.holders {

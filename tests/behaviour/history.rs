@@ -61,8 +61,66 @@ on_every_store! {
         sandbox.csalock(["history", "--json", "x"]).stdout(
             "[{\"name\":\"x\",\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"true\",\"label\":\"a label\",\
              \"mode\":\"exclusive\",\"slot\":null,\"token\":TOKEN,\"from\":\"TIME\",\"to\":\"TIME\",\"waited\":0.0,\
-             \"ended\":\"released\",\"broken_by\":null}]\n",
+             \"ended\":\"released\",\"exit_code\":0,\"signal\":null,\"ran\":RAN,\"broken_by\":null}]\n",
         ).run();
+    }
+
+    fn the_end_of_each_command_of_run_is_shown(sandbox: &Sandbox) {
+        let commands = [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("exit 137", 137)];
+        for (command, code) in commands {
+            let done = sandbox.csalock(["run", "job", "--also", "other", "--", "dash", "-c", command]).capture();
+            assert_eq!(done.code.or(done.signal.map(|signal| 128 + signal)), Some(code), "{done:?}");
+        }
+        for name in ["job", "other"] {
+            let grants = past(sandbox, &[name]);
+            let ends: Vec<Value> = grants.iter().map(|past| json!([past["ended"], past["exit_code"], past["signal"]])).collect();
+            let end = |code: u8, signal: Option<&str>| json!(["released", code, signal]);
+            assert_eq!(ends, [end(0, None), end(3, None), end(137, Some("SIGKILL")), end(137, None)]);
+            assert!(grants.iter().all(|past| past["ran"].as_f64().is_some()), "{grants:?}");
+            let text = sandbox.csalock(["history", name]).capture().stdout;
+            let rows: Vec<String> = table(&text).lines().skip(1).map(|row| row.split('|').nth(1).unwrap().to_string()).collect();
+            assert_eq!(rows, ["released", "exit 3", "SIGKILL", "exit 137"], "{text}");
+        }
+        let status = sandbox.csalock(["status", "-v", "job"]).capture();
+        assert_eq!(["  exit 137", "  SIGKILL", "  exit 3"].map(|end| status.stdout.matches(end).count()), [1; 3], "{status:?}");
+        let status: Value = serde_json::from_str(&sandbox.csalock(["status", "--json", "job"]).capture().stdout).unwrap();
+        let last = &status[0]["last_run"];
+        assert_eq!(json!([last["ended"], last["exit_code"], last["signal"]]), json!(["released", 137, null]), "{status}");
+        assert!(last["at"].is_string() && last["ran"].is_number(), "{status}");
+    }
+
+    fn a_command_that_cannot_be_executed_shows_its_exit(sandbox: &Sandbox) {
+        let file = sandbox.file("files/no-program", "");
+        sandbox.csalock(["run".as_ref(), "x".as_ref(), file.as_os_str()]).capture().exits(126);
+        sandbox.csalock(["run", "x", "no-such-program"]).capture().exits(127);
+        let ends: Vec<_> = past(sandbox, &["x"]).iter().map(|past| past["exit_code"].clone()).collect();
+        assert_eq!(ends, [126, 127]);
+    }
+
+    fn an_end_that_no_supervisor_saw_is_unknown(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "-F", "x", "false"]).capture().exits(1);
+        sandbox.script("dash", "csalock lock x; csalock unlock x; exit 3").capture().exits(3);
+        sandbox.csalock(["run", "x", "dash", "-c", "csalock unlock x; exit 4"]).capture().exits(4);
+        let grants = past(sandbox, &["x"]);
+        let ends: Vec<Value> = grants.iter().map(|past| json!([past["ended"], past["exit_code"], past["ran"]])).collect();
+        assert_eq!(ends, vec![json!(["released", null, null]); 3]);
+        let status: Value = serde_json::from_str(&sandbox.csalock(["status", "--json", "x"]).capture().stdout).unwrap();
+        assert!(status[0].get("last_run").is_none(), "{status}");
+    }
+
+    fn only_the_name_of_a_program_is_kept_if_the_call_or_the_environment_says_so(sandbox: &Sandbox) {
+        let secret = |words: &[&str]| sandbox.csalock([words, &["dash", "-c", "csalock status --json x; : hunter2"]].concat());
+        let held = secret(&["run", "--no-command", "--label", "why", "x"]).capture().stdout;
+        assert!(held.contains("\"command\":\"dash\",\"label\":\"why\""), "{held}");
+        secret(&["run", "x"]).env("CSALOCK_COMMAND", "label").capture().exits(0);
+        let script = "csalock lock --no-command x; csalock unlock x; : hunter2";
+        sandbox.script("dash", script).run();
+        assert_eq!(ends(&past(sandbox, &["x"])), vec!["x released dash"; 3]);
+        assert!(!format!("{:?}{:?}", sandbox.stored(), past(sandbox, &[])).contains("hunter2"));
+        secret(&["run", "x"]).capture().exits(0);
+        assert!(format!("{:?}", past(sandbox, &[])).contains("hunter2"));
+        let said = "csalock: CSALOCK_COMMAND is \"no\", which is not \"label\"; set it right, or unset it\n";
+        secret(&["run", "x"]).env("CSALOCK_COMMAND", "no").status(64).stderr(said).run();
     }
 
     fn the_pid_and_the_token_are_those_of_the_command(sandbox: &Sandbox) {

@@ -158,8 +158,8 @@ on_every_kind_of_store! {
         }
         fail("inf", "--retries=inf");
         let shown = sandbox.csalock(["overdue", "--all"]).capture();
-        let lines = "few: its job has not succeeded yet, 2 of 3 runs used in the slot from TIME\n\
-                     inf: its job has not succeeded yet, 1 run used in the slot from TIME\n";
+        let lines = "few: its job has not succeeded yet, 2 of 3 runs used in the slot from TIME, its last run ended at TIME: exit 1\n\
+                     inf: its job has not succeeded yet, 1 run used in the slot from TIME, its last run ended at TIME: exit 1\n";
         assert_eq!((shown.code, sandbox.plain(&shown.stdout).as_str()), (Some(0), lines));
         sandbox.csalock(["overdue"]).run();
         let document = sandbox.csalock(["overdue", "--all", "--json"]).capture().stdout;
@@ -344,7 +344,10 @@ on_every_kind_of_store! {
         // A run that fails keeps no promise.
         let words = ["run", "--overdue", "1h", "job", "false"];
         at(sandbox.csalock(words), 185).capture().exits(1);
-        assert_eq!(overdue(186, &[]).0, 86);
+        let failed = "job: its job last succeeded at TIME (AGE ago), and must succeed once in 1h, its last run ended at TIME: exit 1\n";
+        assert_eq!([overdue(186, &[]), overdue(186, &["job"])], [(86, failed.to_string()), (86, failed.to_string())]);
+        let document: Value = serde_json::from_str(&at(sandbox.csalock(["overdue", "--json"]), 186).capture().stdout).unwrap();
+        assert_eq!(document[0]["last_run"]["exit_code"], json!(1));
         sandbox.csalock(["overdue", "--forget", "job"]).run();
         assert_eq!(overdue(186, &[]), silent);
         let said = "csalock: lock job in store STORE has no job; nothing was changed\n";

@@ -132,6 +132,23 @@ on_every_store! {
         assert_eq!(sandbox.stored(), stored);
     }
 
+    fn the_last_run_has_its_exit_and_its_time(sandbox: &Sandbox) {
+        let of = |metric: &str| value(sandbox, &[], &format!("{metric}{{name=\"job\"}}"));
+        let exit = || of("csalock_last_run_exit_code");
+        sandbox.csalock(["run", "job", "dash", "-c", "exit 3"]).capture().exits(3);
+        assert_eq!(exit().as_deref(), Some("3"));
+        assert!(of("csalock_last_run_duration_seconds").unwrap().parse::<f64>().unwrap() >= 0.0);
+        promtool_accepts(sandbox, &sandbox.csalock(["metrics"]).capture().stdout);
+        // What is no run says nothing about the last one.
+        sandbox.script("dash", "csalock lock job; csalock unlock job").run();
+        assert_eq!(exit().as_deref(), Some("3"));
+        sandbox.csalock(["run", "job", "true"]).run();
+        assert_eq!(exit().as_deref(), Some("0"));
+        sandbox.csalock(["lock", "--forever", "job"]).run();
+        sandbox.csalock(["unlock", "-q", "--force", "job"]).capture().exits(0);
+        assert_eq!((exit(), of("csalock_last_run_duration_seconds")), (None, None));
+    }
+
     fn times_are_those_of_the_oldest(sandbox: &Sandbox) {
         for hours in ["-1h", "-3h", "-2h"] {
             sandbox.csalock(["lock", "--shared", "--forever", "x"]).env(CLOCK, hours).run();

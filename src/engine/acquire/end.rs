@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::wait::AfterWait;
 use super::{AcquireAttempt, AcquireResult};
 use crate::engine::commit::CasRetry;
+use crate::engine::history::Remark;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal};
@@ -137,7 +138,7 @@ impl AcquireAttempt<'_> {
         }
         let ask = Cancel { proof: me, page };
         let retry = engine.cas_retry_for::<Cancel>(self.name).until(self.give_up_at);
-        if let Some(granted) = engine.try_apply(retry, &ask, None)? {
+        if let Some(granted) = engine.try_apply(retry, &ask, Remark::default())? {
             return Ok(granted);
         }
         if let Some(lease) = &self.terms.entry.lease {

@@ -12,6 +12,7 @@ use rustix::process::WaitIdStatus;
 use super::Supervisor;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
+use crate::history::RunEnd;
 use crate::host::{WakeSocket, processes};
 use crate::lock::ProcessId;
 use crate::run::child::{RunningCommand, Tree, is_keeper};
@@ -40,6 +41,8 @@ pub(super) struct ExitReport {
     pub(super) not_executed: Option<Errno>,
     /// Status of the command as the shell counts it.
     pub(super) exit: Exit,
+    /// The same for the history.
+    pub(super) run: RunEnd,
     /// Last signal that the terminal sent, or that came before the child had executed the command; at the end, only if that
     /// signal ended the child. csalock then ends by it, too.
     pub(super) shared_signal: Option<i32>,
@@ -99,6 +102,7 @@ impl<'a> EventLoop<'a> {
             report: ExitReport {
                 not_executed: None,
                 exit: ErrorKind::Bug.into(),
+                run: RunEnd { exit: 0, signal: None, ran: 0 },
                 shared_signal: None,
                 stopped: None,
                 out_of_reach: false,
@@ -292,6 +296,7 @@ impl<'a> EventLoop<'a> {
     }
 
     fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
+        let ran = self.boottime().saturating_sub(self.began).as_millis() as u64;
         let (guarded, report) = (self.supervisor.guarded, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
         let last =
@@ -303,6 +308,7 @@ impl<'a> EventLoop<'a> {
         ExitReport {
             not_executed: self.command.exec_error(),
             exit,
+            run: RunEnd { exit: exit.code(), signal: by_signal, ran },
             shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),
             stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
             lease_ends: guarded.shared_lease_end.map_or(self.lease.map(|lease| lease.ends), SharedLeaseEnd::load),

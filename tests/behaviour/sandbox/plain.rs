@@ -1,4 +1,4 @@
-//! Output without what differs from run to run: SANDBOX, STORE, TEST, HOST, USER, PID, HANDLE, TOKEN, TIME, AGE.
+//! Output without what differs from run to run: SANDBOX, STORE, TEST, HOST, USER, PID, HANDLE, TOKEN, RAN, TIME, AGE.
 
 use super::Sandbox;
 
@@ -23,6 +23,7 @@ pub(crate) fn plain(text: &str, sandbox: &Sandbox) -> String {
     for (before, name) in [("pid ", "PID"), ("\"pid\":", "PID"), ("token ", "TOKEN"), ("\"token\":", "TOKEN")] {
         text = after(&text, before, |char| char.is_ascii_digit(), name);
     }
+    text = after(&text, "\"ran\":", |char| char.is_ascii_digit() || char == '.', "RAN");
     // The field of stores that hosts share.
     while let Some((before, rest)) = text.split_once(",\"renewed_until\":\"") {
         text = format!("{before}{}", rest.split_once('"').unwrap().1);

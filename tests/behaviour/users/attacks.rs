@@ -43,7 +43,7 @@ fn a_break_names_its_caller_and_is_reported_to_the_holder() {
     Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"])
         .capture()
         .says(82, "until it was broken by --force");
-    let done = Carl.csalock(&sandbox, &store, &["history", "--json"]).capture();
+    let done = Bert.csalock(&sandbox, &store, &["history", "--json"]).capture();
     assert!(done.stdout.contains("4102") && done.stdout.contains("broken"), "{done:?}");
 }
 
