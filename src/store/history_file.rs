@@ -114,7 +114,7 @@ impl HistoryFile<'_> {
 
     /// Gives the new file the store's owner, group and mode, for the users who may write the store. If that is not
     /// permitted, other users' lines are lost.
-        fn share(&self, made: &OwnedFd, most: Mode) {
+    fn share(&self, made: &OwnedFd, most: Mode) {
         let like = fstatat(self.at, &self.like, AtFlags::AT_SYMLINK_NOFOLLOW);
         let (Ok(like), Ok(found)) = (like, fstat(made)) else { return };
         let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
