@@ -228,16 +228,12 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__completions)
-            opts="-q -v -h --store --json --quiet --verbose --color --help bash zsh fish"
+            opts="-q -v -h --quiet --verbose --color --help bash zsh fish"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --store)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --color)
                     COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
@@ -706,16 +702,12 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__man)
-            opts="-q -v -h --store --json --quiet --verbose --color --help"
+            opts="-q -v -h --roff --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --store)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --color)
                     COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
@@ -728,7 +720,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__metrics)
-            opts="-o -q -v -h --output --limit --store --json --quiet --verbose --color --help"
+            opts="-o -q -v -h --output --limit --store --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -937,7 +929,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --retry-after --overdue --also --store --json --quiet --verbose --color --timeout --help"
+            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1007,7 +999,7 @@ _csalock() {
                     return 0
                     ;;
                 --busy)
-                    COMPREPLY=($(compgen -W "wait skip latest" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "wait skip latest replace" -- "${cur}"))
                     return 0
                     ;;
                 --command)
@@ -1107,16 +1099,12 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__serve)
-            opts="-q -v -h --stdio --store --json --quiet --verbose --color --help"
+            opts="-h --stdio --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --store)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --color)
                     COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
@@ -1187,13 +1175,20 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__unlock)
-            opts="-q -v -h --handle --all --force --token --store --json --quiet --verbose --color --help"
+            opts="-q -v -h --handle --all --force --end --kill-after --token --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
                 --handle)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --kill-after)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -1227,7 +1222,7 @@ _csalock() {
 
 # Prints the locks of the store that is meant, one a line. Names that need escapes to be shown are left out.
 _csalock_live() {
-    "$@" -1 2>/dev/null </dev/null | while IFS= read -r name; do
+    "$1" status "${@:2}" -1 2>/dev/null </dev/null | while IFS= read -r name; do
         case $name in
             *\\*) ;;
             *) printf '%s\n' "$name" ;;
@@ -1273,15 +1268,25 @@ _csalock_offer() {
     done
 }
 
-# Offers names of locks, and files once the word contains a slash.
-_csalock_offer_known() {
-    local typed=${words[${#words[@]} - 1]}
+# Offers the names of locks that these functions print, and files once the word contains a slash.
+_csalock_offer_names() {
+    local typed=${words[${#words[@]} - 1]} names
     if [[ $typed == */* ]]; then
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$2")
     else
-        _csalock_offer "$2" < <({ _csalock_live "$1" status "${store[@]}"; _csalock_past "$1" "${store[@]}"; } | sort -u)
+        _csalock_offer "$2" < <(for names in "${@:3}"; do "$names" "$1" "${store[@]}"; done | sort -u)
     fi
+}
+
+# Offers what clap knows: options only if there is nothing else.
+_csalock_offer_known() {
+    local word others=()
+    _csalock "$@"
+    for word in "${COMPREPLY[@]}"; do
+        [[ $word == -* ]] || others+=("$word")
+    done
+    ((${#others[@]} == 0)) || COMPREPLY=("${others[@]}")
 }
 
 # Offers the beginnings of a store's URL, and then paths.
@@ -1336,14 +1341,17 @@ _csalock_or_live() {
     fi
     case "$command,$((operand > 0 && operand <= last))" in
         unlock,1 | status,1 | list,1 | metrics,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
-            _csalock_offer "$2" < <(_csalock_live "$1" status "${store[@]}")
+            _csalock_offer_names "$1" "$2" _csalock_live
             ;;
-        lock,1 | history,1 | audit,1) _csalock_offer_known "$1" "$2" ;;
+        lock,1 | history,1 | audit,1 | gc,1 | doctor,1 | overdue,1 | claim,1)
+            _csalock_offer_names "$1" "$2" _csalock_live _csalock_past
+            ;;
         run-with-lock,1 | run,1)
             if ((operand == last)); then
-                _csalock_offer_known "$1" "$2"
+                _csalock_offer_names "$1" "$2" _csalock_live _csalock_past
                 return
             fi
+            compopt -o bashdefault -o default 2>/dev/null
             operand=$((operand + 1))
             if [[ $operand -lt $last && ${words[operand]} == -- ]]; then
                 operand=$((operand + 1))
@@ -1356,14 +1364,14 @@ _csalock_or_live() {
                 mapfile -t COMPREPLY < <(compgen -c -- "$2")
             fi
             ;;
-        claim,1) ;;
+        fence,1 | serve,1) compopt -o bashdefault -o default 2>/dev/null ;;
         man,1) mapfile -t COMPREPLY < <(compgen -W "run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7" -- "$2") ;;
-        *) _csalock "$@" ;;
+        *) _csalock_offer_known "$@" ;;
     esac
 }
 
 if [[ "${BASH_VERSINFO[0]}" -eq 4 && "${BASH_VERSINFO[1]}" -ge 4 || "${BASH_VERSINFO[0]}" -gt 4 ]]; then
-    complete -F _csalock_or_live -o nosort -o bashdefault -o default csalock
+    complete -F _csalock_or_live -o nosort csalock
 else
-    complete -F _csalock_or_live -o bashdefault -o default csalock
+    complete -F _csalock_or_live csalock
 fi
