@@ -93,7 +93,8 @@ tests_on! {
         let old = holder(sandbox, &[], "exit 7");
         let before = sandbox.waiter("x", "sleep 1; echo before >> order");
         let new = replaces(sandbox, &["-q", "--kill-after", "50ms"], "echo new >> order").spawn();
-        old.wait().complains(7, "");
+        // On a busy machine it may be killed first.
+        assert!(matches!(old.wait().code, Some(7 | 137)));
         before.wait().succeeds();
         new.wait().succeeds();
         assert_eq!(sandbox.read("files/order"), "before\nnew\n");
