@@ -571,7 +571,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --print-handle --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --print-handle --reentrant --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -937,7 +937,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --command --max-hold --kill-after --on-lost --once-per --retries --retry-after --overdue --also --store --json --quiet --verbose --color --timeout --help"
+            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --reentrant --command --max-hold --kill-after --on-lost --once-per --retries --retry-after --overdue --also --store --json --quiet --verbose --color --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1187,7 +1187,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__unlock)
-            opts="-q -v -h --handle --all --force --token --store --json --quiet --verbose --color --help"
+            opts="-q -v -h --handle --all --force --token --reentrant --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -25,6 +25,9 @@ pub struct Lock {
     /// Print the handle, with which other processes too can release the locks
     #[arg(long)]
     pub print_handle: bool,
+    /// Succeed without acquiring a lock that the caller runs under already; unlock --reentrant is its counterpart
+    #[arg(long, conflicts_with_all = ["pid", "print_handle", "ttl", "forever"], help_heading = LOCK)]
+    pub reentrant: bool,
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
@@ -53,6 +56,9 @@ pub struct Unlock {
     /// With --force: break only the grant with this fencing token
     #[arg(long, value_name = "N", requires = "force", conflicts_with = "all", value_parser = whole(0, u64::MAX), help_heading = LOCK)]
     pub token: Option<u64>,
+    /// Leave a lock that the caller runs under: the counterpart of lock --reentrant
+    #[arg(long, conflicts_with_all = ["handle", "all", "force"], help_heading = LOCK)]
+    pub reentrant: bool,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,

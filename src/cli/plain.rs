@@ -62,8 +62,8 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
     let common = Common { quiet, verbose, store: options.store.take(), ..Common::default() };
     let command = match verb {
         Verb::Run => Command::Run(run(options, names, common)?),
-        Verb::Lock => Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle: false, names, common }),
-        Verb::Unlock => Command::Unlock(Unlock { handle: None, all: false, force: false, token: None, names, common }),
+        Verb::Lock => Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle: false, reentrant: false, names, common }),
+        Verb::Unlock => Command::Unlock(Unlock { handle: None, all: false, force: false, token: None, reentrant: false, names, common }),
     };
     Some(Cli { common: Common::default(), command })
 }
@@ -139,6 +139,7 @@ fn run(options: Options, words: Vec<OsString>, common: Common) -> Option<Run> {
         taking: options.taking()?,
         busy: Busy::Wait,
         flock: false,
+        reentrant: false,
         shell: None,
         max_hold,
         kill_after: parse_duration(KILL_AFTER).ok()?,

@@ -185,6 +185,7 @@ mod postgres_outages;
 mod power;
 mod queue;
 mod records;
+mod reentrant;
 mod referee;
 mod renewed;
 mod run;
