@@ -62,8 +62,23 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
     let common = Common { quiet, verbose, store: options.store.take(), ..Common::default() };
     let command = match verb {
         Verb::Run => Command::Run(run(options, names, common)?),
-        Verb::Lock => Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle: false, reentrant: false, names, common }),
-        Verb::Unlock => Command::Unlock(Unlock { handle: None, all: false, force: false, token: None, reentrant: false, names, common }),
+        Verb::Lock => Command::Lock(Lock {
+            taking: options.taking()?,
+            pid: None,
+            print_handle: false,
+            reentrant: false,
+            names,
+            common,
+        }),
+        Verb::Unlock => Command::Unlock(Unlock {
+            handle: None,
+            all: false,
+            force: false,
+            token: None,
+            reentrant: false,
+            names,
+            common,
+        }),
     };
     Some(Cli { common: Common::default(), command })
 }

@@ -137,6 +137,7 @@ impl ForScript<'_> {
         let acquisition = Acquisition {
             settings: self.settings,
             give_up_if: self.taking.give_up_if,
+            slots: self.taking.slots,
             ..Acquisition::new(self.common, &self.taking.waiting, &signals, lease)
         };
         let until = acquisition.policy.end(self.context.host.boottime());

@@ -302,6 +302,7 @@ impl RunCall<'_> {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
             give_up_if: self.asked.taking.give_up_if,
+            slots: self.asked.taking.slots,
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
             ..own
         }

@@ -4,6 +4,7 @@
 mod end;
 mod wait;
 
+use std::num::NonZeroU32;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -83,9 +84,7 @@ impl Engine {
             Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
                 attempt.terms.place.is_queued()
             }
-            Ok(AcquireResult::Refused(Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_))) => {
-                false
-            }
+            Ok(AcquireResult::Refused(Refusal::Replaced(_) | Refusal::Lost(_))) => false,
             Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
         };
         if !may_be_there {
@@ -181,6 +180,7 @@ impl Engine {
             || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));
         let entry = Waiter {
             mode: request.mode,
+            slots: request.slots.and_then(NonZeroU32::new),
             lifetime,
             needs_confirmation: confirms,
             release_on_exit: request.ends_with == EndsWith::Exit,
@@ -191,7 +191,6 @@ impl Engine {
             ..Waiter::new(request.handle.proof(), request.owner.clone(), request.process)
         };
         Acquire {
-            slots: request.slots,
             queue: !policy.is_none(),
             refuse_stale: request.refuse_stale,
             phase: request.phase,

@@ -117,8 +117,6 @@ pub enum Phase {
 pub struct Acquire {
     /// Entry for the queue.
     pub entry: Waiter,
-    /// Maximum number of holders, for [`super::record::Mode::Slot`].
-    pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
     pub place: QueuePlace,
@@ -130,14 +128,7 @@ pub struct Acquire {
 impl Acquire {
     /// Creates the request of this waiter, which does not enter the queue.
     pub fn new(entry: Waiter) -> Acquire {
-        Acquire {
-            entry,
-            slots: None,
-            queue: false,
-            place: QueuePlace::Nowhere,
-            refuse_stale: false,
-            phase: Phase::Direct,
-        }
+        Acquire { entry, queue: false, place: QueuePlace::Nowhere, refuse_stale: false, phase: Phase::Direct }
     }
 }
 
@@ -272,8 +263,6 @@ pub enum Refusal {
     /// The wait would never end. The caller waits for the first edge, whose holder waits for the second, and so on; the
     /// last edge is the caller's own grant.
     Deadlock(Vec<Edge>),
-    /// The record has this slot count, and the request has another one.
-    SlotCountConflict(u32),
     /// Another id has claimed the name permanently.
     Claimed(Box<Grant>),
     /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.

@@ -34,8 +34,8 @@ impl AcquireAttempt<'_> {
                 }
             }
             Refusal::Busy(_) => self.engine.note_leases(record),
-            // These callers are not in the queue: they never came in, have lost their place, or only confirm a grant.
-            Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_) => {}
+            // These callers are not in the queue: they have lost their place, or only confirm a grant.
+            Refusal::Replaced(_) | Refusal::Lost(_) => {}
         }
         Ok(Some(AcquireResult::Refused(refusal)))
     }
