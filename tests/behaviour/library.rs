@@ -63,7 +63,8 @@ on_every_kind_of_store! {
         sandbox.csalock(["run", "-n", "x", "true"]).run();
         let places = [0, 1].map(|_| locks.acquire(&LockRequest::new(["x"]).slots(2)).unwrap().unwrap());
         assert_eq!(sandbox.holders("x").len(), 2);
-        assert!(locks.acquire(&LockRequest::new(["x"]).slots(3)).unwrap().is_none(), "the number is another one");
+        let error = locks.acquire(&LockRequest::new(["x"]).slots(3)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Deadlock, "another number waits for the slots of this process");
         drop(places);
         assert_eq!(sandbox.state("x"), "free");
     }
