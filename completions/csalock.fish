@@ -37,6 +37,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Acquire a 
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d 'Acquire a lock, run a command, release the lock'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Acquire locks for the calling script'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Release locks'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "wait" -d 'Wait until locks are free, and leave them free'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "history" -d 'Show past holders: from when to when, and how it ended'
@@ -167,6 +168,21 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Prin
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l label -d 'Show this reason in `csalock status`' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'Time between two updates of --watch' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -465,7 +481,7 @@ function __fish_csalock_job
     complete -C (string join ' ' -- (string escape -- $words) (commandline -ct))
 end
 
-for command in unlock status list metrics renew get put del unclaim lookup
+for command in unlock wait status list metrics renew get put del unclaim lookup
     complete -c csalock -n "__fish_csalock_using_subcommand $command" -f -a '(__fish_csalock_live)'
 end
 for command in lock history audit
@@ -477,6 +493,6 @@ for command in run-with-lock run
     complete -c csalock -n "__fish_csalock_using_subcommand $command; and __fish_csalock_operands >/dev/null" \
         -f -a '(__fish_csalock_job)'
 end
-complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run run-with-lock lock unlock wait status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -f -a 'bash zsh fish'
 complete -c csalock -l store -x -a '(__fish_csalock_stores)'

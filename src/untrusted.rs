@@ -4,13 +4,11 @@
 //! (`fuzz/corpus/`). This module is not in the program, only in builds for tests and fuzzing. The fuzzer bounds time
 //! and memory: it ends an input that takes seconds or a gigabyte.
 
-mod etcd;
 mod files;
 mod paper;
-mod postgres;
 mod record;
+mod servers;
 mod source;
-mod ssh;
 mod texts;
 
 /// The type of a property: the function panics if the property does not hold.
@@ -25,9 +23,9 @@ pub const ALL: [(&str, Property); 11] = [
     ("url", texts::url),
     ("duration", texts::duration),
     ("name", texts::name),
-    ("etcd", etcd::answers),
-    ("postgres", postgres::messages),
-    ("ssh", ssh::messages),
+    ("etcd", servers::etcd),
+    ("postgres", servers::postgres),
+    ("ssh", servers::ssh),
     ("file", files::names_and_proc_stat),
 ];
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{COMMAND, Common, LOCK, Taking, Waiting, whole};
+use super::options::{COMMAND, Common, LOCK, Taking, Waiting, hide, whole};
 use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script
@@ -61,6 +61,28 @@ pub struct Unlock {
     pub reentrant: bool,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required_unless_present = "all")]
+    pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Wait until locks are free, and leave them free
+///
+/// A lock is free when the next caller would get it at once: no caller holds it or waits for it, or only callers that died.
+/// The wait takes no place in the queue and delays no other caller, so another caller may have the lock when csalock
+/// exits. Of several locks each was seen free once, not all of them at one moment.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "csalock wait [OPTION]... NAME...",
+    mut_args(|argument| hide(argument, &["fail_on_stale", "label"]))
+)]
+pub struct Wait {
+    /// Options of waiting.
+    #[command(flatten)]
+    pub waiting: Waiting,
+    /// Name of a lock, or path of its file
+    #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
     /// Options of every command.
     #[command(flatten)]

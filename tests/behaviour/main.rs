@@ -209,3 +209,4 @@ mod unlock;
 mod untrusted;
 mod users;
 mod values;
+mod wait;

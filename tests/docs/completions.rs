@@ -93,7 +93,9 @@ fn made_by_clap(shell: Shell) -> String {
 
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
-        "unlock" | "status" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
+        "unlock" | "wait" | "status" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => {
+            ValueHint::Hostname
+        }
         "run" => ValueHint::Username,
         "lock" | "history" | "audit" => ValueHint::EmailAddress,
         "man" => ValueHint::CommandName,
