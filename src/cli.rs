@@ -14,7 +14,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub use administration::{Audit, Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
-pub use locks::{Claim, Del, Fence, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Writing};
+pub use locks::{Claim, Del, Fence, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
 pub use run::{Busy, OnLost, Period, Recurrence, Run};
@@ -59,6 +59,8 @@ pub enum Command {
     Lock(Lock),
     /// Release locks
     Unlock(Unlock),
+    /// Wait until locks are free, and leave them free
+    Wait(Wait),
     /// Show holders and waiters: since when, until when and why
     #[command(visible_alias = "list")]
     Status(Status),
@@ -143,6 +145,7 @@ impl Command {
             Command::Run(asked) => &mut asked.common,
             Command::Lock(asked) => &mut asked.common,
             Command::Unlock(asked) => &mut asked.common,
+            Command::Wait(asked) => &mut asked.common,
             Command::Status(asked) => &mut asked.common,
             Command::History(asked) => &mut asked.common,
             Command::Overdue(asked) => &mut asked.common,

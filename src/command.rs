@@ -21,6 +21,7 @@ mod status;
 mod unlock;
 mod usage;
 mod value;
+mod wait;
 mod wait_progress;
 
 use std::ffi::{OsStr, OsString};
@@ -55,6 +56,7 @@ fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyh
         Command::Run(asked) => run::run(context, asked, arguments),
         Command::Lock(asked) => lock::lock(context, asked),
         Command::Unlock(asked) => unlock::run(context, asked, &SettingNames::OPTIONS),
+        Command::Wait(asked) => wait::run(context, asked).or_else(end_with_reader),
         Command::Status(asked) => status::run(context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(context, asked).or_else(end_with_reader),
         Command::Overdue(asked) => overdue::run(context, asked).or_else(end_with_reader),
@@ -111,6 +113,7 @@ fn waiting(command: &Command) -> Option<&Waiting> {
         Command::Put(asked) => Some(&asked.writing.waiting),
         Command::Del(asked) => Some(&asked.writing.waiting),
         Command::Claim(asked) => Some(&asked.waiting),
+        Command::Wait(asked) => Some(&asked.waiting),
         _ => None,
     }
 }
@@ -120,6 +123,7 @@ fn common(command: &Command) -> Option<&Common> {
         Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_) => return None,
         Command::Lock(asked) => &asked.common,
         Command::Unlock(asked) => &asked.common,
+        Command::Wait(asked) => &asked.common,
         Command::Status(asked) => &asked.common,
         Command::History(asked) => &asked.common,
         Command::Overdue(asked) => &asked.common,
@@ -143,6 +147,7 @@ fn name(command: &Command) -> Option<&OsStr> {
     let names: &[OsString] = match command {
         Command::Lock(asked) => &asked.names,
         Command::Unlock(asked) => &asked.names,
+        Command::Wait(asked) => &asked.names,
         Command::Status(asked) => &asked.names,
         Command::History(asked) => &asked.names,
         Command::Overdue(asked) => &asked.names,

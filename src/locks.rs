@@ -62,7 +62,8 @@ impl LockRequest {
         LockRequest { mode: Mode::Shared, slots: None, ..self }
     }
 
-    /// Takes one of `number` slots, 1 to 10,000: at most so many processes hold the lock at once.
+    /// Takes one of `number` slots, 1 to 10,000: at most so many processes hold the lock at once. While the holders count
+    /// another number, the lock is busy.
     pub fn slots(self, number: u32) -> LockRequest {
         LockRequest { mode: Mode::Slot, slots: Some(number), ..self }
     }
@@ -127,8 +128,7 @@ impl Locks {
     /// # Errors
     ///
     /// Returns an error if the store cannot be read or written, or with the kind
-    /// - [`ErrorKind::InvalidInput`] if a name or another term of the request is invalid, or if the holders of the lock
-    ///   use another number of slots,
+    /// - [`ErrorKind::InvalidInput`] if a name or another term of the request is invalid,
     /// - [`ErrorKind::Deadlock`] if the wait would never end, because this process holds one of the locks. The
     ///   locks belong to the process, so its threads do not wait for each other; a [`std::sync::Mutex`] does that.
     pub fn acquire(&self, request: &LockRequest) -> Result<Option<Guard<'_>>> {
@@ -182,9 +182,6 @@ fn refusal<T>(name: &[u8], refused: &Refusal) -> Result<Option<T>> {
             format!("lock {name}: waiting would never end"),
             "give back what this process holds, or acquire all locks in one request".to_string(),
         ),
-        Refusal::SlotCountConflict(has) => {
-            (ErrorKind::InvalidInput, format!("lock {name} has {has} slots"), format!("use {has} slots"))
-        }
         Refusal::Busy(_) | Refusal::Claimed(_) | Refusal::Stale(_) | Refusal::Replaced(_) | Refusal::Lost(_) => {
             return Ok(None);
         }

@@ -303,7 +303,7 @@ pub fn restore_for(program: &mut Command) {
 }
 
 /// Restores the signal mask and the dispositions of [`TAKEN`].
-fn restore_most(inherited: StartupState) {
+pub fn restore_most(inherited: StartupState) {
     for signal in TAKEN {
         let _ = set_ignored(signal, inherited.ignored(signal));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{COMMAND, Common, LOCK, Taking, Waiting, whole};
+use super::options::{COMMAND, Common, LOCK, Taking, Waiting, hide, whole};
 use super::run::KILL_AFTER;
 use crate::duration::parse_duration;
 
@@ -26,6 +26,9 @@ pub struct Lock {
     /// Print the handle, with which other processes too can release the locks
     #[arg(long)]
     pub print_handle: bool,
+    /// Succeed without acquiring a lock that the caller runs under already; unlock --reentrant is its counterpart
+    #[arg(long, conflicts_with_all = ["pid", "print_handle", "ttl", "forever"], help_heading = LOCK)]
+    pub reentrant: bool,
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
@@ -63,8 +66,33 @@ pub struct Unlock {
     /// With --force: break only the grant with this fencing token
     #[arg(long, value_name = "N", requires = "force", conflicts_with = "all", value_parser = whole(0, u64::MAX), help_heading = LOCK)]
     pub token: Option<u64>,
+    /// Leave a lock that the caller runs under: the counterpart of lock --reentrant
+    #[arg(long, conflicts_with_all = ["handle", "all", "force"], help_heading = LOCK)]
+    pub reentrant: bool,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required_unless_present = "all")]
+    pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Wait until locks are free, and leave them free
+///
+/// A lock is free when the next caller would get it at once: no caller holds it or waits for it, or only callers that died.
+/// The wait takes no place in the queue and delays no other caller, so another caller may have the lock when csalock
+/// exits. Of several locks each was seen free once, not all of them at one moment.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "csalock wait [OPTION]... NAME...",
+    mut_args(|argument| hide(argument, &["fail_on_stale", "label"]))
+)]
+pub struct Wait {
+    /// Options of waiting.
+    #[command(flatten)]
+    pub waiting: Waiting,
+    /// Name of a lock, or path of its file
+    #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
     /// Options of every command.
     #[command(flatten)]

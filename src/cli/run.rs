@@ -61,6 +61,11 @@ pub struct Run {
     /// Lock the file itself with flock(2) too, as flock(1) does; for names that are paths
     #[arg(long, help_heading = LOCK)]
     pub flock: bool,
+    /// If the caller runs under the lock already, run the command without acquiring it again
+    #[arg(
+        long, conflicts_with_all = ["ttl", "forever", "max_hold", "flock", "once_per", "overdue"], help_heading = LOCK
+    )]
+    pub reentrant: bool,
     /// Run STRING with /bin/sh -c
     #[arg(short = 'c', long = "command", value_name = "STRING", help_heading = COMMAND)]
     pub shell: Option<OsString>,

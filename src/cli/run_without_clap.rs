@@ -62,11 +62,21 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
     let common = Common { quiet, verbose, store: options.store.take(), ..Common::default() };
     let command = match verb {
         Verb::Run => Command::Run(run(options, names, common)?),
-        Verb::Lock => Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle: false, names, common }),
-        Verb::Unlock => {
-            let (all, force, end, kill_after) = (false, false, false, parse_duration(KILL_AFTER).ok()?);
-            Command::Unlock(Unlock { handle: None, all, force, end, kill_after, token: None, names, common })
+        Verb::Lock => {
+            let (print_handle, reentrant) = (false, false);
+            Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle, reentrant, names, common })
         }
+        Verb::Unlock => Command::Unlock(Unlock {
+            handle: None,
+            all: false,
+            force: false,
+            end: false,
+            kill_after: parse_duration(KILL_AFTER).ok()?,
+            token: None,
+            reentrant: false,
+            names,
+            common,
+        }),
     };
     Some(Cli { common: Common::default(), command })
 }
@@ -143,6 +153,7 @@ fn run(options: Options, words: Vec<OsString>, common: Common) -> Option<Run> {
         taking: options.taking()?,
         busy: Busy::Wait,
         flock: false,
+        reentrant: false,
         shell: None,
         max_hold,
         kill_after: parse_duration(KILL_AFTER).ok()?,

@@ -51,6 +51,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) give_up_if: Option<Duration>,
     /// With `--busy replace`: the time until a holder that was asked to end is killed.
     pub(super) replaces: Option<Duration>,
+    /// The caller's number of slots.
+    pub(super) slots: Option<u32>,
     pub(super) turn: OnceCell<Turn>,
 }
 
@@ -75,6 +77,7 @@ impl<'a> Acquisition<'a> {
             settings: &SettingNames::OPTIONS,
             give_up_if: None,
             replaces: None,
+            slots: None,
             turn: OnceCell::new(),
         }
     }
@@ -197,6 +200,14 @@ impl<'a> Acquisition<'a> {
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
                 lock.settings = self.settings;
                 let mut report = lock.refusal(refusal);
+                let record = self.slots.and_then(|_| opened.engine(*at).record(&opened.target(*at).name).ok());
+                if let (Some(wanted), Some(has)) = (self.slots, record.and_then(|record| record.slots))
+                    && wanted != has
+                {
+                    report.message.push_str(&format!(
+                        "; it has {has} slots now, and the caller's {wanted} count when the holders are gone"
+                    ));
+                }
                 report.expected = self.turn.get().cloned();
                 if let Some((_, Some(_))) = report.expected {
                     let typed = &opened.target(*at).shell_arg;

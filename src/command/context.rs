@@ -16,7 +16,7 @@ use crate::engine::{Engine, LockSet};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, ThisProcess, new_owner};
-use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
+use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
 use crate::signals::StartupState;
@@ -84,6 +84,36 @@ impl Context {
 
     pub(super) fn lock_set(&self, common: &Common, typed: &[OsString]) -> Result<LockSet> {
         Ok(LockSet::new(typed.iter().map(|name| self.target(common, name)).collect::<Result<Vec<_>>>()?))
+    }
+
+    /// Returns the locks of these names without those that a grant around this process holds now, which may include all.
+    /// The grant must have this mode or be exclusive; `None` means any mode.
+    pub(super) fn lock_set_within(&self, common: &Common, typed: &[OsString], mode: Option<Mode>) -> Result<LockSet> {
+        let LockSet { all, first_at: first } = self.lock_set(common, typed)?;
+        let mut rest = LockSet { all: Vec::new(), first_at: 0 };
+        for (at, target) in all.into_iter().enumerate() {
+            if self.is_held_around(&target, mode)? {
+                continue;
+            }
+            if at == first {
+                rest.first_at = rest.all.len();
+            }
+            rest.all.push(target);
+        }
+        Ok(rest)
+    }
+
+    /// Returns true if a grant that this process runs under holds the lock now. The variables alone prove nothing: a daemon
+    /// that the command left behind has them for ever, and a grant that is over may still be in the record.
+    pub(super) fn is_held_around(&self, target: &LockRef, mode: Option<Mode>) -> Result<bool> {
+        let around = self.enclosing_grants();
+        if around.is_empty() {
+            return Ok(false);
+        }
+        let status = self.engine(&target.location)?.inspect(&target.name)?;
+        let fits = |grant: &Grant| mode.is_none_or(|mode| [mode, Mode::Exclusive].contains(&grant.mode));
+        let mut holders = status.record.holders.iter().zip(&status.holders);
+        Ok(holders.any(|(grant, holds)| holds.is_ok() && around.contains(&grant.proof) && fits(grant)))
     }
 
     /// Returns a store that has a lock of this name, although the store of `target` does not: the store beside the file,

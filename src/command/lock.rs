@@ -27,10 +27,20 @@ use crate::store::StoreDeadline;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(&asked.common, &asked.names)?;
-    warn_of_descriptors(context, asked);
     let Lock { common, taking, pid, .. } = asked;
     let prints = asked.print_handle || common.json;
+    let targets = &match asked.reentrant {
+        true if prints => {
+            let what = "--reentrant has no handle to print, because the lock may be that of the caller";
+            return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json or --reentrant out").into());
+        }
+        true => context.lock_set_within(common, &asked.names, Some(taking.mode()))?,
+        false => context.lock_set(common, &asked.names)?,
+    };
+    warn_of_descriptors(context, asked);
+    if targets.all.is_empty() {
+        return Ok(Exit::Done);
+    }
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
@@ -127,6 +137,7 @@ impl ForScript<'_> {
         let acquisition = Acquisition {
             settings: self.settings,
             give_up_if: self.taking.give_up_if,
+            slots: self.taking.slots,
             ..Acquisition::new(self.common, &self.taking.waiting, &signals, lease)
         };
         let until = acquisition.policy.end(self.context.host.boottime());

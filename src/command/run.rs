@@ -15,7 +15,7 @@ use super::acquire::{Acquisition, report_taken, request};
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, OpenLockSet};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
@@ -31,7 +31,10 @@ use crate::signals::{Interrupt, Signals};
 
 pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(asked, arguments)?;
-    let locks = context.lock_set(&asked.common, &names)?;
+    let locks = locks_to_acquire(context, asked, &names)?;
+    if locks.all.is_empty() {
+        return Err(command_line.replace_process(context.inherited).into());
+    }
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
     let this = context.host.this_process()?;
@@ -83,6 +86,14 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     match child {
         Some(child) => run_supervised(&call, child, &opened),
         None => run_in_place(&call, &opened, &variables),
+    }
+}
+
+/// Returns the locks that the command needs and its caller does not run under; with `--reentrant` that may be none.
+fn locks_to_acquire(context: &Context, asked: &Run, names: &[OsString]) -> Result<LockSet> {
+    match asked.reentrant {
+        true => context.lock_set_within(&asked.common, names, Some(asked.taking.mode())),
+        false => context.lock_set(&asked.common, names),
     }
 }
 
@@ -299,6 +310,7 @@ impl RunCall<'_> {
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
             give_up_if: self.asked.taking.give_up_if,
             replaces: (self.asked.busy == Busy::Replace).then_some(self.asked.kill_after),
+            slots: self.asked.taking.slots,
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
             ..own
         }

@@ -295,7 +295,14 @@ fn pass_over(asked: &Unlock, error: &Error, documents: &mut Vec<Document>) -> Ex
 type NamedLocks = Vec<(LockRef, Option<HandleHash>)>;
 
 fn named(context: &Context, asked: &Unlock) -> Result<NamedLocks> {
-    asked.names.iter().map(|name| Ok((context.target(&asked.common, name)?, None))).collect()
+    let mut targets = Vec::new();
+    for name in &asked.names {
+        let target = context.target(&asked.common, name)?;
+        if !asked.reentrant || !context.is_held_around(&target, None)? {
+            targets.push((target, None));
+        }
+    }
+    Ok(targets)
 }
 
 /// Returns each held or abandoned lock of the store except claims, and the exit code: an unreadable record stays.

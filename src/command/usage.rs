@@ -56,7 +56,7 @@ const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
 ];
 
 /// Words that users type for what they want csalock to do, not as the name of a lock before a command.
-const NOT_NAMES: [&str; 6] = ["help", "wait", "await", "try", "test", "trylock"];
+const NOT_NAMES: [&str; 4] = ["help", "try", "test", "trylock"];
 
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
 pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {

@@ -4,6 +4,7 @@
 mod end;
 mod wait;
 
+use std::num::NonZeroU32;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -171,6 +172,7 @@ impl Engine {
             || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));
         let entry = Waiter {
             mode: request.mode,
+            slots: request.slots.and_then(NonZeroU32::new),
             lifetime,
             needs_confirmation: confirms,
             release_on_exit: request.ends_with == EndsWith::Exit,
@@ -181,7 +183,6 @@ impl Engine {
             ..Waiter::new(request.handle.proof(), request.owner.clone(), request.process)
         };
         Acquire {
-            slots: request.slots,
             queue: !policy.is_none(),
             refuse_stale: request.refuse_stale,
             phase: request.phase,

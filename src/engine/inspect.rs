@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Engine, decode, of_another_name};
+use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
 use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{
     self, EndReason, Facts, Grant, Liveness, Mode, ProcessId, Query, Record, effective_owner, grant_status,
 };
-use crate::store::Versioned;
+use crate::store::{StoreDeadline, Versioned};
 
 /// A record with the liveness of its holders and waiters.
 #[derive(Debug, Clone)]
@@ -25,6 +25,12 @@ impl LockStatus {
     /// Returns true if the lock has a holder whose grant has not ended.
     pub fn is_held(&self) -> bool {
         self.holders.iter().any(std::result::Result::is_ok)
+    }
+
+    /// Returns true if the next caller would get the lock at once, whatever its mode.
+    pub fn is_free(&self) -> bool {
+        let waits = self.record.pages.is_some() || self.waiters.iter().any(|liveness| *liveness != Liveness::Dead);
+        !self.is_held() && !waits
     }
 
     /// Returns the turn of a caller that comes at `now` on the wall clock and wants this mode of this many slots, or else
@@ -56,6 +62,19 @@ impl Engine {
     /// Returns the status of a name, for display; the record of an unknown name is free.
     pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
         self.inspect_record(self.read(name)?.1)
+    }
+
+    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. Returns the last
+    /// status.
+    pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy) -> Result<LockStatus> {
+        let mut clock = policy.begin(self.host.boottime(), true);
+        let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));
+        loop {
+            let status = self.inspect(name)?;
+            let pause = if status.is_free() { None } else { clock.next_pause(self.host.boottime(), 0) };
+            let Some(pause) = pause else { return Ok(status) };
+            self.host.sleep(pause);
+        }
     }
 
     /// Visits the status of every name in turn. `visit` gets an `Err` for an unreadable record.

@@ -9,7 +9,6 @@ use super::owner::{PidDomain, ProcessId};
 use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
     INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_in_order, grant_waiting, refill, replaced,
-    slot_count_conflict,
 };
 use super::queue::{Page, Pages};
 use super::record::{Grant, Record, Waiter};
@@ -76,14 +75,10 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     let in_record = next.waiter(&me).is_some();
     let place = request.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
-    let slots = next.slots;
     if !in_record && place.is_none() {
         if next.pages.is_some() {
             // Waiters of pages come into the record, which may leave room for the caller.
             wake = grant_in_order(&mut next, facts, None)?;
-        }
-        if let Some(has) = slot_count_conflict(&next, request, facts)? {
-            return Ok(refused(Refusal::SlotCountConflict(has)));
         }
         wake.extend(enter(&mut next, request, facts));
     }
@@ -98,9 +93,8 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     }
     if !request.queue {
         let busy = busy(next.holders.clone());
-        // The caller was in the queue for this decision only, and so was its number of slots.
+        // The caller was in the queue for this decision only.
         next.waiters.retain(|waiter| waiter.proof != me);
-        next.slots = next.slots.and(slots);
         let changed = !ended.is_empty() || !wake.is_empty();
         return Ok(if changed { write(next, busy, wake) } else { Transition::Done(busy) });
     }
@@ -164,7 +158,6 @@ fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<A
 /// Enters the queue of the record unless it is full. A caller that does not queue enters it for this decision only.
 /// Returns the waiters to wake.
 fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash> {
-    next.slots = request.slots.or(next.slots);
     let entry = || Waiter { since: facts.wall, ..request.entry.clone() };
     if request.queue && request.entry.latest_only {
         return enter_in_place(next, entry());

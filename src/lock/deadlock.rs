@@ -12,7 +12,7 @@
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
-use super::queue::{effective_owner, free_slot, is_gone};
+use super::queue::{effective_owner, is_gone, slot_for};
 use super::record::{Grant, Record, Waiter};
 use super::refusal::Edge;
 
@@ -124,7 +124,7 @@ fn stuck(waits: &[WaitNode], blocked_callers: &[Vec<Vec<usize>>], facts: &Facts)
 
 /// Returns true if the waiter would eventually be granted the lock even if these holders kept it.
 pub(super) fn fits_beside(holders: &[&Grant], record: &Record, waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
-    let fits = |other: &Waiter| free_slot(holders.iter().copied(), record.slots, other.mode).is_some();
+    let fits = |other: &Waiter| slot_for(other, holders.iter().copied(), record.slots).is_some();
     for before in record.waiters.iter().take_while(|before| before.proof != waiter.proof) {
         if !fits(before) && !is_gone(before, facts)? {
             return Ok(false);

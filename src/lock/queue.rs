@@ -19,6 +19,7 @@
 //!   entry is void, and the waiter enters the queue again.
 //! - A page contains no grant. A bad or missing page costs its waiters their positions, but costs no holder a lock.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -138,9 +139,10 @@ pub(super) fn grant_in_order(
             continue;
         }
         // The first waiter that does not fit ends the walk, so a reader never passes a writer that waits.
-        let Some(slot) = free_slot(&record.holders, record.slots, first.mode) else { break };
+        let Some(slot) = slot_for(first, &record.holders, record.slots) else { break };
         let waiter = record.waiters.remove(0);
         is_taken = waiter.mode == Mode::Exclusive;
+        record.slots = (waiter.mode == Mode::Slot).then(|| waiter.slot_count());
         wake.push(waiter.proof);
         let leased = waiter.lease.is_some() || !matches!(waiter.lifetime, Lifetime::WhileOwnerLives);
         record.holders.push(grant(waiter, slot, myself, facts)?);
@@ -149,7 +151,7 @@ pub(super) fn grant_in_order(
             wake.extend(record.waiters.first().map(|next| next.proof));
         }
     }
-    if !counts(record) {
+    if record.holders.is_empty() {
         record.slots = None;
     }
     wake.dedup();
@@ -198,40 +200,21 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     })
 }
 
-/// Returns the lowest slot that `mode` would get beside the holders, or `None` if it does not fit.
-pub(super) fn free_slot<'a>(
+/// Returns the lowest slot that the waiter would get beside the holders, which count `slots`, or `None` if it does not fit.
+/// A waiter that counts another number of slots waits until no holder is left.
+pub(super) fn slot_for<'a>(
+    waiter: &Waiter,
     holders: impl IntoIterator<Item = &'a Grant, IntoIter: Clone>,
     slots: Option<u32>,
-    mode: Mode,
 ) -> Option<u32> {
     let mut holders = holders.into_iter();
-    let alike = holders.clone().all(|grant| grant.mode == mode);
-    match mode {
+    let alike = holders.clone().all(|grant| grant.mode == waiter.mode && slots == waiter.slots.map(NonZeroU32::get));
+    match waiter.mode {
         Mode::Exclusive => holders.next().is_none().then_some(0),
         Mode::Shared => alike.then_some(0),
         Mode::Slot if !alike => None,
-        Mode::Slot => (0..slots?).find(|slot| holders.clone().all(|grant| grant.slot != *slot)),
+        Mode::Slot => (0..waiter.slot_count()).find(|slot| holders.clone().all(|grant| grant.slot != *slot)),
     }
-}
-
-/// Returns true if a holder or waiter has or wants a slot, or if unread pages may contain such a waiter.
-fn counts(record: &Record) -> bool {
-    record.holders.iter().any(|grant| grant.mode == Mode::Slot)
-        || record.waiters.iter().any(|waiter| waiter.mode == Mode::Slot)
-        || record.pages.is_some()
-}
-
-/// Returns the slot count of the record if the request has another count and a holder or waiter relies on the former.
-pub(super) fn slot_count_conflict(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<u32>, Query> {
-    let (Some(has), Some(wants)) = (record.slots, request.slots) else { return Ok(None) };
-    if has == wants {
-        return Ok(None);
-    }
-    let mut in_use = record.pages.is_some() || record.holders.iter().any(|grant| grant.mode == Mode::Slot);
-    for waiter in record.waiters.iter().filter(|waiter| waiter.mode == Mode::Slot) {
-        in_use = in_use || !is_gone(waiter, facts)?;
-    }
-    Ok(in_use.then_some(has))
 }
 
 /// Returns true if the process of a waiter is not certainly dead. If the waiter is gone all the same, it must be woken.

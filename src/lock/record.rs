@@ -7,6 +7,7 @@
 //! - a handle hash occurs once, in one of the two lists;
 //! - tokens grow in the order of granting.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ pub struct Record {
     /// Name of the lock, stored so that a reader detects a record that two names share.
     #[serde(skip)]
     pub name: Vec<u8>,
-    /// Maximum number of holders if they have [`Mode::Slot`].
+    /// Maximum number of holders, if they have [`Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slots: Option<u32>,
     /// Grants in the order of granting.
@@ -111,6 +112,9 @@ pub struct Waiter {
     pub proof: HandleHash,
     /// Part of the lock that the waiter wants.
     pub mode: Mode,
+    /// With [`Mode::Slot`]: the waiter's number of slots, which becomes that of the record when the waiter is granted one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub slots: Option<NonZeroU32>,
     /// Owner of the future grant, shared like [`Grant::owner`].
     pub owner: Arc<Owner>,
     /// Process that waits; its death ends the wait.
@@ -154,6 +158,7 @@ impl Waiter {
         Waiter {
             proof,
             mode: Mode::Exclusive,
+            slots: None,
             owner: Arc::new(owner),
             process,
             lifetime: Lifetime::WhileOwnerLives,
@@ -166,6 +171,11 @@ impl Waiter {
             lease: None,
             since: 0,
         }
+    }
+
+    /// Returns the number of slots that the waiter counts; a damaged entry counts one.
+    pub fn slot_count(&self) -> u32 {
+        self.slots.map_or(1, NonZeroU32::get)
     }
 
     pub fn waits_where(&self) -> (PidDomain, ProcessId) {

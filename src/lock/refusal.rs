@@ -14,8 +14,6 @@ pub enum Refusal {
     /// The wait would never end. The caller waits for the first edge, whose holder waits for the second, and so on; the
     /// last edge is the caller's own grant.
     Deadlock(Vec<Edge>),
-    /// The record has this slot count, and the request has another one.
-    SlotCountConflict(u32),
     /// Another id has claimed the name permanently.
     Claimed(Box<Grant>),
     /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.

@@ -122,8 +122,6 @@ pub enum Phase {
 pub struct Acquire {
     /// Entry for the queue.
     pub entry: Waiter,
-    /// Maximum number of holders, for [`super::record::Mode::Slot`].
-    pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
     pub place: QueuePlace,
@@ -135,14 +133,7 @@ pub struct Acquire {
 impl Acquire {
     /// Creates the request of this waiter, which does not enter the queue.
     pub fn new(entry: Waiter) -> Acquire {
-        Acquire {
-            entry,
-            slots: None,
-            queue: false,
-            place: QueuePlace::Nowhere,
-            refuse_stale: false,
-            phase: Phase::Direct,
-        }
+        Acquire { entry, queue: false, place: QueuePlace::Nowhere, refuse_stale: false, phase: Phase::Direct }
     }
 }
 

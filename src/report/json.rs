@@ -1,6 +1,7 @@
 //! The JSON documents. They are a stable interface: fields may be added, but never renamed or removed.
 
 use std::fmt::Write as _;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -154,8 +155,10 @@ pub(crate) fn status(
         holder(grant, alive, reporter)
     });
     let waiters = record.waiters.iter().zip(&status.waiters);
-    let waiters =
-        waiters.map(|(waiter, alive)| party(&waiter.owner, waiter.mode, waiter.since, *alive, None, reporter));
+    let waiters = waiters.map(|(waiter, alive)| {
+        let document = party(&waiter.owner, waiter.mode, waiter.since, *alive, None, reporter);
+        document.with_some("slots", waiter.slots.map(NonZeroU32::get))
+    });
     let value = record.value.as_ref().map(|value| {
         let mode = value.mode.map(|mode| format!("{mode:04o}"));
         let document = Document::new().with("version", value.version).with("bytes", value.size);

@@ -107,10 +107,6 @@ impl<'a> RefusedLock<'a> {
                 self.report(ErrorKind::Stale, format!("{self} is stale: it was left by {endings}"), hint, &grants)
             }
             Refusal::Deadlock(cycle) => self.deadlock(cycle),
-            Refusal::SlotCountConflict(slots) => {
-                let message = format!("{self} has {slots} slots, by the word of its holders and waiters");
-                self.report(ErrorKind::InvalidInput, message, format!("use -j {slots}"), &[])
-            }
             Refusal::Replaced(successor) => self.replaced(successor.as_deref()),
             Refusal::Lost(not_holder) => self.not_holder(not_holder),
         }

@@ -317,6 +317,9 @@ impl LockBlock<'_> {
             let how = match liveness {
                 Liveness::Dead => "(dead) ".to_string(),
                 _ if waiter.mode == Mode::Exclusive => String::new(),
+                _ if waiter.mode == Mode::Slot && self.status.record.slots != Some(waiter.slot_count()) => {
+                    format!("(of {} slots) ", waiter.slot_count())
+                }
                 _ => format!("({}) ", mode(waiter.mode)),
             };
             table.add(&[

@@ -101,7 +101,7 @@ impl<'a> SleepingChild<'a> {
                         if !dies_with_parent {
                             let _ = set_pdeathsig(None);
                         }
-                        command_line.execute(&environment, numbers, inherited)
+                        command_line.execute(&environment, Some(numbers), inherited)
                     }
                     Err(errno) => errno,
                 };

@@ -78,11 +78,23 @@ impl CommandLine {
         self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
     }
 
-    /// Replaces this process by the command with this environment, to which it adds the numbers of the grant. Returns the
-    /// error number if that fails. The caller has restored the signals.
-    pub(super) fn execute(&self, environment: &[&CStr], numbers: GrantNumbers, inherited: StartupState) -> Errno {
+    /// Replaces this process by the command, with the signals, descriptors and variables that this process was started
+    /// with. Returns the reason if that fails.
+    pub fn replace_process(&self, inherited: StartupState) -> Error {
+        signals::restore_most(inherited);
+        self.cannot_execute(self.execute(&Environment::all(), None, inherited))
+    }
+
+    /// Replaces this process by the command with this environment, to which it adds the numbers of a new grant. Returns
+    /// the error number if that fails. The caller has restored the signals.
+    pub(super) fn execute(
+        &self,
+        environment: &[&CStr],
+        numbers: Option<GrantNumbers>,
+        inherited: StartupState,
+    ) -> Errno {
         close_again(inherited);
-        let numbers = numbers.variables();
+        let numbers = numbers.map(GrantNumbers::variables).unwrap_or_default();
         let environment: Vec<&CStr> = environment.iter().copied().chain(numbers.iter().map(|it| &**it)).collect();
         match execvpe(&self.words[0], &self.words, &environment) {
             // A shell runs a script without #!, as execvp(3) does.

@@ -98,7 +98,7 @@ impl<'a> GuardedCommand<'a> {
         }
         self.signals.restore(self.context.inherited);
         let environment = Environment::block(variables);
-        self.command_line.cannot_execute(self.command_line.execute(&environment, numbers, self.context.inherited))
+        self.command_line.cannot_execute(self.command_line.execute(&environment, Some(numbers), self.context.inherited))
     }
 
     /// Releases the locks without a run of the command, for this reason if it could not be executed.

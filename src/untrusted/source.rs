@@ -1,5 +1,6 @@
 //! Random values from a fuzzer's bytes: each choice consumes some bytes, and without bytes every choice is zero.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::lock::{
@@ -114,6 +115,7 @@ impl Source<'_> {
         Waiter {
             proof: self.proof(),
             mode: self.share(),
+            slots: self.option(|source| NonZeroU32::MIN.saturating_add(source.number() as u32)),
             owner: self.owner().into(),
             process: self.process(),
             lifetime: self.lifetime(),

@@ -152,7 +152,7 @@ fn an_unknown_command_is_answered_with_the_one_that_is_meant() {
         (&["help", "a\n\n\x1b[2Jb"], "see csalock --help"),
         (&["job", "true"], "to run a command under a lock, try: csalock run job true"),
         (&["job", "FOO=1", "date"], "to run a command under a lock, try: csalock run job env FOO=1 date"),
-        (&["wait", "x"], "see csalock --help"),
+        (&["await", "x"], "try: csalock wait x"),
         (&["try", "x", "date"], "see csalock --help"),
     ]);
 }

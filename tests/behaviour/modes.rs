@@ -1,7 +1,7 @@
 //! Exclusive, shared and slots: one queue, and no waiter passes another one unless it fits.
 
 use crate::referee;
-use crate::sandbox::{Job, Sandbox, wait_until};
+use crate::sandbox::{Job, Sandbox, has, wait_until};
 
 /// A holder in this mode until it is told to end.
 fn holder(sandbox: &Sandbox, mode: &[&str]) -> Job {
@@ -112,18 +112,34 @@ on_every_store! {
         jobs.iter_mut().for_each(Job::release);
     }
 
-    fn another_number_of_slots_is_a_usage_error_while_the_lock_is_in_use(sandbox: &Sandbox) {
-        let job = holding(sandbox, &["-j", "3"]);
-        let text = "csalock: lock x in store STORE has 3 slots, by the word of its holders and waiters; use -j 3\n";
-        for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {
-            sandbox.csalock(words).status(64).stderr(text).run();
+    fn another_number_of_slots_counts_when_the_holders_are_gone(sandbox: &Sandbox) {
+        let mut former: Vec<Job> = (0..2).map(|_| holding(sandbox, &["-j", "3"])).collect();
+        for words in [&["run", "-n", "-j", "4", "x", "true"][..], &["lock", "-n", "-j", "4", "x"]] {
+            let done = sandbox.csalock(words).capture();
+            assert!(done.stderr.contains("; it has 3 slots now, and the caller's 4 count when the holders are gone; "), "{done:?}");
+            done.exits(75);
         }
-        assert_eq!(sandbox.holders("x").len(), 1);
-        // Alone, or shared, one has to wait for them.
-        sandbox.csalock(["run", "-n", "x", "true"]).capture().exits(75);
-        sandbox.csalock(["run", "-n", "-s", "x", "true"]).capture().exits(75);
-        job.wait().exits(0);
-        sandbox.csalock(["run", "-j", "2", "x", "true"]).run();
+        let mut later = waiting(sandbox, &["-j", "4"], 0);
+        // A slot of the former number is free, but the waiter came first.
+        let mut last = waiting(sandbox, &["-j", "3"], 1);
+        former.pop().unwrap().wait().exits(0);
+        wait_until("one holder is left", || sandbox.holders("x").len() == 1);
+        assert!(!is_in(&later) && !is_in(&last));
+        let sight = sandbox.sight("x");
+        let waits: Vec<_> = sight["waiters"].as_array().unwrap().iter().map(|waiter| waiter["slots"].clone()).collect();
+        assert_eq!((&sight["slots"], waits), (&3.into(), vec![4.into(), 3.into()]));
+        if has("script") {
+            let shown = sandbox.call("script", ["-qec", "csalock status x", "/dev/null"]).capture().stdout;
+            assert!(shown.contains("2 of 3 slots free") && shown.contains("  (of 4 slots) "), "{shown}");
+        }
+        former.pop().unwrap().wait().exits(0);
+        later.lines(1);
+        assert_eq!((&sandbox.sight("x")["slots"], is_in(&last)), (&4.into(), false));
+        later.release();
+        last.lines(1);
+        assert_eq!(sandbox.sight("x")["slots"], 3);
+        last.wait().exits(0);
+        sandbox.csalock(["run", "-n", "-j", "2", "x", "true"]).run();
     }
 
     fn status_tells_modes_and_free_slots(sandbox: &Sandbox) {

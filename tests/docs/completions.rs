@@ -105,7 +105,9 @@ fn visible(command: &Command) -> Command {
 
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
-        "unlock" | "status" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
+        "unlock" | "wait" | "status" | "metrics" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => {
+            ValueHint::Hostname
+        }
         "run" => ValueHint::Username,
         "lock" | "history" | "audit" | "gc" | "doctor" | "overdue" | "claim" => ValueHint::EmailAddress,
         "man" => ValueHint::CommandName,

@@ -161,7 +161,9 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
     }
     assert!(offers(&["csalock", "gc", "pl"]).contains("plain") && offers(&["csalock", "doctor", "yes"]).contains(PAST));
     let live: BTreeSet<String> = HELD.into_iter().map(String::from).collect();
-    for command in ["unlock", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup"] {
+    for command in
+        ["unlock", "wait", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup"]
+    {
         let offered = offers(&["csalock", command, ""]);
         assert!(live.is_subset(&offered) && !offered.iter().any(|name| name.contains("line")), "{offered:?}");
         assert_eq!(offers(&["csalock", command, "-q", "--json", "pl"]), BTreeSet::from(["plain".to_string()]));

@@ -285,6 +285,7 @@ impl World {
         let holds_any = (0..self.names).any(|name| actor.holds(name));
         let entry = Waiter {
             mode: share,
+            slots: std::num::NonZeroU32::new(script.slots).filter(|_| share == csalock::lock::Mode::Slot),
             lifetime,
             needs_confirmation: script.for_shell || script.lasts != Lasts::OwnerLives,
             latest_only: script.latest_only,
@@ -293,7 +294,6 @@ impl World {
             ..Waiter::new(proof(at), party(script, at), process(at))
         };
         Acquire {
-            slots: (share == csalock::lock::Mode::Slot).then_some(self.slots),
             queue,
             place: if actor.queued { QueuePlace::InRecord } else { QueuePlace::Nowhere },
             refuse_stale: script.refuses_stale,

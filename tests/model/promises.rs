@@ -25,7 +25,7 @@ const NEWCOMER: usize = 7;
 
 pub(crate) fn all() -> Vec<Property<World>> {
     vec![
-        Property::always(FIT, |_, state| do_fit(state)),
+        Property::always(FIT, do_fit),
         Property::always(RECORD_FITS, |_, state: &State| state.broken != Some(RECORD_FITS)),
         Property::always(TOKENS, |_, state: &State| state.broken != Some(TOKENS)),
         Property::always(FIRST_COME, |_, state: &State| state.broken != Some(FIRST_COME)),
@@ -40,22 +40,24 @@ pub(crate) fn all() -> Vec<Property<World>> {
 }
 
 /// Whether the holders that were told so, and have not begun to release, are compatible.
-fn do_fit(state: &State) -> bool {
+fn do_fit(world: &World, state: &State) -> bool {
     (0..state.names.len()).all(|name| {
-        let holds = state.actors.iter().map(|actor| actor.holds[name]).filter(|hold| hold.is == Holding::Told);
-        fit(&holds.filter_map(|hold| Some((hold.share?, hold.slot))).collect::<Vec<_>>())
+        let holds = state.actors.iter().zip(&world.actors).map(|(actor, script)| (actor.holds[name], script.slots));
+        let told = holds.filter(|(hold, _)| hold.is == Holding::Told);
+        fit(&told.filter_map(|(hold, slots)| Some((hold.share?, hold.slot, slots))).collect::<Vec<_>>())
     })
 }
 
-fn fit(holds: &[(HeldMode, u32)]) -> bool {
-    let Some((mode, _)) = holds.first() else { return true };
-    let alike = holds.iter().all(|(other, _)| other == mode);
+/// Whether these are compatible: the mode and the slot of each, and how many slots it counts.
+fn fit(holds: &[(HeldMode, u32, u32)]) -> bool {
+    let Some((mode, _, slots)) = holds.first() else { return true };
+    let alike = holds.iter().all(|(other, ..)| other == mode);
     match mode {
         HeldMode::Exclusive => holds.len() == 1,
         HeldMode::Shared => alike,
         HeldMode::Slot => {
             let distinct = holds.iter().enumerate().all(|(at, hold)| !holds[..at].contains(hold));
-            alike && distinct && holds.iter().all(|(_, slot)| *slot < 2)
+            alike && distinct && holds.iter().all(|(_, slot, count)| slot < slots && count == slots)
         }
     }
 }
@@ -69,7 +71,8 @@ pub(crate) fn broken_by_swap(
     old: &Record,
     new: &Record,
 ) -> Option<Broken> {
-    let key = |grant: &Grant| (HeldMode::from(grant.mode), grant.slot);
+    let slots_of = |proof| whose(&proof).map_or(0, |whose| world.actors[whose].slots);
+    let key = |grant: &Grant| (HeldMode::from(grant.mode), grant.slot, slots_of(grant.proof));
     if !fit(&new.holders.iter().map(key).collect::<Vec<_>>()) {
         return Some(RECORD_FITS);
     }
@@ -117,8 +120,9 @@ pub(crate) fn broken_by_swap(
     // Only what does not serve leaves holders as they are.
     let first_fits = new.waiters.first().is_some_and(|first| {
         let mut holds: Vec<_> = new.holders.iter().map(key).collect();
-        let slot = (0..).find(|slot| holds.iter().all(|(_, other)| other != slot)).unwrap_or_default();
-        holds.push((first.mode.into(), if first.mode == Mode::Slot { slot } else { 0 }));
+        let slot = (0..).find(|slot| holds.iter().all(|(_, other, _)| other != slot)).unwrap_or_default();
+        let slot = if first.mode == Mode::Slot { slot } else { 0 };
+        holds.push((first.mode.into(), slot, slots_of(first.proof)));
         fit(&holds)
     });
     first_fits.then_some(SERVED)

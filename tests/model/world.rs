@@ -8,8 +8,6 @@ pub(crate) struct World {
     pub(crate) names: usize,
     pub(crate) actors: Vec<Script>,
     pub(crate) faults: Faults,
-    /// How many slots [`Mode::Slot`] means.
-    pub(crate) slots: u32,
     /// Whether a waiter polls without a wake-up, as it does after a bounded time.
     pub(crate) bounded_looks: bool,
     /// Whether the hosts are copies of one machine: a process that is not on one of them may run on another.
@@ -51,6 +49,8 @@ pub(crate) struct Script {
     pub(crate) refuses_stale: bool,
     /// Whether it lives on after its last task.
     pub(crate) stays: bool,
+    /// How many slots [`Mode::Slot`] means to it.
+    pub(crate) slots: u32,
     pub(crate) tasks: Vec<Task>,
 }
 
@@ -127,6 +127,7 @@ impl Script {
             latest_only: false,
             refuses_stale: false,
             stays: false,
+            slots: 2,
             tasks: tasks.to_vec(),
         }
     }
@@ -161,6 +162,11 @@ impl Script {
         Script { latest_only: true, ..self }
     }
 
+    /// The script that counts so many slots.
+    pub(crate) fn counting(self, slots: u32) -> Script {
+        Script { slots, ..self }
+    }
+
     pub(crate) fn refusing_stale(self) -> Script {
         Script { refuses_stale: true, ..self }
     }
@@ -179,7 +185,7 @@ pub(crate) fn shares(name: usize, share: Mode) -> Script {
 impl World {
     /// A world of these actors in which nothing goes wrong.
     pub(crate) fn of(names: usize, actors: Vec<Script>) -> World {
-        World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, copies: false, planted: None }
+        World { names, actors, faults: Faults::default(), bounded_looks: true, copies: false, planted: None }
     }
 
     /// Facts without answers, of a store that loses replies if that may happen in this world.

@@ -62,6 +62,12 @@ fn three_callers_want_one_of_two_slots() {
 }
 
 #[test]
+fn callers_that_count_two_and_three_slots() {
+    let slot = |slots| shares(0, Mode::Slot).counting(slots);
+    explore("two numbers of slots", &[slot(2), slot(3), slot(2)], few([1, 0, 0, 0]), few([2, 1, 1, 0]));
+}
+
+#[test]
 fn two_names_in_opposite_orders_and_a_caller_that_wants_one() {
     let both = |first, second| {
         let (take, give) = ([Task::Take(first, EXCLUSIVE), Task::Take(second, EXCLUSIVE)], Task::GiveBack);

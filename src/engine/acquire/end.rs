@@ -35,8 +35,8 @@ impl AcquireAttempt<'_> {
                 }
             }
             Refusal::Busy(_) => self.engine.note_leases(record),
-            // These callers are not in the queue: they never came in, have lost their place, or only confirm a grant.
-            Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_) => {}
+            // These callers are not in the queue: they have lost their place, or only confirm a grant.
+            Refusal::Replaced(_) | Refusal::Lost(_) => {}
         }
         Ok(Some(AcquireResult::Refused(refusal)))
     }
@@ -49,9 +49,7 @@ impl AcquireAttempt<'_> {
             Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
                 self.terms.place.is_queued()
             }
-            Ok(AcquireResult::Refused(Refusal::SlotCountConflict(_) | Refusal::Replaced(_) | Refusal::Lost(_))) => {
-                false
-            }
+            Ok(AcquireResult::Refused(Refusal::Replaced(_) | Refusal::Lost(_))) => false,
             Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
         }
     }

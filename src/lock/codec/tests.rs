@@ -1,5 +1,6 @@
 //! Tests that every field survives encoding and decoding, and that the decoder refuses all other bytes.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::*;
@@ -38,6 +39,7 @@ fn full() -> Record {
     let waiter = Waiter {
         proof: crate::lock::Handle::new([2; 16]).proof(),
         mode: Mode::Shared,
+        slots: NonZeroU32::new(4),
         owner: Owner { processes: Vec::new(), supervisor: None, label: None, ..owner }.into(),
         process: ProcessId { pid: 11, start: 12 },
         lifetime: Lifetime::Ttl(13),
@@ -199,6 +201,7 @@ fn a_record_has_only_one_spelling() {
 fn numbers_that_the_rules_cannot_compute_with_are_refused() {
     for (from, to) in [
         ("\"slots\":3", "\"slots\":0"),
+        ("\"slots\":4", "\"slots\":0"),
         ("\"pages\":{\"first\":5", "\"pages\":{\"first\":8"),
         ("\"pages\":{\"first\":5,\"last\":7", "\"pages\":{\"first\":5,\"last\":10005"),
         ("\"version\":20", "\"version\":18446744073709551615"),

@@ -5,6 +5,7 @@ use crate::lock::lifetime::{Begun, Lease, LeaseClock};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::record::Mode;
 use crate::lock::{Handle, Liveness};
+use std::num::NonZeroU32;
 
 fn proof(pid: i32) -> HandleHash {
     Handle::new([pid as u8; 16]).proof()
@@ -47,6 +48,7 @@ fn waits(pid: i32, share: Mode) -> Waiter {
         proof: proof(pid + 100),
         mode: share,
         owner: owner(pid).into(),
+        slots: NonZeroU32::new(2).filter(|_| share == Mode::Slot),
         process: ProcessId { pid: pid + 100, start: 1 },
         lifetime: Lifetime::WhileOwnerLives,
         needs_confirmation: true,

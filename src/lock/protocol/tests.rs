@@ -1,5 +1,6 @@
 //! Tests of the rules, without any clock, process or file.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::*;
@@ -48,8 +49,13 @@ fn lease(ends: u64) -> Lease {
 
 /// Returns the request of a job that runs as `pid` and wants the lock.
 fn wants(pid: i32, share: Mode) -> Acquire {
-    let entry = Waiter { mode: share, ..Waiter::new(proof(pid), owner(&[pid]), process(pid)) };
-    Acquire { slots: (share == Mode::Slot).then_some(2), queue: true, ..Acquire::new(entry) }
+    wants_of(pid, share, 2)
+}
+
+fn wants_of(pid: i32, share: Mode, slots: u32) -> Acquire {
+    let slots = NonZeroU32::new(slots).filter(|_| share == Mode::Slot);
+    let entry = Waiter { mode: share, slots, ..Waiter::new(proof(pid), owner(&[pid]), process(pid)) };
+    Acquire { queue: true, ..Acquire::new(entry) }
 }
 
 /// Pid of the process that has committed its grants.
@@ -164,11 +170,25 @@ fn slots_are_numbered_from_the_lowest_free_one() {
     assert_eq!((holders(&record), slots(&record)), (vec![1, 2], vec![0, 1]));
     apply(&mut record, 9, Release(handle_of(1)), &[]).0.unwrap();
     assert_eq!((holders(&record), slots(&record)), (vec![2, 3], vec![1, 0]));
-    let other = Acquire { slots: Some(3), ..wants(4, Mode::Slot) };
-    assert!(matches!(
-        settle(&record, &other, &[]),
-        Transition::Done(AcquireStep::Refused(Refusal::SlotCountConflict(2)))
-    ));
+}
+
+#[test]
+fn another_number_of_slots_counts_when_no_holder_of_the_former_is_left() {
+    let mut record = queue(&[Mode::Slot; 2]);
+    apply(&mut record, 9, Release(handle_of(2)), &[]).0.unwrap();
+    apply(&mut record, 10, wants_of(3, Mode::Slot, 4), &[]);
+    // A slot of the former number is free, but the waiter came first.
+    apply(&mut record, 11, wants_of(4, Mode::Slot, 2), &[]);
+    apply(&mut record, 12, wants_of(5, Mode::Slot, 4), &[]);
+    assert_eq!((holders(&record), record.slots, record.waiters.len()), (vec![1], Some(2), 3));
+    apply(&mut record, 13, Release(handle_of(1)), &[]).0.unwrap();
+    assert_eq!((holders(&record), record.slots, record.waiters.len()), (vec![3], Some(4), 2));
+    apply(&mut record, 14, Release(handle_of(3)), &[]).0.unwrap();
+    assert_eq!((holders(&record), record.slots, record.waiters.len()), (vec![4], Some(2), 1));
+    apply(&mut record, 15, Release(handle_of(4)), &[]).0.unwrap();
+    assert_eq!((holders(&record), record.slots), (vec![5], Some(4)));
+    apply(&mut record, 16, Release(handle_of(5)), &[]).0.unwrap();
+    assert_eq!(record.slots, None);
 }
 
 #[test]

@@ -390,6 +390,7 @@ fn the_views_agree_with_the_records() {
             blocked_processes: Vec::new(),
             proof: Handle::new([3; 16]).proof(),
             mode: LockMode::Exclusive,
+            slots: None,
             owner: owner(14, b"wait", None),
             process: ProcessId { pid: 15, start: 1 },
             lifetime: Lifetime::Ttl(5000),

@@ -1,0 +1,51 @@
+//! `csalock wait`: it returns when a lock is free, and neither takes it nor delays a caller that wants it.
+
+use crate::sandbox::wait_until;
+
+const BUSY: &str = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+                    cat; wait longer with -w, or see `csalock status x`\n";
+
+on_every_store! {
+    fn a_free_lock_is_not_waited_for_and_nothing_is_created(sandbox: &Sandbox) {
+        sandbox.csalock(["wait", "x"]).run();
+        sandbox.csalock(["wait", "-n", "-v", "x"]).stderr("csalock: lock x is free\n").run();
+        assert_eq!(sandbox.state("x"), "free");
+        if sandbox.is_of_files() {
+            assert!(!sandbox.store_exists());
+        }
+        sandbox.csalock(["wait", "--json", "x"]).stdout("[{\"name\":\"x\",\"outcome\":\"free\",\"holders\":[]}]\n").run();
+    }
+
+    fn a_held_lock_is_waited_for_without_a_place_in_its_queue(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
+        for words in [&["wait", "-n", "x"][..], &["wait", "-w", "30ms", "y", "x"]] {
+            sandbox.csalock(words).status(75).stderr(BUSY).run();
+        }
+        sandbox.csalock(["wait", "-nqE", "3", "x"]).status(3).run();
+        let mut waiter = sandbox.csalock(["wait", "-w", "inf", "-v", "a", "x"]).spawn();
+        wait_until("it waits for x", || waiter.said().contains("lock a is free"));
+        assert_eq!((sandbox.waiters("x").len(), waiter.has_ended()), (0, false));
+        holder.wait();
+        waiter.wait().complains(0, "csalock: lock a is free\ncsalock: lock x is free\n");
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_lock_with_a_queue_is_not_free_before_its_last_waiter(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
+        let mut next = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line"]).spawn();
+        wait_until("it is in the queue", || sandbox.waiters("x").len() == 1);
+        let mut waiter = sandbox.csalock(["wait", "-w", "inf", "x"]).spawn();
+        holder.wait();
+        next.lines(1);
+        assert!(!waiter.has_ended());
+        next.wait();
+        waiter.wait().exits(0);
+    }
+
+    fn a_lock_that_a_dead_holder_left_is_free(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock x; kill -9 $$").capture();
+        sandbox.await_abandoned("x");
+        sandbox.csalock(["wait", "-n", "x"]).run();
+        assert_eq!(sandbox.state("x"), "abandoned");
+    }
+}
