@@ -37,6 +37,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Acquire a 
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d 'Acquire a lock, run a command, release the lock'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Acquire locks for the calling script'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Release locks'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "wait" -d 'Wait until locks are free, and leave them free'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "history" -d 'Show past holders: from when to when, and how it ended'
@@ -90,6 +91,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s s -l shared -d '
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l reentrant -d 'If the caller runs under the lock already, run the command without acquiring it again'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
@@ -128,6 +130,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s s -l s
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l reentrant -d 'If the caller runs under the lock already, run the command without acquiring it again'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
@@ -152,6 +155,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s x -l exclusive 
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s s -l shared -d 'Share the lock with other holders that share it'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l print-handle -d 'Print the handle, with which other processes too can release the locks'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l reentrant -d 'Succeed without acquiring a lock that the caller runs under already; unlock --reentrant is its counterpart'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Print each step on stderr'
@@ -166,10 +170,25 @@ never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Release all locks of the caller: in the store, in the current directory, and beside the files named'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock of any holder, and print its holder, whose command may still run beside the next one; with --all, every lock of the store except claims'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l end -d 'With --force: end the holder, and release the lock only when its command or script has ended, or its lease is over'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l reentrant -d 'Leave a lock that the caller runs under: the counterpart of lock --reentrant'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l no-command -d 'Store only the program\'s name, not the arguments of the command; CSALOCK_COMMAND=label does so for all calls'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'Time between two updates of --watch' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -470,7 +489,7 @@ function __fish_csalock_job
     complete -C (string join ' ' -- (string escape -- $words) (commandline -ct))
 end
 
-for command in unlock status list metrics renew get put del unclaim lookup
+for command in unlock wait status list metrics renew get put del unclaim lookup
     complete -c csalock -n "__fish_csalock_wants_name $command" -f -a '(__fish_csalock_live)'
 end
 for command in lock history audit gc doctor overdue claim
@@ -482,6 +501,6 @@ for command in run-with-lock run
     complete -c csalock -n "__fish_csalock_using_subcommand $command; and __fish_csalock_operands >/dev/null" \
         -f -a '(__fish_csalock_job)'
 end
-complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run run-with-lock lock unlock status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run run-with-lock lock unlock wait status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -f -a 'bash zsh fish'
 complete -c csalock -n "not __fish_csalock_using_subcommand serve man completions" -l store -x -a '(__fish_csalock_stores)'

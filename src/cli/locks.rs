@@ -85,7 +85,7 @@ pub struct Unlock {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "csalock wait [OPTION]... NAME...",
-    mut_args(|argument| hide(argument, &["fail_on_stale", "label"]))
+    mut_args(|argument| hide(argument, &["fail_on_stale", "label", "no_command"]))
 )]
 pub struct Wait {
     /// Options of waiting.
