@@ -16,8 +16,8 @@ pub(super) fn etcd(bytes: &[u8]) {
     }
 }
 
-/// Checks that any login and answer of PostgreSQL is understood or refused, and that a terminal interprets no character of
-/// an error.
+/// Checks that any login and answer of PostgreSQL is understood or refused, and that a terminal interprets no
+/// character of an error.
 pub(super) fn postgres(bytes: &[u8]) {
     for said in postgres::untrusted::read(bytes) {
         assert!(is_harmless(&said), "{said:?}");
