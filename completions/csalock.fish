@@ -184,7 +184,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand wait" -l color -d 'Use c
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s n -l nonblock -d 'Do not wait: the same as -w 0'
-complete -c csalock -n "__fish_csalock_using_subcommand wait" -l no-command -d 'Store only the program\'s name, not the arguments of the command; CSALOCK_COMMAND=label does so for all calls'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s v -l verbose -d 'Print each step on stderr'

@@ -62,8 +62,8 @@ impl LockRequest {
         LockRequest { mode: Mode::Shared, slots: None, ..self }
     }
 
-    /// Takes one of `number` slots, 1 to 10,000: at most so many processes hold the lock at once. While the holders count
-    /// another number, the lock is busy.
+    /// Takes one of `number` slots, 1 to 10,000: at most so many processes hold the lock at once. While the holders
+    /// count another number, the lock is busy.
     pub fn slots(self, number: u32) -> LockRequest {
         LockRequest { mode: Mode::Slot, slots: Some(number), ..self }
     }

@@ -79,9 +79,9 @@ pub struct Unlock {
 
 /// Wait until locks are free, and leave them free
 ///
-/// A lock is free when the next caller would get it at once: no caller holds it or waits for it, or only callers that died.
-/// The wait takes no place in the queue and delays no other caller, so another caller may have the lock when csalock
-/// exits. Of several locks each was seen free once, not all of them at one moment.
+/// A lock is free when the next caller would get it at once: no caller holds it or waits for it, or only callers that
+/// died. The wait takes no place in the queue and delays no other caller, so another caller may have the lock when
+/// csalock exits. Of several locks each was seen free once, not all of them at one moment.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "csalock wait [OPTION]... NAME...",

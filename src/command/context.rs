@@ -86,8 +86,8 @@ impl Context {
         Ok(LockSet::new(typed.iter().map(|name| self.target(common, name)).collect::<Result<Vec<_>>>()?))
     }
 
-    /// Returns the locks of these names without those that a grant around this process holds now, which may include all.
-    /// The grant must have this mode or be exclusive; `None` means any mode.
+    /// Returns the locks of these names without those that a grant around this process holds now, which may include
+    /// all. The grant must have this mode or be exclusive; `None` means any mode.
     pub(super) fn lock_set_within(&self, common: &Common, typed: &[OsString], mode: Option<Mode>) -> Result<LockSet> {
         let LockSet { all, first_at: first } = self.lock_set(common, typed)?;
         let mut rest = LockSet { all: Vec::new(), first_at: 0 };
@@ -103,8 +103,8 @@ impl Context {
         Ok(rest)
     }
 
-    /// Returns true if a grant that this process runs under holds the lock now. The variables alone prove nothing: a daemon
-    /// that the command left behind has them for ever, and a grant that is over may still be in the record.
+    /// Returns true if a grant that this process runs under holds the lock now. The variables alone prove nothing: a
+    /// daemon that the command left behind has them for ever, and a grant that is over may still be in the record.
     pub(super) fn is_held_around(&self, target: &LockRef, mode: Option<Mode>) -> Result<bool> {
         let around = self.enclosing_grants();
         if around.is_empty() {

@@ -200,8 +200,8 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     })
 }
 
-/// Returns the lowest slot that the waiter would get beside the holders, which count `slots`, or `None` if it does not fit.
-/// A waiter that counts another number of slots waits until no holder is left.
+/// Returns the lowest slot that the waiter would get beside the holders, which count `slots`, or `None` if it does not
+/// fit. A waiter that counts another number of slots waits until no holder is left.
 pub(super) fn slot_for<'a>(
     waiter: &Waiter,
     holders: impl IntoIterator<Item = &'a Grant, IntoIter: Clone>,

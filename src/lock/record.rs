@@ -112,7 +112,8 @@ pub struct Waiter {
     pub proof: HandleHash,
     /// Part of the lock that the waiter wants.
     pub mode: Mode,
-    /// With [`Mode::Slot`]: the waiter's number of slots, which becomes that of the record when the waiter is granted one.
+    /// With [`Mode::Slot`]: the waiter's number of slots, which becomes that of the record when the waiter is granted
+    /// one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slots: Option<NonZeroU32>,
     /// Owner of the future grant, shared like [`Grant::owner`].

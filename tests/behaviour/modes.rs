@@ -130,7 +130,7 @@ on_every_store! {
         assert_eq!((&sight["slots"], waits), (&3.into(), vec![4.into(), 3.into()]));
         if has("script") {
             let shown = sandbox.call("script", ["-qec", "csalock status x", "/dev/null"]).capture().stdout;
-            assert!(shown.contains("2 of 3 slots free") && shown.contains("  (of 4 slots) "), "{shown}");
+            assert!(shown.contains("2 of 3 slots free") && shown.contains(" (of 4 slots) "), "{shown}");
         }
         former.pop().unwrap().wait().exits(0);
         later.lines(1);
