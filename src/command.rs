@@ -21,7 +21,6 @@ mod status;
 mod unlock;
 mod usage;
 mod value;
-mod wait;
 mod wait_progress;
 
 use std::ffi::{OsStr, OsString};
@@ -56,7 +55,7 @@ fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyh
         Command::Run(asked) => run::run(context, asked, arguments),
         Command::Lock(asked) => lock::lock(context, asked),
         Command::Unlock(asked) => unlock::run(context, asked, &SettingNames::OPTIONS),
-        Command::Wait(asked) => wait::run(context, asked).or_else(end_with_reader),
+        Command::Wait(asked) => lock::wait(context, asked).or_else(end_with_reader),
         Command::Status(asked) => status::run(context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(context, asked).or_else(end_with_reader),
         Command::Overdue(asked) => overdue::run(context, asked).or_else(end_with_reader),

@@ -1,4 +1,4 @@
-//! `csalock lock` and `csalock renew`, and locks for the calling script, which outlive csalock.
+//! `csalock lock`, `wait` and `renew`, and locks for the calling script, which outlive csalock.
 //!
 //! A script that is told a handle must not hold a lock whose handle it never got: such a grant is provisional until the
 //! handle is printed. A lease that a keeper renews is provisional until the keeper exists, and the grants of several names
@@ -12,12 +12,12 @@ use anyhow::Context as _;
 
 use super::acquire::{Acquisition, report_taken, request};
 use super::context::{Context, eprint_line, json_line, print_before, print_json};
-use crate::cli::{Common, Lock, Renew, Taking};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
+use crate::cli::{Common, Lock, Renew, Taking, Wait};
+use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, LockStatus, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
-use crate::lock::{self, EndedGrant, Grant, Handle, Lifetime, Owner, Phase};
+use crate::lock::{self, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusedLock, Reporter, SettingNames, json};
 use crate::run::keeper::{KeeperConfig, check_limit, spawn_detached};
@@ -249,6 +249,37 @@ impl ForScript<'_> {
                 owner.pid,
             ));
         }
+    }
+
+    /// Waits for each lock in turn. It ends with busy at the first lock that is not free at the timeout.
+    pub(super) fn wait(context: &Context, asked: &Wait) -> anyhow::Result<Exit> {
+        let targets = context.lock_set(&asked.common, &asked.names)?;
+        let opened = targets.open(context)?;
+        let (whole, began) = (asked.waiting.wait_policy(opened.lease()), context.host.boottime());
+        let mut documents = Vec::new();
+        for (at, (target, engine)) in opened.each().enumerate() {
+            let reporter = opened.reporter(at);
+            let policy = whole.rest(whole.end(began), context.host.boottime());
+            let status = engine.wait_until_free(&target.name, &policy)?;
+            if !status.is_free() {
+                let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Busy(standing(status)));
+                return asked.common.refuse(&refusal, asked.waiting.busy_exit(), Some(&reporter));
+            }
+            if asked.common.verbose {
+                eprint_line(&format!("lock {} is free", escape(&target.display_name)));
+            }
+            documents.push(json::outcome(&target.display_name, "free", [], &reporter));
+        }
+        if asked.common.json {
+            print_json(&documents)?;
+        }
+        Ok(Exit::Done)
+    }
+
+    /// Returns the grants that have not ended.
+    fn standing(status: LockStatus) -> Vec<Grant> {
+        let all = status.record.holders.into_iter().zip(status.holders);
+        all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
     }
 
     /// Starts a keeper if the grants need renewal; if that fails, releases them.

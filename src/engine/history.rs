@@ -9,7 +9,7 @@ use crate::history::{ExpectedTurn, HistoryLimits, HoldTimes, Past, RunEnd, Who, 
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
 use crate::store::HistoryCursor;
 
-/// What a caller knows about the grants that it ends, for the history.
+/// Knowledge of a caller about the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Remark<'a> {
     /// The owner that broke them.
