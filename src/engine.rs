@@ -178,9 +178,14 @@ impl Engine {
             }
             match self.decide(&record, &ask, None)? {
                 Transition::Done(response) => return Ok(Some(response)),
-                Transition::Write { record: next, response, wake, over } => {
-                    let update =
-                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                Transition::Write { record: next, response, wake, expired } => {
+                    let update = RecordUpdate {
+                        expect: version,
+                        before: &record,
+                        record: &next,
+                        wake: &wake,
+                        expired: &expired,
+                    };
                     match self.commit_update(&[update], &[], remark)? {
                         Committed::Done(version) => {
                             R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));

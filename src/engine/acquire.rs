@@ -257,14 +257,19 @@ impl<'a> AcquireAttempt<'a> {
             let end = match self.decide(&record, clock)? {
                 Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
                 Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal)?,
-                Transition::Write { record: next, response: step, wake, over } => {
+                Transition::Write { record: next, response: step, wake, expired } => {
                     let enters_queue = matches!(step, AcquireStep::Again);
                     if enters_queue {
                         // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
                         self.listen()?;
                     }
-                    let update =
-                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                    let update = RecordUpdate {
+                        expect: version,
+                        before: &record,
+                        record: &next,
+                        wake: &wake,
+                        expired: &expired,
+                    };
                     match self.commit(update, &mut retry) {
                         Ok(Committed::Done(version)) => match self.after_commit(version, *next, step) {
                             ControlFlow::Break(end) => Some(end),

@@ -22,7 +22,7 @@ pub(super) struct RecordUpdate<'a> {
     pub(super) record: &'a Record,
     pub(super) wake: &'a [HandleHash],
     /// Leases whose expiry justifies the replacement.
-    pub(super) over: &'a [Lease],
+    pub(super) expired: &'a [Lease],
 }
 
 pub(super) enum Committed {
@@ -120,8 +120,8 @@ impl Engine {
     }
 
     fn add_effects<'a>(&self, set: &mut WriteSet<'a>, update: &RecordUpdate<'a>) {
-        let RecordUpdate { before, record, wake, over, .. } = update;
-        set.expired.extend(*over);
+        let RecordUpdate { before, record, wake, expired, .. } = update;
+        set.expired.extend(*expired);
         set.ended.extend(before.leases().filter(|lease| !record.leases().any(|other| other == *lease)));
         set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
         for proof in *wake {
@@ -349,8 +349,8 @@ impl Engine {
 
 fn swapped<'a, R>((version, before): &'a VersionedRecord, step: &'a Transition<R>) -> Option<RecordUpdate<'a>> {
     match step {
-        Transition::Write { record, wake, over, .. } => {
-            Some(RecordUpdate { expect: *version, before, record, wake, over })
+        Transition::Write { record, wake, expired, .. } => {
+            Some(RecordUpdate { expect: *version, before, record, wake, expired })
         }
         Transition::Done(_) => None,
     }

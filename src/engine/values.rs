@@ -187,8 +187,8 @@ impl Engine {
                 }
                 *value = Value::new(bytes, value.write_id, mode);
             }
-            let (next, response, wake, over) = match self.decide(&record, writing, None)? {
-                Transition::Write { record, response, wake, over } => (record, response, wake, over),
+            let (next, response, wake, expired) = match self.decide(&record, writing, None)? {
+                Transition::Write { record, response, wake, expired } => (record, response, wake, expired),
                 Transition::Done(outcome) => {
                     if let Err(WriteRefusal::Busy(_)) = outcome {
                         self.note_leases(&record);
@@ -209,7 +209,8 @@ impl Engine {
                 .iter()
                 .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
                 .collect();
-            let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+            let swapped =
+                RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
             if let Committed::Done(version) = self.commit_update(&[swapped], &beside, Remark::default())? {
                 return Ok(Writing::with_tokens(response, version.number));
             }

@@ -36,8 +36,8 @@ use super::request::{Request, Transition};
 /// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
 pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Transition<R::Response>, Query> {
     let mut step = ask.rule(record, facts)?;
-    if let Transition::Write { record: next, over, .. } = &mut step {
-        over.extend(facts.expired_leases().cloned());
+    if let Transition::Write { record: next, expired, .. } = &mut step {
+        expired.extend(facts.expired_leases().cloned());
         if !facts.replies_get_lost {
             next.forget_releases(record);
         }
@@ -114,7 +114,7 @@ pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
 }
 
 pub(super) fn write<R>(record: Record, response: R, wake: Vec<HandleHash>) -> Transition<R> {
-    Transition::Write { record: Box::new(record), response, wake, over: Vec::new() }
+    Transition::Write { record: Box::new(record), response, wake, expired: Vec::new() }
 }
 
 #[cfg(test)]

@@ -207,7 +207,7 @@ pub enum Transition<R> {
         /// Waiters whose situation has changed.
         wake: Vec<HandleHash>,
         /// Leases whose end justifies this change; the store must not commit while one of these leases lasts.
-        over: Vec<Lease>,
+        expired: Vec<Lease>,
     },
 }
 
@@ -222,8 +222,8 @@ impl<R> Transition<R> {
     pub fn map<S>(self, response_of: impl FnOnce(R) -> S) -> Transition<S> {
         match self {
             Transition::Done(response) => Transition::Done(response_of(response)),
-            Transition::Write { record, response, wake, over } => {
-                Transition::Write { record, response: response_of(response), wake, over }
+            Transition::Write { record, response, wake, expired } => {
+                Transition::Write { record, response: response_of(response), wake, expired }
             }
         }
     }

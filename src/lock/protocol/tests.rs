@@ -309,11 +309,11 @@ fn a_transition_names_the_leases_that_must_have_ended() {
         (Lifetime::ExpiresAt(lease(0)), Lifetime::ExpiresAt(lease(5)));
     record.waiters[0].lease = Some(lease(0));
     let step = settle(&record, &wants(4, Mode::Exclusive), &[]);
-    assert!(matches!(step, Transition::Write { over, .. } if over == [lease(0)]));
+    assert!(matches!(step, Transition::Write { expired, .. } if expired == [lease(0)]));
     record.holders.remove(0);
     record.waiters[0].lease = Some(lease(6));
     let step = settle(&record, &Release(handle_of(2)), &[]);
-    assert!(matches!(step, Transition::Write { over, .. } if over.is_empty()));
+    assert!(matches!(step, Transition::Write { expired, .. } if expired.is_empty()));
 }
 
 #[test]
