@@ -932,7 +932,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --reentrant --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
+            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --fcntl --reentrant --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

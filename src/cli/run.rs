@@ -61,9 +61,12 @@ pub struct Run {
     /// Lock the file itself with flock(2) too, as flock(1) does; for names that are paths
     #[arg(long, help_heading = LOCK)]
     pub flock: bool,
+    /// Lock the file itself with fcntl(2) too, as dpkg does; for names that are paths
+    #[arg(long, help_heading = LOCK)]
+    pub fcntl: bool,
     /// If the caller runs under the lock already, run the command without acquiring it again
     #[arg(
-        long, conflicts_with_all = ["ttl", "forever", "max_hold", "flock", "once_per", "overdue"], help_heading = LOCK
+        long, conflicts_with_all = ["ttl", "forever", "max_hold", "flock", "fcntl", "once_per", "overdue"], help_heading = LOCK
     )]
     pub reentrant: bool,
     /// Run STRING with /bin/sh -c

@@ -153,6 +153,7 @@ fn run(options: Options, words: Vec<OsString>, common: Common) -> Option<Run> {
         taking: options.taking()?,
         busy: Busy::Wait,
         flock: false,
+        fcntl: false,
         reentrant: false,
         shell: None,
         max_hold,

@@ -296,7 +296,7 @@ fn file_lock(lock: &LockRef, status: &LockStatus, reporter: &Reporter<'_>) -> Op
     let pids = if path.is_absolute() { flock_holders(path) } else { Vec::new() };
     let mut owners = status.record.holders.iter().filter_map(|grant| reporter.owner(&grant.owner));
     let is_foreign = !pids.is_empty() && !owners.any(|owner| pids.contains(&owner.pid));
-    is_foreign.then(|| flocked_by(pids.into_iter().map(|pid| (pid, command_of(pid)))))
+    is_foreign.then(|| flocked_by(("flock", "flock(1)"), pids.into_iter().map(|pid| (pid, command_of(pid)))))
 }
 
 /// Redraws the table, or the details of one lock, at an interval.

@@ -184,8 +184,8 @@ impl Reporter<'_> {
     }
 }
 
-/// Returns a clause about a file that these processes, pid and command, have locked with flock(2).
-pub(crate) fn flocked_by(holders: impl IntoIterator<Item = (i32, Vec<u8>)>) -> String {
+/// Returns a clause about a file that these processes, pid and command, have locked with this call, as this program does.
+pub(crate) fn flocked_by((call, program): (&str, &str), holders: impl IntoIterator<Item = (i32, Vec<u8>)>) -> String {
     let mut who: Vec<String> =
         holders.into_iter().map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
     if who.is_empty() {
@@ -195,7 +195,7 @@ pub(crate) fn flocked_by(holders: impl IntoIterator<Item = (i32, Vec<u8>)>) -> S
         let more = who.split_off(MOST_NAMED).len();
         who.push(format!("{more} more"));
     }
-    format!("locked with flock(2), as flock(1) does it, by {}", who.join("; and "))
+    format!("locked with {call}(2), as {program} does it, by {}", who.join("; and "))
 }
 
 /// Returns the pid and, if it is another one than this, the host.

@@ -1,8 +1,8 @@
-//! flock(2) on a file: the lock that flock(1) acquires, for scripts that must agree with its users.
+//! flock(2) and fcntl(2) on a file: the locks of flock(1) and dpkg(1), for scripts that must agree with their users.
 //!
-//! The lock belongs to the *open file*: every process with a descriptor of it holds the lock, and each can release it
-//! for all. flock(2) waits without a limit or not at all. A helper, a child that shares the open file, therefore blocks
-//! in flock(2). csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
+//! Of fcntl(2) it is the lock of an open file description, which a traditional one of another process excludes. So both
+//! locks belong to the *open file*: every process with a descriptor of it holds the lock, and each can release it for all.
+//! The call waits without a limit or not at all. A helper, a child that shares the open file, therefore blocks in it. csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
 //! polls, and waiters queue in the kernel.
 
 #![expect(unsafe_code, reason = "fork")]
@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
@@ -39,9 +40,29 @@ const MOST_REPLACED: u32 = 100;
 /// stay below 200; the lower numbers are for a small `ulimit -n`.
 const NUMBERS: [i32; 3] = [200, 10, 3];
 
+/// The system call that locks a file. The locks of one do not exclude those of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileLock {
+    /// flock(2)
+    Flock,
+    /// fcntl(2) with F_OFD_SETLK, on the whole file
+    Fcntl,
+}
+
+impl FileLock {
+    /// Returns the name of the option and of the system call.
+    pub fn name(self) -> &'static str {
+        match self {
+            FileLock::Flock => "flock",
+            FileLock::Fcntl => "fcntl",
+        }
+    }
+}
+
 /// A locked file. The lock ends when the last process has closed the file.
 #[derive(Debug)]
 pub struct Flock {
+    kind: FileLock,
     file: File,
     path: PathBuf,
 }
@@ -72,13 +93,13 @@ pub struct FlockWait<'a> {
 impl Flock {
     /// Locks a file, exclusive or shared, and creates it if it is missing. Without `wait` it tries once.
     /// Returns an error if the file cannot be opened, or its file system does not support such locks.
-    pub fn take(path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
+    pub fn take(kind: FileLock, path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
         let mut access = OFlag::O_RDONLY;
         for _ in 0..MOST_REPLACED {
-            let file = open(path, access)?;
-            match lock(&file, mode, false) {
+            let file = open(kind, path, access)?;
+            match lock(kind, &file, mode, false) {
                 Ok(()) => {}
-                // NFS implements this lock as a write lock, which needs a writable descriptor.
+                // A write lock of fcntl(2), by which NFS implements flock(2), needs a writable descriptor.
                 Err(Errno::EBADF | Errno::EIO) if access == OFlag::O_RDONLY && mode == LockMode::Exclusive => {
                     access = OFlag::O_RDWR;
                     continue;
@@ -86,7 +107,7 @@ impl Flock {
                 Err(Errno::EWOULDBLOCK) => match &mut wait {
                     None => return Ok(Flocked::Busy),
                     Some(wait) => {
-                        if let Some(refused) = wait.begin(path, &file, mode)? {
+                        if let Some(refused) = wait.begin(kind, path, &file, mode)? {
                             return Ok(refused);
                         }
                     }
@@ -94,16 +115,16 @@ impl Flock {
                 Err(errno) => return Err(Error::os(errno, "lock", path)),
             }
             if is_still(&file, path)? {
-                return Ok(Flocked::Held(Flock { file, path: path.to_path_buf() }));
+                return Ok(Flocked::Held(Flock { kind, file, path: path.to_path_buf() }));
             }
         }
         let what = format!("file {} was replaced whenever it was locked", escape_path(path));
         Err(Error::new(ErrorKind::System, what, "lock a file that stays, beside it"))
     }
 
-    /// Returns true if `path` is a name of the locked file.
-    pub fn is_of(&self, path: &Path) -> bool {
-        is_still(&self.file, path).unwrap_or(false)
+    /// Returns true if `path` is a name of the file, which is locked like this.
+    pub fn is_of(&self, kind: FileLock, path: &Path) -> bool {
+        self.kind == kind && is_still(&self.file, path).unwrap_or(false)
     }
 
     /// Keeps the file open across exec, so that the executed program holds the lock.
@@ -114,7 +135,10 @@ impl Flock {
     /// Unlocks the file, even if other processes still have it open.
     pub fn unlock(self) {
         // The drop closes the descriptor even if the unlock fails, which is nearly as good.
-        let _ = fs2::FileExt::unlock(&self.file);
+        let _ = match self.kind {
+            FileLock::Flock => fs2::FileExt::unlock(&self.file).map_err(|error| errno_of(&error)),
+            FileLock::Fcntl => ofd_lock(&self.file, libc::F_UNLCK, false),
+        };
     }
 }
 
@@ -133,7 +157,8 @@ pub(super) fn to_be_inherited(file: impl AsFd) -> nix::Result<()> {
 
 /// Opens the file as flock(1) does, without waiting for the other end of a pipe. The path is already resolved, so a
 /// link at its end is another file than the requested file.
-fn open(path: &Path, access: OFlag) -> Result<File> {
+fn open(kind: FileLock, path: &Path, access: OFlag) -> Result<File> {
+    let call = kind.name();
     let flags = access | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let opened = match nix::fcntl::open(path, flags, Mode::empty()) {
         // O_CREAT comes second: in a directory like /tmp no user may open another user's file with O_CREAT.
@@ -146,10 +171,13 @@ fn open(path: &Path, access: OFlag) -> Result<File> {
         let error = Error::os(errno, "open", path);
         let cure = match errno {
             Errno::EACCES | Errno::EPERM if access == OFlag::O_RDWR => {
-                "flock(2) on this file system must be able to write to it; ask its owner, or leave out --flock"
+                let on = if kind == FileLock::Flock { " on this file system" } else { "" };
+                format!("{call}(2){on} must be able to write to it; ask its owner, or leave out --{call}")
             }
-            Errno::EACCES | Errno::EPERM => "flock(2) must be able to read it; ask its owner, or leave out --flock",
-            Errno::EROFS => "it is not there and its file system is mounted read-only; name another file",
+            Errno::EACCES | Errno::EPERM => {
+                format!("{call}(2) must be able to read it; ask its owner, or leave out --{call}")
+            }
+            Errno::EROFS => "it is not there and its file system is mounted read-only; name another file".to_string(),
             _ => return error,
         };
         Error::new(error.kind(), format!("cannot open {}: {}", escape_path(path), errno.desc()), cure)
@@ -157,7 +185,11 @@ fn open(path: &Path, access: OFlag) -> Result<File> {
 }
 
 /// Locks the file. If another process has the lock, `blocks` waits for it; otherwise the call fails with EWOULDBLOCK.
-fn lock(file: &File, mode: LockMode, blocks: bool) -> nix::Result<()> {
+fn lock(kind: FileLock, file: &File, mode: LockMode, blocks: bool) -> nix::Result<()> {
+    if kind == FileLock::Fcntl {
+        let how = if mode == LockMode::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+        return ofd_lock(file, how, blocks);
+    }
     let locked = match (mode, blocks) {
         (LockMode::Exclusive, true) => fs2::FileExt::lock_exclusive(file),
         (LockMode::Exclusive, false) => fs2::FileExt::try_lock_exclusive(file),
@@ -165,6 +197,18 @@ fn lock(file: &File, mode: LockMode, blocks: bool) -> nix::Result<()> {
         (_, false) => fs2::FileExt::try_lock_shared(file),
     };
     locked.map_err(|error| errno_of(&error))
+}
+
+/// Locks or unlocks the whole file by fcntl(2). EACCES says the same as EWOULDBLOCK there.
+fn ofd_lock(file: &File, how: i32, blocks: bool) -> nix::Result<()> {
+    let (l_type, l_whence) = (how as i16, libc::SEEK_SET as i16);
+    let whole = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    let call = if blocks { FcntlArg::F_OFD_SETLKW(&whole) } else { FcntlArg::F_OFD_SETLK(&whole) };
+    match fcntl(file, call) {
+        Ok(_) => Ok(()),
+        Err(Errno::EACCES) => Err(Errno::EWOULDBLOCK),
+        Err(errno) => Err(errno),
+    }
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {
@@ -183,9 +227,9 @@ fn is_still(file: &File, path: &Path) -> Result<bool> {
 
 impl FlockWait<'_> {
     /// Waits until the file is locked. Returns the reason if the wait ends before.
-    fn begin(&mut self, path: &Path, file: &File, mode: LockMode) -> Result<Option<Flocked>> {
+    fn begin(&mut self, kind: FileLock, path: &Path, file: &File, mode: LockMode) -> Result<Option<Flocked>> {
         let failed = |errno| Error::os(errno, "lock", path);
-        let mut helper = Helper::start(file, mode).map_err(failed)?;
+        let mut helper = Helper::start(kind, file, mode).map_err(failed)?;
         // A wait that ends immediately needs this call too: the caller must check the grants that it held meanwhile.
         let mut look_at = self.look_again_at()?;
         loop {
@@ -193,7 +237,7 @@ impl FlockWait<'_> {
             let came = std::iter::from_fn(|| self.signals.next()).find(|came| came.ends());
             match helper.ended() {
                 None => {}
-                Some(Err(Errno::EINTR)) => helper = Helper::start(file, mode).map_err(failed)?,
+                Some(Err(Errno::EINTR)) => helper = Helper::start(kind, file, mode).map_err(failed)?,
                 Some(locked) => return locked.map(|()| None).map_err(failed),
             }
             let interrupted = came.map(|came| Exit::Signal(came.signal)).or_else(|| self.child?.ended());
@@ -221,7 +265,7 @@ impl FlockWait<'_> {
     }
 }
 
-/// The process that blocks in flock(2), so that csalock can wait for other events too. It ends when csalock ends, or when this value is dropped.
+/// The process that blocks in flock(2) or fcntl(2), so that csalock can wait for other events too. It ends when csalock ends, or when this value is dropped.
 struct Helper {
     pid: Pid,
     /// The result, once reaped; the pid may belong to another process from then on. EINTR: a signal killed the helper.
@@ -229,7 +273,7 @@ struct Helper {
 }
 
 impl Helper {
-    fn start(file: &File, mode: LockMode) -> nix::Result<Helper> {
+    fn start(kind: FileLock, file: &File, mode: LockMode) -> nix::Result<Helper> {
         let parent = Pid::this();
         // SAFETY: the child only makes system calls; it acquires no mutex and allocates nothing.
         match unsafe { fork() }? {
@@ -237,7 +281,7 @@ impl Helper {
             ForkResult::Child => {
                 // The child inherits the blocked signals that end a wait, so only the parent ends it.
                 let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
-                    true => in_spite_of_signals(|| lock(file, mode, true)),
+                    true => in_spite_of_signals(|| lock(kind, file, mode, true)),
                     false => Err(Errno::ESRCH),
                 });
                 // This runs no cleanup of the parent a second time.
@@ -287,7 +331,7 @@ mod tests {
     fn readers_share_the_file_and_a_writer_has_it_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
-        let take = |mode| match Flock::take(&path, mode, None) {
+        let take = |mode| match Flock::take(FileLock::Flock, &path, mode, None) {
             Ok(Flocked::Held(flock)) => Some(flock),
             Ok(Flocked::Busy) => None,
             other => panic!("{other:?}"),
@@ -305,18 +349,22 @@ mod tests {
     fn two_names_of_one_file_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let [path, other, none] = ["file", "other", "none"].map(|name| dir.path().join(name));
-        let Ok(Flocked::Held(flock)) = Flock::take(&path, LockMode::Exclusive, None) else { panic!() };
+        let Ok(Flocked::Held(flock)) = Flock::take(FileLock::Flock, &path, LockMode::Exclusive, None) else { panic!() };
         fs::hard_link(&path, &other).unwrap();
-        assert!(flock.is_of(&path) && flock.is_of(&other) && !flock.is_of(&none));
+        assert!(
+            flock.is_of(FileLock::Flock, &path)
+                && flock.is_of(FileLock::Flock, &other)
+                && !flock.is_of(FileLock::Flock, &none)
+        );
         fs::remove_file(&path).unwrap();
-        assert!(!flock.is_of(&path) && flock.is_of(&other));
+        assert!(!flock.is_of(FileLock::Flock, &path) && flock.is_of(FileLock::Flock, &other));
     }
 
     #[test]
     fn a_file_that_cannot_be_opened_is_reported_with_its_exit_code() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
-        let exit = |name: &str| match Flock::take(&dir.path().join(name), LockMode::Exclusive, None) {
+        let exit = |name: &str| match Flock::take(FileLock::Flock, &dir.path().join(name), LockMode::Exclusive, None) {
             Err(error) => error.kind(),
             other => panic!("{name}: {other:?}"),
         };

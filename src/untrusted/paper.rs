@@ -49,7 +49,7 @@ pub(super) fn show(record: Record) {
             reporter: &reporter,
             past: &[],
             times: &HoldTimes::default(),
-            file: Some(&flocked_by([(1, record.name.to_vec())])),
+            file: Some(&flocked_by(("flock", "flock(1)"), [(1, record.name.to_vec())])),
             style,
         };
         let mut lines = block.lines();

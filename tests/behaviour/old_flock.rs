@@ -141,6 +141,37 @@ on_every_store! {
         sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().exits(0);
     }
 
+    fn a_user_of_fcntl_and_csalock_exclude_each_other(sandbox: &Sandbox) {
+        // As dpkg does it: a traditional record lock on the whole file.
+        let open = "import fcntl, sys\nf = open('f', 'a')\n";
+        let hold = format!("{open}fcntl.lockf(f, fcntl.LOCK_EX)\nprint('holds', flush=True)\nsys.stdin.read()\n");
+        let attempt = format!("{open}try: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\nexcept OSError: print('busy')\nelse: print('free')\n");
+        sandbox.file("files/hold", hold);
+        sandbox.file("files/attempt", attempt);
+        let is_held = || sandbox.call("python3", ["attempt"]).capture().stdout == "busy\n";
+        let mut other = sandbox.call("python3", ["hold"]).ready();
+        for option in ["-n", "-nF"] {
+            let said = "csalock: lock SANDBOX/files/f is busy: its file is locked with fcntl(2), as dpkg(1) does it, by pid PID: python3 hold; wait longer with -w, or see lslocks(8)\n";
+            sandbox.csalock(["run", "--fcntl", option, "./f", "touch", "ran"]).status(75).stderr(said).run();
+        }
+        assert!(!sandbox.path("files/ran").exists());
+        // flock(2) is another lock.
+        sandbox.csalock(["run", "--flock", "-n", "./f", "echo", "in"]).stdout("in\n").run();
+        let mut next = sandbox.csalock(["run", "--fcntl", "--flock", "-w", "inf", "./f", "dash", "-c", "echo $$; cat; :"]).spawn();
+        wait_until("it has the lock and waits for the file", || sandbox.state("./f") == "held");
+        other.release();
+        let command: i32 = next.lines(1)[0].parse().unwrap();
+        assert!(is_held() && !is_free(sandbox, "f"));
+        // The command keeps the file if its supervisor is killed.
+        next.kill();
+        assert!(is_held());
+        next.release();
+        wait_until("the command has ended", || !proc::lives(command));
+        wait_until("the file is free", || !is_held());
+        let said = "csalock: --fcntl locks a file, and x is not a path; use ./x, or leave out --fcntl\n";
+        sandbox.csalock(["run", "--fcntl", "x", "touch", "ran"]).status(64).stderr(said).run();
+    }
+
     fn a_background_process_of_the_command_blocks_no_caller(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", "--flock", "./f", "dash", "-c", "sleep 60 & echo $!; exit 4"]).spawn();
         let child: i32 = job.lines(1)[0].parse().unwrap();

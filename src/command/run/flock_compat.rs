@@ -1,4 +1,5 @@
-//! `--flock`: locks the lock's file with flock(2) too, so that flock(1) users and csalock users exclude each other.
+//! `--flock` and `--fcntl`: lock the lock's file with these calls too, so that users of flock(1) or dpkg(1) and of csalock
+//! exclude each other.
 //!
 //! csalock acquires the lock first, in whose queue all its callers wait. Only the first of them then waits for the file,
 //! within the rest of the timeout. The command inherits the locked file, so the file stays locked if the supervisor is
@@ -16,25 +17,26 @@ use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{command_of, flock_holders};
+use crate::host::{command_of, flock_holders, posix_holders};
 use crate::lock::{Grant, Renew};
 use crate::name::{escape, is_path, shell_quote};
 use crate::report::{RefusedLock, flocked_by};
 use crate::run::child::SleepingChild;
-use crate::run::flock::{Flock, FlockWait, Flocked};
+use crate::run::flock::{FileLock, Flock, FlockWait, Flocked};
 use crate::run::lease_schedule::{renewal_pause, retry_pause};
 
 pub(super) struct FlockCompat {
     /// Each file, with the index of the lock that it belongs to.
     files: Vec<(PathBuf, usize)>,
+    kinds: Vec<FileLock>,
 }
 
 impl FlockCompat {
-    /// Returns `None` without `--flock`. Among several names, only those that are paths have files.
+    /// Returns `None` without these options. Among several names, only those that are paths have files.
     pub(super) fn of(asked: &Run, targets: &LockSet) -> Result<Option<FlockCompat>> {
-        if !asked.flock {
-            return Ok(None);
-        }
+        let given = [(asked.flock, FileLock::Flock), (asked.fcntl, FileLock::Fcntl)];
+        let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
+        let Some(first) = kinds.first() else { return Ok(None) };
         let paths = targets.all.iter().map(|target| &target.display_name).enumerate().filter(|(_, name)| is_path(name));
         let mut files: Vec<(PathBuf, usize)> =
             paths.map(|(at, path)| (PathBuf::from(OsStr::from_bytes(path)), at)).collect();
@@ -42,11 +44,16 @@ impl FlockCompat {
         files.sort();
         if files.is_empty() {
             let name = &targets.first().display_name;
-            let what = format!("--flock locks a file, and {} is not a path", escape(name));
-            let cure = format!("use ./{}, or leave out --flock", shell_quote(name));
+            let what = format!("--{} locks a file, and {} is not a path", first.name(), escape(name));
+            let cure = format!("use ./{}, or leave out --{}", shell_quote(name), first.name());
             return Err(Error::new(ErrorKind::InvalidInput, what, cure));
         }
-        Ok(Some(FlockCompat { files }))
+        Ok(Some(FlockCompat { files, kinds }))
+    }
+
+    /// Returns each file with the index of its lock, once for each kind.
+    fn each(&self) -> impl Iterator<Item = (&Path, usize, FileLock)> {
+        self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
     }
 
     /// Locks the files for the command to inherit, within the timeout. Returns an exit if that fails. Renews the grants
@@ -61,16 +68,16 @@ impl FlockCompat {
         let policy = call.asked.taking.waiting.wait_policy(opened.lease());
         let until = policy.limit.map(|_| policy.end(call.began));
         let mut held: Vec<Flock> = Vec::new();
-        for (file, at) in &self.files {
-            let target = &call.guarded.locks.all[*at];
+        for (file, at, kind) in self.each() {
+            let target = &call.guarded.locks.all[at];
             // Two names may mean one file; a second lock on it would wait for ourselves.
-            if held.iter().any(|flock| flock.is_of(file)) {
+            if held.iter().any(|flock| flock.is_of(kind, file)) {
                 continue;
             }
-            let (mut told, mode) = (false, grants[*at].mode);
+            let (mut told, mode) = (false, grants[at].mode);
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    tell_of_wait(call, target, file);
+                    tell_of_wait(call, target, (kind, file));
                 }
                 keep_waiting(call, opened, grants)
             };
@@ -82,12 +89,12 @@ impl FlockCompat {
                 on_tick: &mut look,
             };
             let wait = (!policy.is_none()).then_some(&mut wait);
-            match Flock::take(file, mode, wait)? {
+            match Flock::take(kind, file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
                 Flocked::Interrupted(exit) => return Ok(Err(exit)),
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
-                    let by = by(call, file);
+                    let by = by(call, (kind, file));
                     call.asked
                         .common
                         .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
@@ -102,19 +109,22 @@ impl FlockCompat {
     }
 }
 
-fn tell_of_wait(call: &RunCall<'_>, target: &LockRef, file: &Path) {
+fn tell_of_wait(call: &RunCall<'_>, target: &LockRef, file: (FileLock, &Path)) {
     let common = &call.asked.common;
     if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
         eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(call, file)));
     }
 }
 
-fn by(call: &RunCall<'_>, file: &Path) -> String {
+fn by(call: &RunCall<'_>, (kind, file): (FileLock, &Path)) -> String {
     let own = call.guarded.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
     // This process may have inherited the locked file, but does not block itself.
-    let others =
-        flock_holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
-    format!("its file is {}", flocked_by(others))
+    let (how, pids) = match kind {
+        FileLock::Flock => (("flock", "flock(1)"), flock_holders(file)),
+        FileLock::Fcntl => (("fcntl", "dpkg(1)"), posix_holders(file)),
+    };
+    let others = pids.into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
+    format!("its file is {}", flocked_by(how, others))
 }
 
 /// Keeps the locks during the wait for a file. Returns the time until the next call is due. A silent store is asked
