@@ -321,7 +321,9 @@ fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -
             let hint = format!("release it with `csalock unlock --force {}`", target.shell_arg);
             (ErrorKind::Busy, "only a release ends that", hint)
         }
-        () if !is_here => (ErrorKind::Busy, "that process is not one of this host", "end it there".to_string()),
+        () if !is_here => {
+            (ErrorKind::Busy, "that process cannot be seen from here", "end it where it runs".to_string())
+        }
         () if process.into_iter().chain(supervisor).any(|process| denied(&process)) => {
             (ErrorKind::Denied, "that process is of another user", "end it as its user".to_string())
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 
-use crate::cli::Common;
+use crate::cli::{Common, Taking};
 pub(super) use crate::engine::{Context, LockRef};
 use crate::engine::{Engine, LockSet};
 use crate::environment::Environment;
@@ -87,12 +87,17 @@ impl Context {
     }
 
     /// Returns the locks of these names without those that a grant around this process holds now, which may include
-    /// all. The grant must have this mode or be exclusive; `None` means any mode.
-    pub(super) fn lock_set_within(&self, common: &Common, typed: &[OsString], mode: Option<Mode>) -> Result<LockSet> {
+    /// all. The grant must be exclusive, or have the mode that is asked for, of no more slots; `None` means any mode.
+    pub(super) fn lock_set_within(
+        &self,
+        common: &Common,
+        typed: &[OsString],
+        taking: Option<&Taking>,
+    ) -> Result<LockSet> {
         let LockSet { all, first_at: first } = self.lock_set(common, typed)?;
         let mut rest = LockSet { all: Vec::new(), first_at: 0 };
         for (at, target) in all.into_iter().enumerate() {
-            if self.is_held_around(&target, mode)? {
+            if self.is_held_around(&target, taking)? {
                 continue;
             }
             if at == first {
@@ -105,13 +110,17 @@ impl Context {
 
     /// Returns true if a grant that this process runs under holds the lock now. The variables alone prove nothing: a
     /// daemon that the command left behind has them for ever, and a grant that is over may still be in the record.
-    pub(super) fn is_held_around(&self, target: &LockRef, mode: Option<Mode>) -> Result<bool> {
+    pub(super) fn is_held_around(&self, target: &LockRef, taking: Option<&Taking>) -> Result<bool> {
         let around = self.enclosing_grants();
         if around.is_empty() {
             return Ok(false);
         }
         let status = self.engine(&target.location)?.inspect(&target.name)?;
-        let fits = |grant: &Grant| mode.is_none_or(|mode| [mode, Mode::Exclusive].contains(&grant.mode));
+        let is_narrow = |taking: &Taking| status.record.slots.is_none_or(|slots| taking.slots >= Some(slots));
+        let fits = |grant: &Grant| {
+            let is_wanted = |taking: &Taking| grant.mode == taking.mode() && is_narrow(taking);
+            grant.mode == Mode::Exclusive || taking.is_none_or(is_wanted)
+        };
         let mut holders = status.record.holders.iter().zip(&status.holders);
         Ok(holders.any(|(grant, holds)| holds.is_ok() && around.contains(&grant.proof) && fits(grant)))
     }

@@ -34,7 +34,7 @@ pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
             let what = "--reentrant has no handle to print, because the lock may be that of the caller";
             return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json or --reentrant out").into());
         }
-        true => context.lock_set_within(common, &asked.names, Some(taking.mode()))?,
+        true => context.lock_set_within(common, &asked.names, Some(taking))?,
         false => context.lock_set(common, &asked.names)?,
     };
     warn_of_descriptors(context, asked);

@@ -92,7 +92,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
 /// Returns the locks that the command needs and its caller does not run under; with `--reentrant` that may be none.
 fn locks_to_acquire(context: &Context, asked: &Run, names: &[OsString]) -> Result<LockSet> {
     match asked.reentrant {
-        true => context.lock_set_within(&asked.common, names, Some(asked.taking.mode())),
+        true => context.lock_set_within(&asked.common, names, Some(&asked.taking)),
         false => context.lock_set(&asked.common, names),
     }
 }

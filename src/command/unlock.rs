@@ -1,5 +1,6 @@
 //! `csalock unlock`: releases or breaks locks: those with the given names, all held ones, or all of the caller.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,13 +13,18 @@ use crate::duration::shown as span;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::host::processes::descendants;
 use crate::host::{Caller, ThisProcess, command_of, end_process};
 use crate::lock::{
-    EndReason, EndRenewal, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
+    EndReason, EndRenewal, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, ProcessId, Release,
 };
 use crate::name::escape;
 use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
+use crate::run::child::is_keeper;
 use crate::store::Location;
+
+/// Number of searches for processes below a supervisor, after which it counts as one that waits for none.
+const MOST_SEARCHES_IN_VAIN: u32 = 20;
 
 /// Interval between two looks at a grant whose holder is about to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -231,26 +237,42 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
 fn end_holder(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, grant: &Grant) -> Result<()> {
     let (name, owner) = (escape(&target.display_name), &grant.owner);
     let liveness = |process| context.host.liveness(&owner.domain, process, engine.store().scope());
-    let is_seen = |process| matches!(liveness(process), Liveness::Alive | Liveness::Dead);
-    if owner.processes.is_empty() || !owner.processes.iter().all(is_seen) {
+    let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process) == Liveness::Alive).collect();
+    // The processes of a grant are of one host.
+    let is_here = !live.is_empty() || owner.processes.iter().any(|process| liveness(process) == Liveness::Dead);
+    if !is_here {
         return end_elsewhere(engine, asked, target, grant);
     }
     let own = context.ancestor_processes()?;
-    let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process) == Liveness::Alive).collect();
     if live.iter().any(|process| own.contains(process)) {
         let hint = format!("release it with `csalock unlock {}`", target.shell_arg);
         return Err(Error::new(ErrorKind::InvalidInput, format!("lock {name} is held by the caller itself"), hint));
     }
-    for process in live {
-        let pid = process.pid;
-        let is_killed = end_process(process, asked.kill_after).map_err(|errno| {
-            let what = format!("lock {name}: pid {pid} cannot be ended: {errno}");
-            Error::new(ErrorKind::Denied, what, "ask its user, or end it as root")
-        })?;
-        if is_killed {
-            let after = span(asked.kill_after);
-            asked.common.note_unless_json(&format!("lock {name}: pid {pid} went on for {after}, and was killed"));
-        }
+    live.into_iter().try_for_each(|process| end_process_of_holder(asked, &name, owner, process))
+}
+
+/// Ends one process of a holder, and tells if that needed SIGKILL.
+fn end_process_of_holder(asked: &Unlock, name: &str, owner: &Owner, process: &ProcessId) -> Result<()> {
+    // A supervisor that goes on after its command waits for the processes that this left, and its lock ends with them.
+    let waits = owner.supervisor == Some(*process) && owner.processes.first() != Some(process);
+    let in_vain = Cell::new(0);
+    let to_kill = || {
+        let mut found = descendants(&[*process], &is_keeper);
+        // A process whose parent ends meanwhile may be missed once.
+        in_vain.set(if found.len() > 1 { 0 } else { in_vain.get() + 1 });
+        if waits && in_vain.get() < MOST_SEARCHES_IN_VAIN { found.split_off(1) } else { vec![*process] }
+    };
+    let is_killed = end_process(process, asked.kill_after, &to_kill).map_err(|errno| {
+        let what = format!("lock {name}: pid {} cannot be ended: {errno}", process.pid);
+        Error::new(ErrorKind::Denied, what, "ask its user, or end it as root")
+    })?;
+    if is_killed {
+        let after = span(asked.kill_after);
+        let what = match waits {
+            true => format!("the processes that its command left went on for {after}, and were killed"),
+            false => format!("pid {} went on for {after}, and was killed", process.pid),
+        };
+        asked.common.note_unless_json(&format!("lock {name}: {what}"));
     }
     Ok(())
 }

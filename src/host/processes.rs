@@ -225,27 +225,32 @@ pub(super) fn is_process_stopped(process: &ProcessId) -> bool {
 /// Interval between two looks at a process that is about to end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Ends a process of this pid namespace: by SIGTERM, and by SIGKILL if it goes on for `kill_after`. Returns when it has
-/// ended: true if SIGKILL was necessary.
+/// Ends a process of this pid namespace: by SIGTERM, and by SIGKILL for the processes that `to_kill` then finds again and
+/// again, if it goes on for `kill_after`. Returns when it has ended: true if SIGKILL was necessary.
 /// Returns an error if this user may not send it signals.
-pub fn end_process(process: &ProcessId, kill_after: Duration) -> nix::Result<bool> {
+pub fn end_process(
+    process: &ProcessId,
+    kill_after: Duration,
+    to_kill: &dyn Fn() -> Vec<ProcessId>,
+) -> nix::Result<bool> {
     let Ok(pidfd) = pidfd(process) else { return Ok(false) };
     let begun = now(ClockId::CLOCK_BOOTTIME);
-    let at_once = [libc::SIGTERM, libc::SIGCONT].map(|signal| (signal, Duration::ZERO));
-    let mut signals = at_once.into_iter().chain([(libc::SIGKILL, kill_after)]).peekable();
+    let reached = |sent| if sent == Err(Errno::ESRCH) { Ok(()) } else { sent };
+    for signal in [libc::SIGTERM, libc::SIGCONT] {
+        reached(send(process, signal))?;
+    }
+    let mut is_killed = false;
     while liveness_of(process) != Liveness::Dead {
         let passed = now(ClockId::CLOCK_BOOTTIME).saturating_sub(begun);
-        while let Some((signal, _)) = signals.next_if(|(_, at)| *at <= passed) {
-            match send(process, signal) {
-                Ok(()) | Err(Errno::ESRCH) => {}
-                Err(errno) => return Err(errno),
-            }
+        if passed >= kill_after {
+            is_killed = true;
+            to_kill().iter().try_for_each(|process| reached(send(process, libc::SIGKILL)))?;
         }
         let mut ends: Vec<PollFd<'_>> = pidfd.iter().map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN)).collect();
-        let left = signals.peek().map_or(LOOK, |(_, at)| at.saturating_sub(passed).min(LOOK));
+        let left = if is_killed { LOOK } else { kill_after.saturating_sub(passed).min(LOOK) };
         let _ = ppoll(&mut ends, Some(TimeSpec::from_duration(left)), None);
     }
-    Ok(signals.peek().is_none())
+    Ok(is_killed)
 }
 
 /// Returns true if a process exists and is not stopped.

@@ -183,7 +183,11 @@ impl<'a> RefusedLock<'a> {
         if let [own] = cycle {
             let held = self.reporter.holder(&own.grant);
             let message = format!("{self}: the caller holds it already, so waiting would never end: {held}");
-            let hint = format!("release it first with {}", self.csalock("unlock"));
+            // An unlock would release the lock of the outer run, whose command goes on.
+            let hint = match own.grant.owner.supervisor {
+                Some(_) => "leave the inner call out, or give it --reentrant".to_string(),
+                None => format!("release it first with {}", self.csalock("unlock")),
+            };
             return self.report(ErrorKind::Deadlock, message, hint, &holders);
         }
         let directory = &display_name[..display_name.len() - name.len()];

@@ -73,7 +73,7 @@ pub(crate) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
     let (what, since) = match &job.success {
         Some(success) => ("last succeeded at", success.at),
         None => match job.promise {
-            Some(promise) => ("has not succeeded since", promise.since),
+            Some(promise) => ("has never succeeded, since", promise.since),
             None => return "its job has not succeeded yet".to_string(),
         },
     };

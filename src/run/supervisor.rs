@@ -17,6 +17,7 @@ use super::lease_schedule::StopReason;
 use crate::engine::{Engine, LockRef, OpenLockSet, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::history::RunEnd;
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId, ReportSuccess};
 use crate::run::detach;
@@ -223,6 +224,13 @@ fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
     Some(Notice::Ended(stop, by_time))
 }
 
+/// Returns the end of the command for the history. That of a command that csalock ended is the exit of csalock: its own
+/// may be a success, if it had left others behind.
+fn run_end(ended: &ExitReport) -> RunEnd {
+    let exit = if ended.stopped.is_some() { exit_of_report(ended).code() } else { ended.run.exit };
+    RunEnd { exit, ..ended.run }
+}
+
 /// Returns our exit if the release shows no loss.
 fn exit_of_report(ended: &ExitReport) -> Exit {
     match (ended.shared_signal, ended.stopped) {
@@ -309,7 +317,7 @@ impl Supervisor<'_> {
         let until = ended.lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         let _deadline = StoreDeadline::begin(until);
         let (mut lost, mut had_limit) = (false, false);
-        let (proof, run) = (self.guarded.handle.proof(), Some(ended.run));
+        let (proof, run) = (self.guarded.handle.proof(), Some(run_end(ended)));
         let mut released = opened.release(proof, run);
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;

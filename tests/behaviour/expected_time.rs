@@ -151,7 +151,7 @@ on_every_store! {
         let words = ["run", "-w", "inf", "--overdue", "26h", "--give-up-if", "1h", "x", "true"];
         sandbox.csalock(words).run();
         assert_eq!(sandbox.waiting("x"), 0);
-        sandbox.csalock(words).with_clocks("+27h").capture().says(86, "; its job has not succeeded since ");
+        sandbox.csalock(words).with_clocks("+27h").capture().says(86, "; its job has never succeeded, since ");
     }
 
     fn of_several_locks_each_may_be_too_late(sandbox: &Sandbox) {

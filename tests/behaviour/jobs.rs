@@ -312,12 +312,12 @@ on_every_kind_of_store! {
         assert_eq!([call(0), call(59), overdue(59, &[])], [silent.clone(), silent.clone(), silent.clone()]);
         let (code, said) = call(61);
         assert!(code == 86 && said.starts_with("csalock: lock job in store STORE is busy: held by pid PID on HOST (user USER) since "), "{said}");
-        assert!(said.contains("; its job has not succeeded since TIME (AGE ago), and must succeed once in 1h; `csalock status -v "), "{said}");
+        assert!(said.contains("; its job has never succeeded, since TIME (AGE ago), and must succeed once in 1h; `csalock status -v "), "{said}");
         assert_eq!([call(62), call(120)], [silent.clone(), silent.clone()]);
-        let listed = (86, "job: its job has not succeeded since TIME (AGE ago), and must succeed once in 1h\n".to_string());
+        let listed = (86, "job: its job has never succeeded, since TIME (AGE ago), and must succeed once in 1h\n".to_string());
         assert_eq!([overdue(62, &[]), overdue(62, &["job"])], [listed.clone(), listed]);
         assert_eq!(overdue(62, &["-q"]), (86, String::new()));
-        let all = (86, "job: its job has not succeeded since TIME (AGE ago), and must succeed once in 1h, overdue since TIME\n".to_string());
+        let all = (86, "job: its job has never succeeded, since TIME (AGE ago), and must succeed once in 1h, overdue since TIME\n".to_string());
         assert_eq!(overdue(62, &["--all"]), all);
         let said = "csalock: lock other in store STORE has no job that must succeed in time; give the name that `csalock run --overdue` has\n";
         let done = sandbox.csalock(["overdue", "other"]).capture();

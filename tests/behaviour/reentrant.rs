@@ -66,7 +66,7 @@ on_every_store! {
     fn a_weaker_mode_does_not_count(sandbox: &Sandbox) {
         for (outer, inner, code) in [
             ("-x", "-x", 0), ("-x", "-s", 0), ("-x", "-j2", 0), ("-s", "-s", 0), ("-s", "-x", 84),
-            ("-j1", "-j1", 0), ("-j1", "-x", 84), ("-j1", "-s", 84),
+            ("-j1", "-j1", 0), ("-j1", "-j5", 0), ("-j5", "-j1", 84), ("-j1", "-x", 84), ("-j1", "-s", 84),
         ] {
             for command in ["run --reentrant -n", "lock --reentrant -n"] {
                 let call = format!("csalock {command} {inner} x {}; echo $?", if command.starts_with("run") { "true" } else { "" });

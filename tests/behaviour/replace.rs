@@ -139,8 +139,8 @@ tests_on! {
         let done = replaces(sandbox, &[], "touch ran").capture();
         let said = sandbox.plain(&done.stderr);
         assert_eq!(done.code, Some(75), "{said}");
-        assert!(said.starts_with("csalock: lock x in store STORE cannot be replaced, that process is not one of this host: held by "), "{said}");
-        assert!(said.ends_with("; end it there, or wait for it with --busy latest\n"), "{said}");
+        assert!(said.starts_with("csalock: lock x in store STORE cannot be replaced, that process cannot be seen from here: held by "), "{said}");
+        assert!(said.ends_with("; end it where it runs, or wait for it with --busy latest\n"), "{said}");
         replaces(sandbox, &["-E", "9"], "touch ran").capture().exits(9);
         assert_eq!(sandbox.stored(), before);
         assert!(proc::lives(old.pid()) && !sandbox.path("files/ran").exists());

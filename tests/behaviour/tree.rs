@@ -58,6 +58,21 @@ on_every_kind_of_store! {
         let (job, left) = leaving(sandbox, &["--max-hold", "3s", "--kill-after", "50ms"], DEAF);
         job.wait().complains(137, said);
         assert_eq!((proc::lives(left), sandbox.state("x").as_str()), (false, "free"));
+        // The command itself had ended with 3, but the run did not end by itself.
+        let done = sandbox.csalock(["history", "--json", "x"]).capture();
+        assert!(done.stdout.contains("\"exit_code\":137"), "{done:?}");
+    }
+
+    fn the_end_of_a_holder_is_that_of_all_its_processes(sandbox: &Sandbox) {
+        for (deaf, kill_after) in [(false, "1h"), (true, "10ms")] {
+            let (job, left) = leaving(sandbox, &[], if deaf { DEAF } else { LEFT });
+            let done = sandbox.csalock(["unlock", "--force", "--end", "--kill-after", kill_after, "x"]).capture();
+            let said = "csalock: lock x: the processes that its command left went on for 10ms, and were killed\n";
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), if deaf { said } else { "" }), "{done:?}");
+            assert_eq!((proc::lives(left), sandbox.state("x").as_str()), (false, "free"));
+            job.wait().complains(3, "");
+            forget(sandbox);
+        }
     }
 
     fn the_keeper_kills_what_the_command_left_if_the_supervisor_is_stopped(sandbox: &Sandbox) {
