@@ -312,8 +312,10 @@ fn living(host: &dyn Host, owner: &Owner) -> (Option<ProcessId>, Option<ProcessI
 fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -> Result<()> {
     let is_here = reporter.host.domain()?.shares_pids_with(&grant.owner.domain);
     let (process, supervisor) = living(reporter.host, &grant.owner);
-    // A user who may write in the store can write any process into the record, so root ends only its own.
-    let is_foreign = |process: &ProcessId| reporter.host.uid() == 0 && host::user_of(process.pid) != Some(0);
+    // A user who may write in the store can write any process into the record, so root ends only its own. One that has
+    // ended meanwhile gets no signal.
+    let is_foreign =
+        |process: &ProcessId| reporter.host.uid() == 0 && host::user_of(process.pid).is_some_and(|user| user != 0);
     let denied = |process: &ProcessId| host::send(process, 0) == Err(Errno::EPERM) || is_foreign(process);
     let lasts = grant.lifetime == Lifetime::UntilReleased && supervisor.is_none();
     let (kind, why, hint) = match () {
