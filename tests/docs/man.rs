@@ -79,6 +79,8 @@ fn written(man: Man, manual: &str, file: &str) -> String {
 }
 
 fn page(command: &Command, name: &str, file: &str) -> String {
+    // What the short help leaves out is without text in clap_mangen, too.
+    let command = &command.clone().mut_args(|argument| argument.hide_short_help(false));
     let man = titled(Man::new(command.clone()), &name.to_uppercase(), "User Commands");
     let mut roff = Vec::new();
     man.render_title(&mut roff).unwrap();
@@ -311,6 +313,10 @@ fn every_option_of_every_command_is_in_its_page() {
         for option in shown.filter_map(|argument| argument.get_long()) {
             assert!(page.1.contains(&format!("\\-\\-{}", option.replace('-', "\\-"))), "{}: --{option}", page.0);
         }
+        let lines: Vec<&str> = page.1.lines().collect();
+        let has_no_text =
+            |three: &&[&str]| three[0] == ".TP" && [".TP", ".SS", ".SH"].iter().any(|next| three[2].starts_with(next));
+        assert_eq!(lines.windows(3).find(has_no_text), None, "{}", page.0);
     }
 }
 
