@@ -147,12 +147,13 @@ on_every_store_of_files! {
                 job.send(Signal::SIGTERM);
             }
             let done = job.wait();
-            let goes_on = format!(
-                "csalock: processes of the ended command go on without lock x: pid {left}; to end them too, use --tree\n"
-            );
+            assert_eq!(done.code, Some(if option.is_empty() { 143 } else { 124 }), "{done:?}");
+            // On a busy machine a short sleep of its loop is named as well.
+            let goes_on = "csalock: processes of the ended command go on without lock x: pid ";
+            let is_named = done.stderr.contains(goes_on) && done.stderr.contains(&format!("pid {left}"));
+            assert!(is_named && done.stderr.ends_with("; to end them too, use --tree\n"), "{done:?}");
             let ended = "csalock: the command was ended: it held lock x longer than --max-hold\n";
-            let said = if option.is_empty() { goes_on } else { format!("{ended}{goes_on}") };
-            done.complains(if option.is_empty() { 143 } else { 124 }, &said);
+            assert_eq!(done.stderr.starts_with(ended), !option.is_empty(), "{done:?}");
             sandbox.file("files/go", "");
             wait_until("it has ended", || sandbox.read("files/log") == "end\n");
             forget(sandbox);
