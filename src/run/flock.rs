@@ -1,8 +1,9 @@
 //! flock(2) and fcntl(2) on a file: the locks of flock(1) and dpkg(1), for scripts that must agree with their users.
 //!
-//! Of fcntl(2) it is the lock of an open file description, which a traditional one of another process excludes. So both
-//! locks belong to the *open file*: every process with a descriptor of it holds the lock, and each can release it for all.
-//! The call waits without a limit or not at all. A helper, a child that shares the open file, therefore blocks in it. csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
+//! Of fcntl(2) it is the lock of an open file description, which a traditional one of another process excludes. So
+//! both locks belong to the *open file*: every process with a descriptor of it holds the lock, and each can release it
+//! for all. The call waits without a limit or not at all. A helper, a child that shares the open file, therefore
+//! blocks in it. csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
 //! polls, and waiters queue in the kernel.
 
 #![expect(unsafe_code, reason = "fork")]
@@ -265,7 +266,8 @@ impl FlockWait<'_> {
     }
 }
 
-/// The process that blocks in flock(2) or fcntl(2), so that csalock can wait for other events too. It ends when csalock ends, or when this value is dropped.
+/// The process that blocks in flock(2) or fcntl(2), so that csalock can wait for other events too. It ends when csalock
+/// ends, or when this value is dropped.
 struct Helper {
     pid: Pid,
     /// The result, once reaped; the pid may belong to another process from then on. EINTR: a signal killed the helper.
