@@ -24,12 +24,22 @@
 //! | | supervisor: SIGKILL | | `--kill-after` later |
 //! | `--tree` | the same signals, to all processes that come from the command | | |
 //! | both limits | supervisor: each signal at the earlier of its two times | | |
-//! | suspended machine, stopped process | the same; a time that passed meanwhile is due at once | | |
+//! | a limit of a lease with keepalive was missed, because this process did not run | both: SIGSTOP, until the keeper has renewed the lease | first sight | at once |
+//! | | both: SIGCONT | new end of the lease | at once |
+//! | | both: as if it had not been missed | loss of the lock, or a silent store | 1/30 of the span or 10 seconds later |
+//! | other limits on a suspended machine, in a stopped process | the same; a time that passed meanwhile is due at once | | |
 
 use std::time::Duration;
 
 /// Maximum difference between two readings of the same end.
 const ROUNDING: Duration = Duration::from_millis(5);
+
+/// Minimum delay by which a limit counts as missed. A busy machine is not that late.
+const MIN_DELAY: Duration = Duration::from_secs(1);
+
+/// Minimum time that a command stays stopped for a store that does not answer: a machine that wakes up needs several seconds
+/// for its network.
+const MIN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The time when csalock ends a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +80,8 @@ impl LeaseSchedule {
             Some(known) if known.ends.abs_diff(ends) < ROUNDING => {
                 LeaseSchedule { ends: known.ends.min(ends), span: known.span }
             }
+            // It started and ended while this process did not run.
+            Some(known) if known.ends < ends && ends <= now => LeaseSchedule { ends, span: known.span },
             _ => LeaseSchedule { ends, span: ends.saturating_sub(now) },
         }
     }
@@ -95,9 +107,51 @@ impl LeaseSchedule {
         StopTimes { term: self.last_start(), kill, why: StopReason::Lease }
     }
 
+    /// Returns the pause of a command if this process sees only now that the command had to receive SIGTERM. Then no keeper
+    /// of this machine ran in time either, and the lock may still be ours.
+    pub fn pause(self, due: StopTimes, now: Duration) -> Option<Pause> {
+        let is_missed = !self.span.is_zero() && now >= due.term + MIN_DELAY.max(self.span / 20);
+        let soon = now + retry_pause(self.span);
+        let until = if soon < due.kill { soon } else { now + MIN_PATIENCE.max(self.span / 2) };
+        is_missed.then_some(Pause { lease_end: self.ends, began: now, until })
+    }
+
     /// Returns when a keeper without a supervisor stops to call a silent store.
     pub fn give_up(self) -> Duration {
         self.ends.saturating_add(self.span.saturating_mul(4))
+    }
+}
+
+/// The time while a command is stopped, because it is not known whether its lock is still held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pause {
+    /// End of the lease at the beginning of the pause.
+    lease_end: Duration,
+    began: Duration,
+    pub until: Duration,
+}
+
+/// Interval between checks that the command is still stopped: other processes may continue it.
+pub const STOP_INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PauseStep {
+    Wait,
+    /// The lease is renewed, and the command goes on.
+    Resume,
+    /// The lock was lost, or the store is silent for too long: the limits of the lease count.
+    End,
+}
+
+impl Pause {
+    /// Returns the next step if the lease is now known to end at `ends`. The end of a lost lock is the time when the keeper
+    /// noticed the loss.
+    pub fn step(self, ends: Duration, now: Duration) -> PauseStep {
+        match ends {
+            _ if ends > now && ends > self.lease_end + ROUNDING => PauseStep::Resume,
+            _ if now >= self.until || (self.began..=now).contains(&ends) => PauseStep::End,
+            _ => PauseStep::Wait,
+        }
     }
 }
 
@@ -177,6 +231,38 @@ mod tests {
         let late = LeaseSchedule::seen(None, 10 * SECOND, 11 * SECOND);
         let now = StopTimes { term: 10 * SECOND, kill: 10 * SECOND, why: StopReason::Lease };
         assert_eq!((late.supervisor(SECOND), late.keeper()), (now, now));
+    }
+
+    #[test]
+    fn a_command_whose_end_was_missed_pauses_until_the_lease_is_renewed_or_lost() {
+        let lease = LeaseSchedule { ends: 100 * SECOND, span: 60 * SECOND };
+        let due = lease.supervisor(SECOND * 12);
+        assert_eq!(lease.pause(due, 84 * SECOND), None, "it is seen in time");
+        assert_eq!(lease.pause(due, 85 * SECOND).unwrap().until, 87 * SECOND, "SIGTERM can still come before the end");
+        assert_eq!(LeaseSchedule { span: Duration::ZERO, ..lease }.pause(due, 200 * SECOND), None, "the lock was lost");
+        let pause = lease.pause(due, 200 * SECOND).unwrap();
+        assert_eq!(pause.until, 230 * SECOND);
+        let short = LeaseSchedule { ends: 100 * SECOND, span: 4 * SECOND };
+        assert_eq!(short.pause(short.keeper(), 200 * SECOND).unwrap().until, 210 * SECOND);
+        for (ends, now, step) in [
+            (100, 201, PauseStep::Wait),
+            (150, 201, PauseStep::Wait),
+            (260, 201, PauseStep::Resume),
+            (200, 201, PauseStep::End),
+            (201, 201, PauseStep::End),
+            (100, 230, PauseStep::End),
+        ] {
+            assert_eq!(pause.step(ends * SECOND, now * SECOND), step, "{ends} {now}");
+        }
+    }
+
+    #[test]
+    fn a_lease_that_was_renewed_and_ended_unseen_keeps_its_length() {
+        let known = LeaseSchedule { ends: 100 * SECOND, span: 60 * SECOND };
+        let seen = LeaseSchedule::seen(Some(known), 120 * SECOND, 300 * SECOND);
+        assert_eq!(seen, LeaseSchedule { ends: 120 * SECOND, span: 60 * SECOND });
+        let lost = LeaseSchedule::seen(Some(known), 70 * SECOND, 70 * SECOND);
+        assert_eq!(lost, LeaseSchedule { ends: 70 * SECOND, span: Duration::ZERO });
     }
 
     #[test]

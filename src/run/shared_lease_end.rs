@@ -2,7 +2,8 @@
 //! and the keeper renews the lease.
 //!
 //! The processes share the memory from before the fork. It has the expiry time on CLOCK_BOOTTIME in milliseconds, a flag
-//! if the keeper had to kill the command, and for each lock its first lease, or that the command released it itself.
+//! if the keeper had to kill the command, the end of a pause of the command, and for each lock its first lease, or that
+//! the command released it itself.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
@@ -18,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, Lease, LeaseClock};
 
 /// Maximum number of locks; together with the other fields they fill a page.
-const MOST_LOCKS: usize = 509;
+const MOST_LOCKS: usize = 508;
 
 const RELEASED: u64 = u64::MAX;
 
@@ -30,6 +31,8 @@ pub struct SharedLeaseEnd(&'static Shared);
 struct Shared {
     ends: AtomicU64,
     killed: AtomicU64,
+    /// While csalock has stopped the command: the time until which at most, on CLOCK_BOOTTIME. Otherwise 0.
+    paused_until: AtomicU64,
     /// 1 while the leases in `locks` expire at `ends`, the earliest of them.
     is_first: AtomicU64,
     /// For each lock, the [`lease_id`] of its first lease or [`RELEASED`].
@@ -86,6 +89,21 @@ impl SharedLeaseEnd {
 
     pub fn set_killed(self) {
         self.0.killed.store(1, Ordering::SeqCst);
+    }
+
+    /// Records that one of the processes stops the command until then at most.
+    pub fn set_paused(self, until: Duration) {
+        self.0.paused_until.store(until.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    /// Returns until when the command is stopped; a past time if it is not.
+    pub fn paused_until(self) -> Duration {
+        Duration::from_millis(self.0.paused_until.load(Ordering::SeqCst))
+    }
+
+    /// Ends the pause. Returns true if one of the processes had stopped the command.
+    pub fn end_pause(self) -> bool {
+        self.0.paused_until.swap(0, Ordering::SeqCst) != 0
     }
 
     /// Records that the command released the lock with this index. Returns false if the index has no room.

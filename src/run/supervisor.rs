@@ -41,6 +41,8 @@ pub struct Supervisor<'a> {
 pub enum Notice<'a> {
     /// The command was ended for this reason; true if a time limit that a caller set was over.
     Ended(StopReason, bool),
+    /// The command was stopped because its lease could be over unnoticed, and went on after a renewal.
+    Paused,
     /// The command was ended before a time limit that another process set for its lock.
     EndedByOther,
     /// The command was ended because a lock was lost, which was told already.
@@ -178,7 +180,7 @@ impl<'a> Supervisor<'a> {
                 why => why,
             },
         };
-        why.inspect(self.tell);
+        ended.was_paused.then_some(Notice::Paused).iter().chain(&why).for_each(self.tell);
         if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }
     }
 

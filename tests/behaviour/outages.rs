@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::etcd::between::{Between, Fate, as_it_was};
 use crate::etcd::fair::{fair, is_within};
@@ -92,8 +93,29 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     await_end(holder).says(85, "csalock: lost while the command ran: lock x: ");
 }
 
+#[test]
+fn a_command_is_ended_after_a_sleep_if_the_server_does_not_answer_then() {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let holder = holder(&sandbox, &[]);
+    let all: Vec<i32> = members(std::slice::from_ref(&holder)).into_iter().chain(keepers(holder.pid())).collect();
+    // Its short-lived children come and go.
+    let to_all = |signal| all.iter().for_each(|pid| _ = kill(Pid::from_raw(*pid), signal));
+    to_all(Signal::SIGSTOP);
+    cluster.stop(0, true);
+    let slept = uptime();
+    wait_until("the lease is long over", || uptime() > slept + LEASE_SECONDS + 2.0);
+    to_all(Signal::SIGCONT);
+    let done = await_end(holder);
+    done.says(
+        85,
+        "csalock: lost while the command ran: lock x: its lease is over, and it could not be released: etcd ",
+    );
+    done.says(85, "\ncsalock: the command was ended\n");
+}
+
 fn send(pid: i32, signal: Signal) {
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
 }
 
 #[test]

@@ -72,6 +72,19 @@ fn send(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
 }
 
+fn is_stopped(pid: i32) -> bool {
+    crate::sandbox::proc::stat(pid).is_some_and(|(state, _)| state == 'T')
+}
+
+/// Stops these processes, as a machine that sleeps does, until the lease of lock x is long over.
+fn sleep_beyond_the_lease(sandbox: &Sandbox, processes: &[i32]) {
+    await_renewals(sandbox, "x", 1);
+    processes.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
+    let until = renewed_until(sandbox, "x").unwrap();
+    let earlier = || std::time::UNIX_EPOCH.elapsed().unwrap() - std::time::Duration::from_secs(2);
+    wait_until("the lease is over", || csalock::duration::rfc3339_millis(earlier()) > until);
+}
+
 on_every_shared_store! {
     fn a_lock_outlasts_its_first_lease_as_long_as_its_owner_lives(sandbox: &Sandbox) {
         let _job = script(sandbox, "csalock lock x y; echo; cat; :").ready();
@@ -251,6 +264,61 @@ on_every_shared_store! {
         let said = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see `csalock doctor`\n";
         // Its cat goes on.
         assert!(done.stderr.contains(&format!("{said}csalock: processes of the ended command go on without lock x: pid ")), "{done:?}");
+    }
+
+    fn a_command_goes_on_after_a_sleep_longer_than_its_lease_if_no_other_caller_acquired(sandbox: &Sandbox) {
+        let (mut job, command) = running(sandbox, &[]);
+        let keeper = the_keeper(sandbox);
+        sleep_beyond_the_lease(sandbox, &[keeper, job.pid(), command]);
+        job.send(Signal::SIGCONT);
+        // Until the lease is renewed, csalock stops the command again as often as another process continues it.
+        for _ in 0..2 {
+            send(command, Signal::SIGCONT);
+            wait_until("the command is stopped", || is_stopped(command));
+        }
+        send(keeper, Signal::SIGCONT);
+        wait_until("the command goes on", || !is_stopped(command));
+        await_renewals(sandbox, "x", 2);
+        job.release();
+        let said = "csalock: this machine or csalock did not run until the lease of lock x was over; the command was stopped until the lease was renewed, and no other caller held the lock\n";
+        job.wait().complains(0, said);
+    }
+
+    fn a_command_without_a_supervisor_goes_on_after_a_sleep(sandbox: &Sandbox) {
+        let mut job = csalock(sandbox, &["run", "-F", "x", "dash", "-c", "echo; cat; :"]).spawn();
+        job.lines(1);
+        let keeper = the_keeper(sandbox);
+        sleep_beyond_the_lease(sandbox, &[keeper, job.pid()]);
+        job.send(Signal::SIGCONT);
+        send(keeper, Signal::SIGCONT);
+        await_renewals(sandbox, "x", 2);
+        wait_until("the command goes on", || !is_stopped(job.pid()));
+        job.release();
+        job.wait().exits(0);
+    }
+
+    fn a_command_that_the_user_stopped_stays_stopped_after_a_sleep(sandbox: &Sandbox) {
+        let (job, command) = running(sandbox, &[]);
+        let keeper = the_keeper(sandbox);
+        sleep_beyond_the_lease(sandbox, &[keeper, job.pid(), command]);
+        job.send(Signal::SIGCONT);
+        send(keeper, Signal::SIGCONT);
+        await_renewals(sandbox, "x", 2);
+        assert!(is_stopped(command));
+        send(command, Signal::SIGCONT);
+        job.wait().exits(0);
+    }
+
+    fn a_command_is_ended_after_a_sleep_in_which_another_host_acquired(sandbox: &Sandbox) {
+        require!(has_namespaces("another pid namespace"));
+        let (job, command) = running(sandbox, &[]);
+        let all = [the_keeper(sandbox), job.pid(), command];
+        sleep_beyond_the_lease(sandbox, &all);
+        let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-q", "-w", "inf", "x", "true"];
+        sandbox.call("unshare", words).env("CSALOCK_LEASE", LEASE).run();
+        all.into_iter().for_each(|pid| send(pid, Signal::SIGCONT));
+        wait_until("the command is ended", || !lives(command));
+        job.wait().says(85, "csalock: lost while the command ran: lock x: ");
     }
 
     fn a_command_with_no_fork_has_a_keeper_and_no_child(sandbox: &Sandbox) {

@@ -14,11 +14,13 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{KeeperConfig, POLL_INTERVAL, drain, new_event, notify, pause, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
-use crate::host::{WakeAddress, WakeSocket, is_at_work};
+use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, send};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
-use crate::run::lease_schedule::{LeaseSchedule, StopTimes, renewal_pause, retry_pause, settling_pause};
+use crate::run::lease_schedule::{
+    LeaseSchedule, Pause, PauseStep, STOP_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
+};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::{StoreDeadline, Subscription, Topic};
 
@@ -47,6 +49,9 @@ struct LeaseWatch {
     lease: Option<LeaseSchedule>,
     /// True if the owners received SIGTERM.
     terminated: bool,
+    pause: Option<Pause>,
+    /// True if this keeper has stopped the owners.
+    has_stopped: bool,
 }
 
 impl KeeperConfig<'_> {
@@ -82,6 +87,10 @@ impl KeeperConfig<'_> {
             let renew = || {
                 self.renew_loop(supervisor.is_some(), renew_now.as_fd(), &listeners, &ended);
                 if !ended.load(SeqCst) {
+                    // The locks were released while the owners were stopped, and the watch ends here.
+                    if self.shared_lease_end.end_pause() {
+                        self.owners.iter().for_each(|owner| _ = send(owner, Signal::CONT.as_raw()));
+                    }
                     detach::leave();
                 }
             };
@@ -146,9 +155,16 @@ impl KeeperConfig<'_> {
     /// Ends the owners if their lease is about to end. While the supervisor lives, it sends SIGTERM itself. Returns the
     /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
     fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, supervisor: Option<Pid>) -> Option<Duration> {
-        let ends = self.shared_lease_end.load().filter(|_| self.kills)?;
+        let Some(ends) = self.shared_lease_end.load().filter(|_| self.kills) else {
+            self.resume(watch, owners);
+            return None;
+        };
         let now = self.context.host.boottime();
-        let StopTimes { term, kill, .. } = watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now)).keeper();
+        let lease = *watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now));
+        let StopTimes { term, kill, .. } = lease.keeper();
+        if let Some(next_check) = self.pause(watch, lease, owners, is_guarded(supervisor), now) {
+            return Some(next_check);
+        }
         if now >= kill {
             self.shared_lease_end.set_killed();
             self.signal(owners, Signal::KILL);
@@ -158,6 +174,47 @@ impl KeeperConfig<'_> {
             self.signal(owners, Signal::CONT);
         }
         Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + POLL_INTERVAL))
+    }
+
+    /// Keeps the owners stopped while their lease may be over unnoticed. Returns the time of the next check while that is so.
+    /// The supervisor may have stopped them, and it may have died since. A lease with a time limit is never renewed.
+    fn pause(
+        &self,
+        watch: &mut LeaseWatch,
+        lease: LeaseSchedule,
+        owners: &Owners<'_>,
+        is_guarded: bool,
+        now: Duration,
+    ) -> Option<Duration> {
+        let due = lease.keeper();
+        let due = if is_guarded { StopTimes { term: due.kill, ..due } } else { due };
+        let may_begin = !self.timed && !watch.terminated;
+        let begun = watch.pause.or_else(|| lease.pause(due, now).filter(|_| may_begin));
+        let step = begun.map(|pause| pause.step(lease.ends, now));
+        watch.pause = begun.filter(|_| step != Some(PauseStep::Resume));
+        match (step, begun) {
+            (Some(PauseStep::Wait), Some(pause)) => {
+                if self.tree.is_some() || owners.iter().any(|(owner, _)| !is_stopped(owner.pid)) {
+                    self.shared_lease_end.set_paused(pause.until);
+                    watch.has_stopped = true;
+                    self.signal(owners, Signal::STOP);
+                }
+                Some(pause.until.min(now + STOP_INTERVAL))
+            }
+            (Some(PauseStep::End), _) => None,
+            _ if now < due.term => {
+                self.resume(watch, owners);
+                None
+            }
+            _ => Some(self.shared_lease_end.paused_until()).filter(|until| *until > now),
+        }
+    }
+
+    /// Continues the owners if they are stopped for a pause.
+    fn resume(&self, watch: &mut LeaseWatch, owners: &Owners<'_>) {
+        if self.shared_lease_end.end_pause() || std::mem::take(&mut watch.has_stopped) {
+            self.signal(owners, Signal::CONT);
+        }
     }
 
     /// Sends a signal to the owners. Without a pidfd (Linux before 5.3, some sandboxes), the pid counts as long as it still is
@@ -377,7 +434,8 @@ impl KeeperConfig<'_> {
                     Some((known, ends)) if *known == lease => *ends,
                     _ => self.expiry_of(at, &lease, engine)?,
                 };
-                Ok(RenewResult::Held(Some((lease, ends))))
+                // A time limit does not come back, and a paused command must not wait for that.
+                Ok(if ends <= now { RenewResult::Lost } else { RenewResult::Held(Some((lease, ends))) })
             }
             Some(_) => Ok(RenewResult::Held(None)),
             None => self.ended(at, name, engine, record.ended_grants.into_iter().find(|ending| mine(&ending.grant))),

@@ -13,12 +13,12 @@ use super::Supervisor;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::RunEnd;
-use crate::host::{WakeSocket, processes};
+use crate::host::{WakeSocket, is_stopped, processes};
 use crate::lock::ProcessId;
 use crate::run::child::{RunningCommand, Tree, is_keeper};
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
-use crate::run::lease_schedule::{LeaseSchedule, StopReason, StopTimes};
+use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_INTERVAL, StopReason, StopTimes};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::{BoottimeTimer, wait_readable};
 
@@ -52,6 +52,8 @@ pub(super) struct ExitReport {
     pub(super) out_of_reach: bool,
     /// End of the lease of the locks on CLOCK_BOOTTIME, as last read.
     pub(super) lease_ends: Option<Duration>,
+    /// True if the command was stopped until its lease was renewed.
+    pub(super) was_paused: bool,
     /// Processes that the command had started when it was asked to end, without `--tree`.
     pub(super) remaining: BTreeSet<ProcessId>,
 }
@@ -69,6 +71,10 @@ pub(super) struct EventLoop<'a> {
     lease: Option<LeaseSchedule>,
     /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
     limits: Vec<StopTimes>,
+    /// The pause of the command, its next check, and true if this process stopped the command.
+    pause: Option<Pause>,
+    next_check: Option<Duration>,
+    has_stopped: bool,
     /// True if a child of this process has ended since the last check.
     child_ended: bool,
     /// True if the command has ended, and others of its tree go on.
@@ -96,6 +102,9 @@ impl<'a> EventLoop<'a> {
             began: supervisor.guarded.context.host.boottime(),
             lease: None,
             limits: Vec::new(),
+            pause: None,
+            next_check: None,
+            has_stopped: false,
             child_ended: false,
             is_left: false,
             ends_before_exec: None,
@@ -107,6 +116,7 @@ impl<'a> EventLoop<'a> {
                 stopped: None,
                 out_of_reach: false,
                 lease_ends: None,
+                was_paused: false,
                 remaining: BTreeSet::new(),
             },
         }
@@ -164,7 +174,7 @@ impl<'a> EventLoop<'a> {
             tree.send(Signal::SIGKILL as i32);
         }
         let now = self.boottime();
-        if self.report.stopped.is_none() && (event || self.limits.iter().any(|limit| limit.term <= now)) {
+        if self.report.stopped.is_none() && (event || self.is_due(now)) {
             self.read_limits();
         }
         self.send_due_signals(self.boottime())
@@ -219,10 +229,47 @@ impl<'a> EventLoop<'a> {
             }
         };
         self.lease = ends.map(|ends| LeaseSchedule::seen(self.lease, ends, now));
+        self.limits.clear();
+        if self.is_paused(now) {
+            return;
+        }
         let limits = &guarded.limits;
         let max_hold = limits.max_hold.map(|max_hold| StopTimes::of_max_hold(self.began, max_hold, limits.kill_after));
         let lease = self.lease.filter(|_| limits.kills).map(|lease| lease.supervisor(limits.kill_after));
         self.limits = max_hold.into_iter().chain(lease).collect();
+    }
+
+    /// Returns true while the command is stopped because its lease may be over unnoticed, and keeps it so. Without a keeper
+    /// no lease is renewed, and one with a time limit never is.
+    fn is_paused(&mut self, now: Duration) -> bool {
+        let limits = &self.supervisor.guarded.limits;
+        let shared = self.supervisor.guarded.shared_lease_end.filter(|_| limits.kills && limits.ttl.is_none());
+        let Some(shared) = shared else { return false };
+        let due = self.lease.map(|lease| (lease, lease.supervisor(limits.kill_after)));
+        let begun = self.pause.or_else(|| due.and_then(|(lease, due)| lease.pause(due, now)));
+        let step = begun.map(|pause| self.lease.map_or(PauseStep::Resume, |lease| pause.step(lease.ends, now)));
+        self.pause = begun.filter(|_| step != Some(PauseStep::Resume));
+        self.report.was_paused |= step == Some(PauseStep::Resume);
+        self.next_check = None;
+        match (step, begun) {
+            (Some(PauseStep::Wait), Some(pause)) => {
+                if self.tree.is_some() || !is_stopped(self.process.pid) {
+                    shared.set_paused(pause.until);
+                    self.has_stopped = true;
+                    self.send(Signal::SIGSTOP);
+                }
+                self.next_check = Some(pause.until.min(now + STOP_INTERVAL));
+            }
+            (Some(PauseStep::End), _) => _ = shared.end_pause(),
+            // The keeper may have stopped the command and died since.
+            _ if due.is_none_or(|(_, due)| now < due.term) => {
+                if shared.end_pause() || std::mem::take(&mut self.has_stopped) {
+                    self.send(Signal::SIGCONT);
+                }
+            }
+            _ => {}
+        }
+        self.next_check.is_some()
     }
 
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
@@ -252,9 +299,14 @@ impl<'a> EventLoop<'a> {
         Ok(())
     }
 
+    fn is_due(&self, now: Duration) -> bool {
+        self.limits.iter().map(|limit| limit.term).chain(self.next_check).any(|next| next <= now)
+    }
+
     /// Returns the time of the next signal on CLOCK_BOOTTIME.
     fn next_limit(&self) -> Option<Duration> {
         let times = self.limits.iter().flat_map(|limit| [limit.term, limit.kill]);
+        let times = times.chain(self.next_check);
         times.chain(self.ends_before_exec.map(|(_, at)| at)).min().filter(|next| *next < Duration::MAX)
     }
 
