@@ -25,8 +25,8 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
              doctor`"
         ),
         Notice::Paused => format!(
-            "this machine or csalock did not run until the lease of lock {names} was over; the command was stopped until \
-             the lease was renewed, and no other caller held the lock"
+            "the lease of lock {names} was not renewed in time, because this machine or csalock stood still; the command was \
+             stopped until the lease was renewed, and no other caller held the lock"
         ),
         Notice::EndedByOther => format!(
             "the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of lock {names}"

@@ -26,7 +26,7 @@
 //! | both limits | supervisor: each signal at the earlier of its two times | | |
 //! | a limit of a lease with keepalive was missed, because this process did not run | both: SIGSTOP, until the keeper has renewed the lease | first sight | at once |
 //! | | both: SIGCONT | new end of the lease | at once |
-//! | | both: as if it had not been missed | loss of the lock, or a silent store | 1/30 of the span or 10 seconds later |
+//! | | both: as if it had not been missed | loss of the lock, or a silent store | 1/30 of the span later; after a sleep 10 seconds, at least 1/2 of the span |
 //! | other limits on a suspended machine, in a stopped process | the same; a time that passed meanwhile is due at once | | |
 
 use std::time::Duration;
@@ -34,8 +34,9 @@ use std::time::Duration;
 /// Maximum difference between two readings of the same end.
 const ROUNDING: Duration = Duration::from_millis(5);
 
-/// Minimum delay by which a limit counts as missed. A busy machine is not that late.
-const MIN_DELAY: Duration = Duration::from_secs(1);
+/// Minimum delay of a limit that was missed, and of one that not even a busy machine sees so late.
+const MIN_DELAY: Duration = Duration::from_millis(50);
+const MIN_SLEEP: Duration = Duration::from_secs(1);
 
 /// Minimum time that a command stays stopped for a store that does not answer: a machine that wakes up needs several seconds
 /// for its network.
@@ -110,9 +111,10 @@ impl LeaseSchedule {
     /// Returns the pause of a command if this process sees only now that the command had to receive SIGTERM. Then no keeper
     /// of this machine ran in time either, and the lock may still be ours.
     pub fn pause(self, due: StopTimes, now: Duration) -> Option<Pause> {
-        let is_missed = !self.span.is_zero() && now >= due.term + MIN_DELAY.max(self.span / 20);
-        let soon = now + retry_pause(self.span);
-        let until = if soon < due.kill { soon } else { now + MIN_PATIENCE.max(self.span / 2) };
+        let (delay, soon) = (now.saturating_sub(due.term), now + retry_pause(self.span));
+        let has_slept = delay >= MIN_SLEEP.max(self.span / 20) && soon >= due.kill;
+        let until = if has_slept { now + MIN_PATIENCE.max(self.span / 2) } else { soon };
+        let is_missed = delay >= MIN_DELAY && !self.span.is_zero();
         is_missed.then_some(Pause { lease_end: self.ends, began: now, until })
     }
 
@@ -237,7 +239,9 @@ mod tests {
     fn a_command_whose_end_was_missed_pauses_until_the_lease_is_renewed_or_lost() {
         let lease = LeaseSchedule { ends: 100 * SECOND, span: 60 * SECOND };
         let due = lease.supervisor(SECOND * 12);
-        assert_eq!(lease.pause(due, 84 * SECOND), None, "it is seen in time");
+        assert_eq!(lease.pause(due, 82 * SECOND), None, "it is seen in time");
+        assert_eq!(lease.pause(due, 95 * SECOND).unwrap().until, 125 * SECOND, "it slept");
+        assert_eq!(lease.pause(lease.keeper(), 83 * SECOND).unwrap().until, 85 * SECOND, "it is late");
         assert_eq!(lease.pause(due, 85 * SECOND).unwrap().until, 87 * SECOND, "SIGTERM can still come before the end");
         assert_eq!(LeaseSchedule { span: Duration::ZERO, ..lease }.pause(due, 200 * SECOND), None, "the lock was lost");
         let pause = lease.pause(due, 200 * SECOND).unwrap();

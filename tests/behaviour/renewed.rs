@@ -280,7 +280,7 @@ on_every_shared_store! {
         wait_until("the command goes on", || !is_stopped(command));
         await_renewals(sandbox, "x", 2);
         job.release();
-        let said = "csalock: this machine or csalock did not run until the lease of lock x was over; the command was stopped until the lease was renewed, and no other caller held the lock\n";
+        let said = "csalock: the lease of lock x was not renewed in time, because this machine or csalock stood still; the command was stopped until the lease was renewed, and no other caller held the lock\n";
         job.wait().complains(0, said);
     }
 
