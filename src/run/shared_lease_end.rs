@@ -13,10 +13,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::signal::Signal;
 
 use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, Lease, LeaseClock};
+use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_INTERVAL, StopTimes};
 
 /// Maximum number of locks; together with the other fields they fill a page.
 const MOST_LOCKS: usize = 508;
@@ -91,24 +93,14 @@ impl SharedLeaseEnd {
         self.0.killed.store(1, Ordering::SeqCst);
     }
 
-    /// Records that one of the processes stops the command until then at most.
-    pub fn set_paused(self, until: Duration) {
-        self.0.paused_until.store(until.as_millis() as u64, Ordering::SeqCst);
-    }
-
-    /// Returns until when the command is stopped; a past time if it is not.
-    pub fn paused_until(self) -> Duration {
-        Duration::from_millis(self.0.paused_until.load(Ordering::SeqCst))
+    /// Records that the command released the lock with this index. Returns false if the index has no room.
+    pub fn release(self, at: usize) -> bool {
+        self.0.locks.get(at).map(|lock| lock.store(RELEASED, Ordering::SeqCst)).is_some()
     }
 
     /// Ends the pause. Returns true if one of the processes had stopped the command.
     pub fn end_pause(self) -> bool {
         self.0.paused_until.swap(0, Ordering::SeqCst) != 0
-    }
-
-    /// Records that the command released the lock with this index. Returns false if the index has no room.
-    pub fn release(self, at: usize) -> bool {
-        self.0.locks.get(at).map(|lock| lock.store(RELEASED, Ordering::SeqCst)).is_some()
     }
 
     /// Returns true if the command released the lock with this index.
@@ -123,6 +115,56 @@ impl SharedLeaseEnd {
     /// Returns true if the keeper had to kill the command.
     pub fn was_killed(self) -> bool {
         self.0.killed.load(Ordering::SeqCst) != 0
+    }
+}
+
+/// The pause of a command as one of the two processes knows it. Each of them stops and continues the command itself,
+/// because the other one may have been killed.
+#[derive(Debug, Default)]
+pub struct CommandPause {
+    pause: Option<Pause>,
+    /// True if this process has stopped the command.
+    has_stopped: bool,
+}
+
+impl CommandPause {
+    /// Returns the signal that the command must get now, and the time of the next call while it must not run. `lease` has
+    /// the limits at which this process acts, or is `None` if no lease ends; `is_stopped` tells if the command is stopped.
+    pub fn step(
+        &mut self,
+        shared: SharedLeaseEnd,
+        lease: Option<(LeaseSchedule, StopTimes)>,
+        now: Duration,
+        is_stopped: impl FnOnce() -> bool,
+    ) -> (Option<Signal>, Option<Duration>) {
+        let paused_until = &shared.0.paused_until;
+        let pause = self.pause.or_else(|| lease.and_then(|(lease, due)| lease.pause(due, now)));
+        let step = pause.map(|pause| lease.map_or(PauseStep::Resume, |(lease, _)| pause.step(lease.ends, now)));
+        self.pause = pause.filter(|_| step != Some(PauseStep::Resume));
+        match (step, pause) {
+            (Some(PauseStep::Wait), Some(pause)) => {
+                // A command that a user has stopped stays stopped afterwards.
+                let stop = (!is_stopped()).then_some(Signal::SIGSTOP);
+                if stop.is_some() {
+                    self.has_stopped = true;
+                    paused_until.store(pause.until.as_millis() as u64, Ordering::SeqCst);
+                }
+                (stop, Some(pause.until.min(now + STOP_INTERVAL)))
+            }
+            (Some(PauseStep::End), _) => {
+                paused_until.store(0, Ordering::SeqCst);
+                (None, None)
+            }
+            _ if lease.is_none_or(|(_, due)| now < due.term) => {
+                let was_stopped = shared.end_pause() | std::mem::take(&mut self.has_stopped);
+                (was_stopped.then_some(Signal::SIGCONT), None)
+            }
+            // The other process may have stopped the command.
+            _ => {
+                let until = Duration::from_millis(paused_until.load(Ordering::SeqCst));
+                (None, Some(until).filter(|until| *until > now))
+            }
+        }
     }
 }
 

@@ -18,9 +18,8 @@ use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, send};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
-use crate::run::lease_schedule::{
-    LeaseSchedule, Pause, PauseStep, STOP_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
-};
+use crate::run::lease_schedule::{LeaseSchedule, StopTimes, renewal_pause, retry_pause, settling_pause};
+use crate::run::shared_lease_end::CommandPause;
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::{StoreDeadline, Subscription, Topic};
 
@@ -49,9 +48,7 @@ struct LeaseWatch {
     lease: Option<LeaseSchedule>,
     /// True if the owners received SIGTERM.
     terminated: bool,
-    pause: Option<Pause>,
-    /// True if this keeper has stopped the owners.
-    has_stopped: bool,
+    pause: CommandPause,
 }
 
 impl KeeperConfig<'_> {
@@ -156,13 +153,12 @@ impl KeeperConfig<'_> {
     /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
     fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, supervisor: Option<Pid>) -> Option<Duration> {
         let Some(ends) = self.shared_lease_end.load().filter(|_| self.kills) else {
-            self.resume(watch, owners);
-            return None;
+            return self.pause(watch, owners, None, is_guarded(supervisor));
         };
         let now = self.context.host.boottime();
         let lease = *watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now));
         let StopTimes { term, kill, .. } = lease.keeper();
-        if let Some(next_check) = self.pause(watch, lease, owners, is_guarded(supervisor), now) {
+        if let Some(next_check) = self.pause(watch, owners, Some(lease), is_guarded(supervisor)) {
             return Some(next_check);
         }
         if now >= kill {
@@ -176,45 +172,25 @@ impl KeeperConfig<'_> {
         Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + POLL_INTERVAL))
     }
 
-    /// Keeps the owners stopped while their lease may be over unnoticed. Returns the time of the next check while that is so.
-    /// The supervisor may have stopped them, and it may have died since. A lease with a time limit is never renewed.
+    /// Stops the owners while their lease may be over unnoticed, and continues them then. Returns the time of the next check
+    /// while they must not run. While the supervisor lives, it acts first. A lease with a time limit is never renewed.
     fn pause(
         &self,
         watch: &mut LeaseWatch,
-        lease: LeaseSchedule,
         owners: &Owners<'_>,
+        lease: Option<LeaseSchedule>,
         is_guarded: bool,
-        now: Duration,
     ) -> Option<Duration> {
-        let due = lease.keeper();
-        let due = if is_guarded { StopTimes { term: due.kill, ..due } } else { due };
-        let may_begin = !self.timed && !watch.terminated;
-        let begun = watch.pause.or_else(|| lease.pause(due, now).filter(|_| may_begin));
-        let step = begun.map(|pause| pause.step(lease.ends, now));
-        watch.pause = begun.filter(|_| step != Some(PauseStep::Resume));
-        match (step, begun) {
-            (Some(PauseStep::Wait), Some(pause)) => {
-                if self.tree.is_some() || owners.iter().any(|(owner, _)| !is_stopped(owner.pid)) {
-                    self.shared_lease_end.set_paused(pause.until);
-                    watch.has_stopped = true;
-                    self.signal(owners, Signal::STOP);
-                }
-                Some(pause.until.min(now + STOP_INTERVAL))
-            }
-            (Some(PauseStep::End), _) => None,
-            _ if now < due.term => {
-                self.resume(watch, owners);
-                None
-            }
-            _ => Some(self.shared_lease_end.paused_until()).filter(|until| *until > now),
+        if self.timed || watch.terminated {
+            return None;
         }
-    }
-
-    /// Continues the owners if they are stopped for a pause.
-    fn resume(&self, watch: &mut LeaseWatch, owners: &Owners<'_>) {
-        if self.shared_lease_end.end_pause() || std::mem::take(&mut watch.has_stopped) {
-            self.signal(owners, Signal::CONT);
-        }
+        let due = |due: StopTimes| if is_guarded { StopTimes { term: due.kill, ..due } } else { due };
+        let lease = lease.map(|lease| (lease, due(lease.keeper())));
+        let is_stopped = || self.tree.is_none() && owners.iter().all(|(owner, _)| is_stopped(owner.pid));
+        let (signal, next_check) =
+            watch.pause.step(self.shared_lease_end, lease, self.context.host.boottime(), is_stopped);
+        signal.and_then(|signal| Signal::from_named_raw(signal as i32)).inspect(|signal| self.signal(owners, *signal));
+        next_check
     }
 
     /// Sends a signal to the owners. Without a pidfd (Linux before 5.3, some sandboxes), the pid counts as long as it still is

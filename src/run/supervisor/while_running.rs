@@ -18,8 +18,8 @@ use crate::lock::ProcessId;
 use crate::run::child::{RunningCommand, Tree, is_keeper};
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
-use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_INTERVAL, StopReason, StopTimes};
-use crate::run::shared_lease_end::SharedLeaseEnd;
+use crate::run::lease_schedule::{LeaseSchedule, StopReason, StopTimes};
+use crate::run::shared_lease_end::{CommandPause, SharedLeaseEnd};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
@@ -71,10 +71,9 @@ pub(super) struct EventLoop<'a> {
     lease: Option<LeaseSchedule>,
     /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
     limits: Vec<StopTimes>,
-    /// The pause of the command, its next check, and true if this process stopped the command.
-    pause: Option<Pause>,
+    pause: CommandPause,
+    /// Next check of a command that must not run now.
     next_check: Option<Duration>,
-    has_stopped: bool,
     /// True if a child of this process has ended since the last check.
     child_ended: bool,
     /// True if the command has ended, and others of its tree go on.
@@ -102,9 +101,8 @@ impl<'a> EventLoop<'a> {
             began: supervisor.guarded.context.host.boottime(),
             lease: None,
             limits: Vec::new(),
-            pause: None,
+            pause: CommandPause::default(),
             next_check: None,
-            has_stopped: false,
             child_ended: false,
             is_left: false,
             ends_before_exec: None,
@@ -239,37 +237,21 @@ impl<'a> EventLoop<'a> {
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Returns true while the command is stopped because its lease may be over unnoticed, and keeps it so. Without a keeper
-    /// no lease is renewed, and one with a time limit never is.
+    /// Returns true while the command must not run, because its lease may be over unnoticed. Without a keeper no lease is
+    /// renewed, and one with a time limit never is.
     fn is_paused(&mut self, now: Duration) -> bool {
         let limits = &self.supervisor.guarded.limits;
         let shared = self.supervisor.guarded.shared_lease_end.filter(|_| limits.kills && limits.ttl.is_none());
         let Some(shared) = shared else { return false };
-        let due = self.lease.map(|lease| (lease, lease.supervisor(limits.kill_after)));
-        let begun = self.pause.or_else(|| due.and_then(|(lease, due)| lease.pause(due, now)));
-        let step = begun.map(|pause| self.lease.map_or(PauseStep::Resume, |lease| pause.step(lease.ends, now)));
-        self.pause = begun.filter(|_| step != Some(PauseStep::Resume));
-        self.report.was_paused |= step == Some(PauseStep::Resume);
-        self.next_check = None;
-        match (step, begun) {
-            (Some(PauseStep::Wait), Some(pause)) => {
-                if self.tree.is_some() || !is_stopped(self.process.pid) {
-                    shared.set_paused(pause.until);
-                    self.has_stopped = true;
-                    self.send(Signal::SIGSTOP);
-                }
-                self.next_check = Some(pause.until.min(now + STOP_INTERVAL));
-            }
-            (Some(PauseStep::End), _) => _ = shared.end_pause(),
-            // The keeper may have stopped the command and died since.
-            _ if due.is_none_or(|(_, due)| now < due.term) => {
-                if shared.end_pause() || std::mem::take(&mut self.has_stopped) {
-                    self.send(Signal::SIGCONT);
-                }
-            }
-            _ => {}
+        let lease = self.lease.map(|lease| (lease, lease.supervisor(limits.kill_after)));
+        let is_stopped = || self.tree.is_none() && is_stopped(self.process.pid);
+        let (signal, next_check) = self.pause.step(shared, lease, now, is_stopped);
+        if let Some(signal) = signal {
+            self.send(signal);
+            self.report.was_paused |= signal == Signal::SIGCONT;
         }
-        self.next_check.is_some()
+        self.next_check = next_check;
+        next_check.is_some()
     }
 
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
