@@ -302,12 +302,15 @@ impl Tree {
     /// Sends a signal to all processes but the command itself. Returns false if permission is denied for one of them.
     pub(super) fn send(&self, signal: i32) -> bool {
         let (mut reached, mut is_allowed) = (BTreeSet::from([self.supervisor, self.command]), true);
+        let mut was_empty = false;
         for _ in 0..MOST_SEARCHES {
             let found = processes::descendants(&[self.supervisor, self.command], &|child| self.is_other(child));
             let new: Vec<ProcessId> = found.into_iter().filter(|process| reached.insert(*process)).collect();
-            if new.is_empty() {
+            // The children of a process that ends during a search are missed by that search.
+            if new.is_empty() && was_empty {
                 break;
             }
+            was_empty = new.is_empty();
             let denied = |process: &ProcessId| host::send(process, signal) == Err(nix::errno::Errno::EPERM);
             is_allowed &= new.iter().filter(|process| denied(process)).count() == 0;
         }
