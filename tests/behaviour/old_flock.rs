@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 use crate::sandbox::{Job, Sandbox, is_root, proc, wait_until};
 
@@ -57,6 +58,15 @@ fn await_renewals(sandbox: &Sandbox, waiter: &mut Job, field: &str) {
         wait_until("the lease is renewed", || waiter.has_ended() || until() != before);
         assert!(!waiter.has_ended(), "{}", waiter.said());
     }
+}
+
+/// Milliseconds since 1970.
+fn now() -> i64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64
+}
+
+fn time(field: &Value) -> i64 {
+    field.as_str().unwrap().parse::<jiff::Timestamp>().unwrap().as_millisecond()
 }
 
 /// Whether a flock user gets the file at once.
@@ -316,6 +326,47 @@ on_every_store! {
             assert!(done.stdout.contains("\nholder ") && !done.stdout.contains("\nfile "), "{done:?}");
         }
         assert_eq!(shown(), None);
+    }
+
+    fn a_call_that_did_not_get_the_file_is_no_run_in_the_history(sandbox: &Sandbox) {
+        let _old = old_holder(sandbox, "f");
+        for option in ["-n", "-w10ms", "-nF", "-Fw10ms"] {
+            sandbox.csalock(["run", "--flock", option, "./f", "touch", "ran"]).status(75).stderr(BUSY).run();
+        }
+        let next = waiter(sandbox, &[], &["touch", "ran"]);
+        next.send(Signal::SIGTERM);
+        assert_eq!(next.wait().seen_by_shell(), 128 + Signal::SIGTERM as i32);
+        sandbox.csalock(["history", "--json"]).stdout("[]\n").run();
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn the_wait_for_the_file_counts_as_a_wait_and_not_as_a_hold(sandbox: &Sandbox) {
+        for options in [&[][..], &["-F"], &["--ttl", "1h"]] {
+            let mut old = old_holder(sandbox, "f");
+            let next = waiter(sandbox, options, &["csalock", "status", "--json", "./f"]);
+            let granted = time(&sandbox.sight("./f")["holders"][0]["since"]);
+            wait_until("a millisecond has passed", || now() > granted);
+            let ends = now();
+            old.release();
+            let seen: Value = serde_json::from_str(&next.wait().line()).unwrap();
+            assert!(time(&seen[0]["holders"][0]["since"]) >= ends, "{seen}");
+            // Without a supervisor, the next caller notices the end.
+            sandbox.csalock(["run", "--flock", "./f", "true"]).run();
+            let text = sandbox.csalock(["history", "--json", "-n", "2"]).capture().line();
+            let past: Vec<Value> = serde_json::from_str(&text).unwrap();
+            let [from, to] = ["from", "to"].map(|field| time(&past[0][field]));
+            let came = from - (past[0]["waited"].as_f64().unwrap() * 1000.0).round() as i64;
+            assert!(from >= ends && to >= from && came < ends, "{options:?} {ends} {text}");
+        }
+    }
+
+    fn a_wait_of_one_that_shares_the_lock_is_no_fault_in_the_audit(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let next = waiter(sandbox, &["-s"], &["true"]);
+        sandbox.csalock(["run", "-s", "./f", "true"]).run();
+        old.release();
+        next.wait().exits(0);
+        sandbox.csalock(["audit"]).stdout("no fault in 2 grants of 1 lock\n").run();
     }
 
     fn three_holders_are_named_and_the_others_counted(sandbox: &Sandbox) {

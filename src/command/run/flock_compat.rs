@@ -139,14 +139,15 @@ fn keep_waiting(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Gran
     }
 }
 
-/// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Updates the grants.
+/// Keeps the locks while we wait for a file; a time limit, and the time for which the locks count as held, start only when
+/// the wait is over. Updates the grants.
 /// Returns true if they have a lease.
 /// Returns an error if a lock was lost.
 fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
         let credentials = engine.by_proof(call.guarded.handle.proof())?;
         let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.asked.taking.lifetime()))?;
-        match engine.apply(&target.name, &Renew(credentials, lifetime))? {
+        match engine.apply(&target.name, &Renew { credentials, lifetime, begins: true })? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => {
                 let refusal = RefusedLock::new(target, &opened.reporter(at)).not_holder(&not_holder);
