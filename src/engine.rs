@@ -34,7 +34,7 @@ pub use wait_policy::{RETRY_INTERVAL, WaitPolicy};
 use self::history::Remark;
 use crate::environment::{Environment, LEASE};
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::{HistoryLimits, RunEnd};
+use crate::history::{HistoryLimits, Use};
 use crate::host::{Host, Unix};
 use crate::lock::{
     self, Break, Credentials, EndedGrant, Facts, Grant, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record,
@@ -231,14 +231,14 @@ impl Engine {
     /// Releases the grant with this hash for the process on this host that acquired it or supervises its owner.
     /// If the store was replaced meanwhile, the grant was lost, because other callers did not see it.
     pub fn release(&self, name: &[u8], proof: HandleHash) -> Result<Released> {
-        self.release_after(name, proof, None)
+        self.release_after(name, proof, Use::Unknown)
     }
 
-    /// Releases a grant like [`Engine::release`], after the command under it has ended like this.
-    pub fn release_after(&self, name: &[u8], proof: HandleHash, run: Option<RunEnd>) -> Result<Released> {
+    /// Releases a grant like [`Engine::release`], after this use of the lock.
+    pub fn release_after(&self, name: &[u8], proof: HandleHash, used: Use) -> Result<Released> {
         let is_replaced = self.store.is_replaced();
         let ask = Release(Credentials { supervises: true, ..self.by_proof(proof)? });
-        let released = self.apply_as(name, &ask, Remark { by: None, run: run.map(|run| (proof, run)) })?;
+        let released = self.apply_as(name, &ask, Remark { by: None, used: Some((proof, used)) })?;
         let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
         Ok(if is_replaced { Err(lost()) } else { released })
     }
@@ -268,7 +268,7 @@ impl Engine {
                 Ok((_, record)) => {
                     let meant = record.holders.iter().filter(|grant| meant.is_none_or(|meant| meant(grant)));
                     let proofs = meant.map(|grant| grant.proof).collect();
-                    return self.apply_as(name, &Break(proofs), Remark { by, run: None });
+                    return self.apply_as(name, &Break(proofs), Remark { by, used: None });
                 }
                 Err(error) if error.kind() == ErrorKind::Corrupt && meant.is_none() => error,
                 Err(error) => return Err(error),

@@ -64,6 +64,16 @@ pub struct RunEnd {
     pub ran: u64,
 }
 
+/// What the holder did under a lock that it releases, as far as the caller knows.
+#[derive(Debug, Clone, Copy)]
+pub enum Use {
+    Unknown,
+    /// `run` called a command, which has ended.
+    Run(RunEnd),
+    /// `run` called no command. Such a grant is not in the history, where it would count as a short or long hold.
+    Nothing,
+}
+
 /// A process, described for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use callers::{Caller, Invocation, ThisProcess, may_end_with_call, new_owner};
 pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 pub use fake::Fake;
-pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
+pub use file_locks::{FileLock, exclusive_holders, file_locks, posix_holders};
 #[cfg(debug_assertions)]
 pub use machine::OFFSETS;
 pub use machine::{file_time, server_time};

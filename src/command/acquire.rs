@@ -53,6 +53,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) replaces: Option<Duration>,
     /// The caller's number of slots.
     pub(super) slots: Option<u32>,
+    /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
+    pub(super) locks_file: bool,
     pub(super) turn: OnceCell<Turn>,
 }
 
@@ -78,6 +80,7 @@ impl<'a> Acquisition<'a> {
             give_up_if: None,
             replaces: None,
             slots: None,
+            locks_file: false,
             turn: OnceCell::new(),
         }
     }
@@ -163,6 +166,7 @@ impl<'a> Acquisition<'a> {
 
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let mut progress = WaitProgress::new(self.common, request);
+        progress.locks_file = self.locks_file;
         let mut replacement = self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after));
         acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
             let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
@@ -207,6 +211,9 @@ impl<'a> Acquisition<'a> {
                     report.message.push_str(&format!(
                         "; it has {has} slots now, and the caller's {wanted} count when the holders are gone"
                     ));
+                }
+                if self.locks_file && matches!(refusal, Refusal::Busy(_)) {
+                    report.add_file_lock(opened.target(*at), &reporter);
                 }
                 report.expected = self.turn.get().cloned();
                 if let Some((_, Some(_))) = report.expected {

@@ -16,6 +16,7 @@ use crate::cli::{Common, Lock, Renew, Taking, Wait};
 use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, LockStatus, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::history::Use;
 use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
 use crate::lock::{self, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
 use crate::name::{escape, shell_quote};
@@ -179,7 +180,7 @@ impl ForScript<'_> {
         // A store that failed once need not be waited for again.
         let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
         let _deadline = StoreDeadline::begin(Some(until));
-        match opened.release(request.handle.proof(), None).iter().any(Result::is_err) {
+        match opened.release(request.handle.proof(), Use::Unknown).iter().any(Result::is_err) {
             true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
             false => error,
         }
@@ -326,7 +327,7 @@ pub(super) fn renew(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
         let reporter = Reporter::new(&engine);
         let credentials = context.credentials(&engine, asked.handle.as_deref())?;
         let lifetime = engine.start(&Lifetime::Ttl((asked.ttl.as_millis() as u64).max(1)))?;
-        let response = engine.apply(&target.name, &lock::Renew(credentials, lifetime))?;
+        let response = engine.apply(&target.name, &lock::Renew::new(credentials, lifetime))?;
         documents.push(match &response {
             Ok(grant) => {
                 if asked.common.verbose {

@@ -311,6 +311,7 @@ impl RunCall<'_> {
             give_up_if: self.asked.taking.give_up_if,
             replaces: (self.asked.busy == Busy::Replace).then_some(self.asked.kill_after),
             slots: self.asked.taking.slots,
+            locks_file: self.flock_compat.is_some(),
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
             ..own
         }

@@ -6,7 +6,6 @@ mod select;
 use std::ffi::OsStr;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use anyhow::Context as _;
 
@@ -18,9 +17,8 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{HoldTimes, Past};
-use crate::host::{command_of, flock_holders};
 use crate::name::{escape, is_path, shell_quote};
-use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, flocked_by, json, wrapped};
+use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
 use crate::store::{HistoryCursor, Location};
 use crate::terminal;
 
@@ -194,7 +192,7 @@ impl<'a> Page<'a> {
             self.tell_other_locks(lock, reporter);
         }
         if let Some(named) = named.filter(|_| is_alone) {
-            let file = file_lock(named.0, status, reporter);
+            let file = reporter.file_lock(named.0, &status.record.holders);
             self.block = Details::default().lines(self.context, named, status, reporter, self.style, file.as_deref());
         } else if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
@@ -287,16 +285,6 @@ impl Details {
             *self = Details::default();
         }
     }
-}
-
-/// Returns which processes have locked the file of a lock with flock(2), unless the holder of the lock is one of them:
-/// the holder may wait for that file. The search takes time on a host with many open files.
-fn file_lock(lock: &LockRef, status: &LockStatus, reporter: &Reporter<'_>) -> Option<String> {
-    let path = Path::new(OsStr::from_bytes(&lock.display_name));
-    let pids = if path.is_absolute() { flock_holders(path) } else { Vec::new() };
-    let mut owners = status.record.holders.iter().filter_map(|grant| reporter.owner(&grant.owner));
-    let is_foreign = !pids.is_empty() && !owners.any(|owner| pids.contains(&owner.pid));
-    is_foreign.then(|| flocked_by(("flock", "flock(1)"), pids.into_iter().map(|pid| (pid, command_of(pid)))))
 }
 
 /// Redraws the table, or the details of one lock, at an interval.

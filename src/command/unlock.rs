@@ -75,11 +75,15 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
                 lock.settings = settings;
                 lock.presented = context.presented_handle(asked.handle.as_deref());
                 lock.elsewhere = context.elsewhere(target, not_holder);
-                Some(match asked.token.filter(|_| !not_holder.holders.is_empty()) {
+                let mut refusal = match asked.token.filter(|_| !not_holder.holders.is_empty()) {
                     Some(token) => lock.other_token(&not_holder.holders, token),
                     None if asked.force && !not_holder.holders.is_empty() => lock.changed_hands(&not_holder.holders),
                     None => lock.not_holder(not_holder),
-                })
+                };
+                if !refusal.holders.is_empty() {
+                    refusal.add_file_lock(target, &reporter);
+                }
+                Some(refusal)
             }
             Ok(_) => None,
         };
@@ -139,6 +143,7 @@ fn tell(
             for grant in grants {
                 print(format!("ended {name}: held by {}\n", reporter.grant(grant, "")))?;
             }
+            tell_file_lock(asked, target, grants, reporter);
         }
         Ok(Freed::Broken(endings)) if endings.is_empty() => {
             print(format!("removed {name}: its record was unreadable\n"))?
@@ -154,10 +159,20 @@ fn tell(
                     asked.common.note(&format!("lock {name}: {left}"));
                 }
             }
+            let broken: Vec<Grant> = endings.iter().map(|ending| ending.grant.clone()).collect();
+            tell_file_lock(asked, target, &broken, reporter);
         }
         Err(_) => refusal.into_iter().for_each(|refusal| asked.common.note(&refusal.to_string())),
     }
     Ok(())
+}
+
+/// Tells which other processes have locked the file of a lock whose holders have lost it: the holders may have waited for
+/// that file, and the next holder waits, too.
+fn tell_file_lock(asked: &Unlock, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
+    if let Some(file) = reporter.file_lock(target, holders) {
+        asked.common.note(&format!("lock {}: its file is still {file}; see lslocks(8)", escape(&target.display_name)));
+    }
 }
 
 fn document(

@@ -136,6 +136,9 @@ fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
         let why = error.source().map(ToString::to_string).unwrap_or_default();
         return usage_error(format!("{option}: {value} {why}"), "");
     }
+    if let (ErrorKind::UnknownArgument, Some(error)) = (error.kind(), arguments.dashes_first()) {
+        return error;
+    }
     let unknown_command = texts(&error, ContextKind::InvalidSubcommand).concat();
     // clap repeats words whole, and deletes control sequences in them.
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue, ContextKind::InvalidSubcommand] {
@@ -300,6 +303,15 @@ impl<'a> Arguments<'a> {
         let mut words = self.words.to_vec();
         words[1..=command].rotate_right(1);
         try_words(words)
+    }
+
+    /// Returns the error for `--` directly before the command, after which every word is a name, and none a command.
+    fn dashes_first(&self) -> Option<Error> {
+        let command = self.command_at.filter(|at| self.words[at - 1] == "--")?;
+        let problem =
+            format!("-- comes before the command {}, and may come only after it", quoted(&self.words[command]));
+        let words = [&self.words[..command - 1], &self.words[command..]].concat();
+        Some(usage_error(problem, try_words(words).unwrap_or_else(|| self.usage())))
     }
 
     fn misspelt_option(&self, typed: &OsStr) -> Option<String> {

@@ -34,6 +34,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// Reports one wait. After the drop, only the messages that are printed once remain on the screen.
 pub(super) struct WaitProgress<'a> {
     common: &'a Common,
+    /// True if the caller locks the file of the lock too ([`super::acquire::Acquisition`]).
+    pub(super) locks_file: bool,
     told: bool,
     told_outage: bool,
     /// Start of the wait on CLOCK_BOOTTIME, if it has started.
@@ -51,6 +53,7 @@ impl<'a> WaitProgress<'a> {
     pub(super) fn new(common: &'a Common, request: &AcquireRequest) -> WaitProgress<'a> {
         WaitProgress {
             common,
+            locks_file: false,
             told: false,
             told_outage: false,
             since: None,
@@ -81,7 +84,9 @@ impl<'a> WaitProgress<'a> {
                 Some(error) => error.message().to_string(),
                 None => holder.map_or("others are before us".to_string(), |grant| reporter.holder(grant)),
             };
-            eprint_line(&format!("waiting for lock {}: {who}", escape(&target.display_name)));
+            let file = self.locks_file.then(|| reporter.file_lock(target, &waiting.record.holders)).flatten();
+            let file = file.map(|file| format!("; its file is {file}")).unwrap_or_default();
+            eprint_line(&format!("waiting for lock {}: {who}{file}", escape(&target.display_name)));
         }
         if !watched {
             return None;

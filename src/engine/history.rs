@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{ExpectedTurn, HistoryLimits, HoldTimes, Past, RunEnd, Who, is_damaged};
+use crate::history::{ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who, is_damaged};
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
 use crate::store::HistoryCursor;
 
@@ -14,8 +14,8 @@ use crate::store::HistoryCursor;
 pub(super) struct Remark<'a> {
     /// The owner that broke them.
     pub(super) by: Option<&'a Owner>,
-    /// How the command under the grant with this hash ended.
-    pub(super) run: Option<(HandleHash, RunEnd)>,
+    /// What the holder did under the grant with this hash.
+    pub(super) used: Option<(HandleHash, Use)>,
 }
 
 impl Engine {
@@ -32,19 +32,23 @@ impl Engine {
         let was_held = |ending: &&EndedGrant| {
             before.holder(&ending.grant.proof).is_some_and(|grant| grant.token == ending.grant.token)
         };
-        let line = |ending: &EndedGrant| {
+        let line = |ending: &EndedGrant| -> Option<String> {
             let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);
             match ending.reason {
                 EndReason::Broken => past.broken_by = remark.by.map(|by| Who::new(by, self.pid(by))),
                 EndReason::Released => {
-                    let run = remark.run.filter(|(proof, _)| *proof == ending.grant.proof);
-                    past.run = run.map(|(_, run)| run);
+                    let used = remark.used.filter(|(proof, _)| *proof == ending.grant.proof);
+                    match used.map_or(Use::Unknown, |(_, used)| used) {
+                        Use::Unknown => {}
+                        Use::Run(run) => past.run = Some(run),
+                        Use::Nothing => return None,
+                    }
                 }
                 EndReason::Died | EndReason::Expired => {}
             }
-            past.line()
+            Some(past.line())
         };
-        after.ended_grants.iter().filter(was_held).map(line).collect()
+        after.ended_grants.iter().filter(was_held).filter_map(line).collect()
     }
 
     /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.

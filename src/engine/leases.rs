@@ -107,7 +107,7 @@ impl Engine {
     /// Renews the lease of a grant with keepalive, from now.
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
         let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
-        self.apply(name, &Renew(self.by_proof(proof)?, lifetime))
+        self.apply(name, &Renew::new(self.by_proof(proof)?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::RunEnd;
+use crate::history::Use;
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
 use crate::store::{Location, in_order};
@@ -159,7 +159,7 @@ impl OpenLockSet<'_> {
         }
         // No other process acquires a lock before its lease is over. A free lock keeps no trace of its last grant.
         let lasts = self.lease_ends(grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
-        let given_back = self.release(request.handle.proof(), None);
+        let given_back = self.release(request.handle.proof(), Use::Unknown);
         confirmed?;
         let was_given_back = |answer: &Result<Released>| match answer {
             Ok(Err(NotHolder { ending, .. })) => {
@@ -193,10 +193,10 @@ impl OpenLockSet<'_> {
         self.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease)
     }
 
-    /// Releases the grants of this handle, after the end of the command under them, if there was one. Returns an answer
-    /// for each lock, as far as its store answered.
-    pub fn release(&self, proof: HandleHash, run: Option<RunEnd>) -> Vec<Result<Released>> {
-        let release = |(target, engine): (&LockRef, &Engine)| engine.release_after(&target.name, proof, run);
+    /// Releases the grants of this handle, after this use of the locks. Returns an answer for each lock, as far as its
+    /// store answered.
+    pub fn release(&self, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
+        let release = |(target, engine): (&LockRef, &Engine)| engine.release_after(&target.name, proof, used);
         let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();
         answers
@@ -205,6 +205,6 @@ impl OpenLockSet<'_> {
     /// Releases the grants of this handle.
     /// Returns the error of the first store that did not answer.
     pub fn release_all(&self, proof: HandleHash) -> Result<()> {
-        self.release(proof, None).into_iter().try_for_each(|answer| answer.map(drop))
+        self.release(proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

@@ -1,7 +1,8 @@
-//! The processes that hold flock(2) on a file, as /proc shows them.
+//! The processes that hold flock(2) or a record lock of fcntl(2) on a file, as /proc shows them.
 //!
 //! /proc/locks shows the process that called flock(2). In a script (`exec 9>FILE; flock 9`) that process has long
-//! ended. This module looks for processes that have the file open, and uses /proc/locks only for hidden processes.
+//! ended. Of the lock of an open file description (F_OFD_SETLK) it shows no process. This module looks for processes that
+//! have the file open, and uses /proc/locks only for hidden processes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,28 +12,70 @@ use std::path::Path;
 /// Maximum number of reads of the kernel's list before the list counts as empty.
 const LOOKS: usize = 10;
 
-/// Returns the pids of the visible holders in ascending order.
-pub fn flock_holders(path: &Path) -> Vec<i32> {
-    let Ok(file) = fs::metadata(path) else { return Vec::new() };
-    let is_it = |found: &fs::Metadata| (found.dev(), found.ino()) == (file.dev(), file.ino());
-    let mut pids: Vec<i32> = numbers("/proc").filter(|pid| has_it_locked(*pid, path, &is_it)).collect();
-    if pids.is_empty() {
-        pids = callers(&file, "FLOCK");
-    }
-    pids.sort_unstable();
-    pids
+/// The system call that locks a file. The locks of one do not exclude those of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileLock {
+    /// flock(2)
+    Flock,
+    /// fcntl(2): a traditional record lock, or that of an open file description
+    Fcntl,
 }
 
-fn has_it_locked(pid: i32, path: &Path, is_it: &dyn Fn(&fs::Metadata) -> bool) -> bool {
+impl FileLock {
+    pub const ALL: [FileLock; 2] = [FileLock::Flock, FileLock::Fcntl];
+
+    /// Returns the name of the option and of the system call.
+    pub fn name(self) -> &'static str {
+        match self {
+            FileLock::Flock => "flock",
+            FileLock::Fcntl => "fcntl",
+        }
+    }
+
+    /// Returns the words for its locks in the kernel's lists.
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            FileLock::Flock => &["FLOCK"],
+            FileLock::Fcntl => &["POSIX", "OFDLCK"],
+        }
+    }
+}
+
+/// Returns the pids of the visible holders of each lock on a file, in ascending order. A lock whose holders are all hidden
+/// has none. The function does not open the file, because closing it would drop the POSIX locks of this process.
+pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
+    let Ok(file) = fs::metadata(path) else { return Vec::new() };
+    let mut found = FileLock::ALL.map(|lock| (lock, BTreeSet::new()));
+    for pid in numbers("/proc") {
+        for line in lines_of_locks(pid, path, &file) {
+            let of_line = |(lock, _): &&mut (FileLock, _)| lock.words().iter().any(|word| has_word(&line, word));
+            found.iter_mut().filter(of_line).for_each(|(_, pids)| pids.extend([pid]));
+        }
+    }
+    let shown = found.into_iter().filter_map(|(lock, pids)| match pids.is_empty() {
+        true => Some((lock, callers(&file, lock.words())?)),
+        false => Some((lock, pids.into_iter().collect())),
+    });
+    shown.collect()
+}
+
+/// Returns the lines about locks of the descriptors by which a process has the file open.
+fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<String> {
     let descriptors = format!("/proc/{pid}/fd");
-    numbers(&descriptors).any(|number| {
-        let link = format!("{descriptors}/{number}");
+    let is_it = |link: &str| {
         // The link is read first, because a stat of another process's open file might never return.
-        fs::read_link(&link).is_ok_and(|to| to == path)
-            && fs::metadata(&link).is_ok_and(|found| is_it(&found))
-            && fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))
-                .is_ok_and(|info| info.lines().any(|line| line.starts_with("lock:") && line.contains(" FLOCK ")))
-    })
+        fs::read_link(link).is_ok_and(|to| to == path)
+            && fs::metadata(link).is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
+    };
+    let open = numbers(&descriptors).filter(|number| is_it(&format!("{descriptors}/{number}")));
+    let infos = open.filter_map(|number| fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok());
+    infos
+        .flat_map(|info| info.lines().filter(|line| line.starts_with("lock:")).map(String::from).collect::<Vec<_>>())
+        .collect()
+}
+
+fn has_word(line: &str, word: &str) -> bool {
+    line.split_whitespace().any(|found| found == word)
 }
 
 /// Returns the visible other processes with a POSIX lock (fcntl(2)) on a file, by ascending pid. The function does not
@@ -49,28 +92,34 @@ pub fn exclusive_holders(path: &Path) -> Vec<i32> {
 fn other_callers(path: &Path, word: &str) -> Vec<i32> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let own = nix::unistd::Pid::this().as_raw();
-    callers(&file, word).into_iter().filter(|pid| *pid != own).collect()
+    callers(&file, &[word]).unwrap_or_default().into_iter().filter(|pid| *pid != own).collect()
 }
 
-/// Returns the live processes with a lock whose kind or mode is this word, by ascending pid.
-fn callers(file: &fs::Metadata, word: &str) -> Vec<i32> {
+/// Returns the live processes with a lock whose kind or mode is one of these words, by ascending pid. Returns `None` if the
+/// kernel lists no such lock.
+fn callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
     // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
-    (0..LOOKS).map(|_| listed_callers(file, word)).find(|pids| !pids.is_empty()).unwrap_or_default()
+    (0..LOOKS).find_map(|_| listed_callers(file, words))
 }
 
 /// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
-/// 00:13:11691 0 EOF`; waiters have `->` after the number.
-fn listed_callers(file: &fs::Metadata, word: &str) -> Vec<i32> {
+/// 00:13:11691 0 EOF`; waiters have `->` after the number. The lock of an open file description has the pid -1.
+fn listed_callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
     let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
     let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();
     let holder = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
-        [_, kind, _, mode, pid, place, ..] if [kind, mode].contains(&word) && place == wanted => pid.parse().ok(),
+        [_, kind, _, mode, pid, place, ..]
+            if place == wanted && [kind, mode].iter().any(|word| words.contains(word)) =>
+        {
+            pid.parse().ok()
+        }
         _ => None,
     };
-    let pids = text.lines().filter_map(holder).filter(|pid| fs::exists(format!("/proc/{pid}")).unwrap_or(false));
     // A line of a changing list may appear twice.
-    pids.collect::<BTreeSet<i32>>().into_iter().collect()
+    let pids: BTreeSet<i32> = text.lines().filter_map(holder).collect();
+    let lives = |pid: &i32| fs::exists(format!("/proc/{pid}")).unwrap_or(false);
+    (!pids.is_empty()).then(|| pids.into_iter().filter(lives).collect())
 }
 
 fn numbers(directory: &str) -> impl Iterator<Item = i32> {
@@ -80,6 +129,8 @@ fn numbers(directory: &str) -> impl Iterator<Item = i32> {
 
 #[cfg(test)]
 mod tests {
+    use nix::libc;
+
     use super::*;
 
     #[test]
@@ -89,12 +140,19 @@ mod tests {
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
         let (file, other) = (fs::File::create(&path).unwrap(), fs::File::open(&path).unwrap());
         // A process that another test starts has every file of this process open until its exec.
-        let becomes = |holders: &[i32]| assert!((0..1000).any(|_| flock_holders(&path) == holders), "{holders:?}");
+        let becomes = |wanted: &[(FileLock, Vec<i32>)]| {
+            assert!((0..1000).any(|_| file_locks(&path) == wanted), "{wanted:?} {:?}", file_locks(&path));
+        };
         let own = std::process::id() as i32;
         becomes(&[]);
         fs2::FileExt::lock_shared(&file).unwrap();
-        becomes(&[own]);
-        assert_eq!(callers(&fs::metadata(&path).unwrap(), "FLOCK"), [own]);
+        becomes(&[(FileLock::Flock, vec![own])]);
+        assert_eq!(callers(&fs::metadata(&path).unwrap(), &["FLOCK"]), Some(vec![own]));
+        let whole = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+        nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)).unwrap();
+        becomes(&[(FileLock::Flock, vec![own]), (FileLock::Fcntl, vec![own])]);
+        // The kernel names no process with it.
+        assert_eq!(callers(&fs::metadata(&path).unwrap(), FileLock::Fcntl.words()), Some(Vec::new()));
         drop(file);
         becomes(&[]);
         drop(other);

@@ -151,6 +151,16 @@ impl Grant {
     pub fn owner_mut(&mut self) -> &mut Owner {
         Arc::make_mut(&mut self.owner)
     }
+
+    /// Counts the time since the grant as a wait, for display: the work under it begins at `wall`. Holders that share the
+    /// lock keep their times, because an audit expects that a later token begins later.
+    pub(super) fn begin(&mut self, wall: u64) {
+        let waited = wall.saturating_sub(self.since);
+        if self.mode == Mode::Exclusive {
+            self.since = self.since.saturating_add(waited);
+            self.waited = self.waited.saturating_add(waited);
+        }
+    }
 }
 
 impl Waiter {

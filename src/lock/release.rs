@@ -136,9 +136,9 @@ impl Request for Renew {
     type Response = Result<Grant, NotHolder>;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
-        let Renew(credentials, lifetime) = self;
+        let Renew { credentials, lifetime, begins } = self;
         if let Lifetime::Keepalive(_) = lifetime {
-            return keep_alive(record, credentials, lifetime, facts);
+            return keep_alive(record, self, facts);
         }
         let at = match find(record, credentials, facts)? {
             Match::Grant(at) => at,
@@ -146,13 +146,16 @@ impl Request for Renew {
         };
         let mut next = record.clone();
         next.holders[at].lifetime = lifetime.clone();
+        if *begins {
+            next.holders[at].begin(facts.wall);
+        }
         let grant = next.holders[at].clone();
         let wake = next.waiters.first().map(|head| head.proof).into_iter().collect();
         Ok(write(next, Ok(grant), wake))
     }
 
     fn repeat(&mut self) {
-        self.0.repeated = true;
+        self.credentials.repeated = true;
     }
 
     fn changed(response: &Self::Response) -> Option<HandleHash> {
@@ -162,12 +165,8 @@ impl Request for Renew {
 
 /// Restarts a keepalive lease, even if it is over: no other caller has acquired the lock yet, and the first commit
 /// wins. A grant with a fixed time limit keeps that limit.
-fn keep_alive(
-    record: &Record,
-    credentials: &Credentials,
-    lifetime: &Lifetime,
-    facts: &Facts,
-) -> Result<Answer<Grant>, Query> {
+fn keep_alive(record: &Record, renew: &Renew, facts: &Facts) -> Result<Answer<Grant>, Query> {
+    let Renew { credentials, lifetime, begins } = renew;
     let Some(at) = record.holders.iter().position(|grant| credentials.proof == Some(grant.proof)) else {
         return refuse(record, find(record, credentials, facts)?, facts);
     };
@@ -176,6 +175,9 @@ fn keep_alive(
         return Ok(Transition::Done(Ok(record.holders[at].clone())));
     }
     next.holders[at].lifetime = lifetime.clone();
+    if *begins {
+        next.holders[at].begin(facts.wall);
+    }
     let grant = next.holders[at].clone();
     // Waiters that watch the old lease read the record when that lease would end, so they need no wake-up.
     Ok(write(next, Ok(grant), Vec::new()))

@@ -64,7 +64,18 @@ pub struct Release(pub Credentials);
 /// Sets a new lifetime for the caller's grant.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Renew(pub Credentials, pub Lifetime);
+pub struct Renew {
+    pub credentials: Credentials,
+    pub lifetime: Lifetime,
+    /// True if the holder has only waited under the grant until now ([`Grant::begin`]).
+    pub begins: bool,
+}
+
+impl Renew {
+    pub fn new(credentials: Credentials, lifetime: Lifetime) -> Renew {
+        Renew { credentials, lifetime, begins: false }
+    }
+}
 
 /// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
 #[derive(Debug, Clone)]

@@ -1,13 +1,16 @@
 //! The words for holders, waiters and turns: process, host and user, since when, until when and why, and how grants end.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use super::Zone;
 use crate::duration::{about, shown as span};
-use crate::engine::{Engine, LockStatus, OpenLockSet};
+use crate::engine::{Engine, LockRef, LockStatus, OpenLockSet};
 use crate::history::{ExpectedTurn, UsualHold};
-use crate::host::{Host, user_name};
+use crate::host::{FileLock, Host, command_of, file_locks, user_name};
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
 use crate::name::escape;
 use crate::store::Scope;
@@ -100,6 +103,23 @@ impl Reporter<'_> {
         }
     }
 
+    /// Returns a clause about the processes that have locked the file of a lock with flock(2) or fcntl(2), unless these
+    /// holders of the lock are among them: a holder may wait for that file. The search takes time on a host with many open
+    /// files.
+    pub(crate) fn file_lock(&self, lock: &LockRef, holders: &[Grant]) -> Option<String> {
+        let path = Path::new(OsStr::from_bytes(&lock.display_name));
+        if !path.is_absolute() {
+            return None;
+        }
+        let processes = holders.iter().flat_map(|grant| grant.owner.processes.iter().chain(&grant.owner.supervisor));
+        let own: Vec<i32> = processes.map(|process| process.pid).collect();
+        let foreign = file_locks(path).into_iter().filter(|(_, pids)| !pids.iter().any(|pid| own.contains(pid)));
+        let clause =
+            |(kind, pids): (FileLock, Vec<i32>)| locked_by(kind, pids.into_iter().map(|pid| (pid, command_of(pid))));
+        let clauses: Vec<String> = foreign.map(clause).collect();
+        (!clauses.is_empty()).then(|| clauses.join("; and "))
+    }
+
     /// Returns true if the owner is stopped, and cannot release the lock.
     pub(super) fn is_stopped(&self, grant: &Grant) -> bool {
         grant.claim.is_none()
@@ -184,8 +204,9 @@ impl Reporter<'_> {
     }
 }
 
-/// Returns a clause about a file that these processes, pid and command, have locked with this call, as this program does.
-pub(crate) fn flocked_by((call, program): (&str, &str), holders: impl IntoIterator<Item = (i32, Vec<u8>)>) -> String {
+/// Returns a clause about a file that these processes, pid and command, have locked with this call.
+pub(crate) fn locked_by(lock: FileLock, holders: impl IntoIterator<Item = (i32, Vec<u8>)>) -> String {
+    let (call, program) = (lock.name(), if lock == FileLock::Flock { "flock(1)" } else { "dpkg(1)" });
     let mut who: Vec<String> =
         holders.into_iter().map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
     if who.is_empty() {

@@ -40,6 +40,13 @@ impl RefusalReport {
     pub(crate) fn about(self, lock: &[u8]) -> RefusalReport {
         RefusalReport { lock: Some(lock.to_vec()), ..self }
     }
+
+    /// Adds the processes that have locked the file of the lock, if the holders of the lock are not among them.
+    pub(crate) fn add_file_lock(&mut self, lock: &LockRef, reporter: &Reporter<'_>) {
+        if let Some(file) = reporter.file_lock(lock, &self.holders) {
+            self.message.push_str(&format!("; its file is {file}"));
+        }
+    }
 }
 
 impl From<&Error> for RefusalReport {

@@ -175,7 +175,7 @@ pub(crate) struct LockBlock<'a> {
     pub(crate) past: &'a [Past],
     /// How long earlier grants of this lock were held.
     pub(crate) times: &'a HoldTimes,
-    /// Text about the processes that have locked the file of this name with flock(2), from [`super::flocked_by`].
+    /// Text about the processes that have locked the file of this name, from [`Reporter::file_lock`].
     pub(crate) file: Option<&'a str>,
     pub(crate) style: OutputStyle,
 }

@@ -29,7 +29,7 @@ use super::detach::exit_now;
 use super::timer::wait_readable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::Host;
+use crate::host::{FileLock, Host};
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
 use crate::signals::Signals;
@@ -40,25 +40,6 @@ const MOST_REPLACED: u32 = 100;
 /// Lowest numbers of descriptors that a command inherits, tried in order. Scripts that number their own descriptors
 /// stay below 200; the lower numbers are for a small `ulimit -n`.
 const NUMBERS: [i32; 3] = [200, 10, 3];
-
-/// The system call that locks a file. The locks of one do not exclude those of the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileLock {
-    /// flock(2)
-    Flock,
-    /// fcntl(2) with F_OFD_SETLK, on the whole file
-    Fcntl,
-}
-
-impl FileLock {
-    /// Returns the name of the option and of the system call.
-    pub fn name(self) -> &'static str {
-        match self {
-            FileLock::Flock => "flock",
-            FileLock::Fcntl => "fcntl",
-        }
-    }
-}
 
 /// A locked file. The lock ends when the last process has closed the file.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::RunEnd;
+use crate::history::{RunEnd, Use};
 use crate::lock::{Grant, Handle, ProcessId};
 use crate::signals::Signals;
 
@@ -105,12 +105,13 @@ impl<'a> GuardedCommand<'a> {
     pub fn release(&self, opened: &OpenLockSet<'_>, why: Option<&Error>) -> Result<()> {
         let is_of_command = |kind: &ErrorKind| matches!(kind, ErrorKind::CannotExecute | ErrorKind::CommandNotFound);
         let kind = why.map(Error::kind).filter(is_of_command);
-        let run = kind.map(|kind| RunEnd { exit: Exit::from(kind).code(), signal: None, ran: 0 });
+        let run = |kind| Use::Run(RunEnd { exit: Exit::from(kind).code(), signal: None, ran: 0 });
+        let used = kind.map_or(Use::Nothing, run);
         // The keeper must not take the release for a loss.
         if let Some(shared_lease_end) = self.shared_lease_end {
             (0..self.locks.all.len()).all(|at| shared_lease_end.release(at));
         }
-        opened.release(self.handle.proof(), run).into_iter().try_for_each(|answer| answer.map(drop))
+        opened.release(self.handle.proof(), used).into_iter().try_for_each(|answer| answer.map(drop))
     }
 
     /// Returns the time that is left to start the command: it would have to end before it starts if that is over.

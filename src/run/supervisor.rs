@@ -17,7 +17,7 @@ use super::lease_schedule::StopReason;
 use crate::engine::{Engine, LockRef, OpenLockSet, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::RunEnd;
+use crate::history::{RunEnd, Use};
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId, ReportSuccess};
 use crate::run::detach;
@@ -319,15 +319,15 @@ impl Supervisor<'_> {
         let until = ended.lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         let _deadline = StoreDeadline::begin(until);
         let (mut lost, mut had_limit) = (false, false);
-        let (proof, run) = (self.guarded.handle.proof(), Some(run_end(ended)));
-        let mut released = opened.release(proof, run);
+        let (proof, used) = (self.guarded.handle.proof(), Use::Run(run_end(ended)));
+        let mut released = opened.release(proof, used);
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
         if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
             drop(spare);
             for (answer, (target, engine)) in released.iter_mut().zip(opened.each()) {
                 if answer.as_ref().is_err_and(is_of_system) {
-                    *answer = engine.release_after(&target.name, proof, run);
+                    *answer = engine.release_after(&target.name, proof, used);
                 }
             }
         } else {

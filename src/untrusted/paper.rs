@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::engine::{LockRef, LockStatus};
 use crate::history::HoldTimes;
-use crate::host::{Fake, Host};
+use crate::host::{Fake, FileLock, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
-use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, Zone, flocked_by, json};
+use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, Zone, json, locked_by};
 use crate::store::{Location, Scope};
 
 /// Returns true if the text does not move a cursor, colour, reorder or hide text.
@@ -49,7 +49,7 @@ pub(super) fn show(record: Record) {
             reporter: &reporter,
             past: &[],
             times: &HoldTimes::default(),
-            file: Some(&flocked_by(("flock", "flock(1)"), [(1, record.name.to_vec())])),
+            file: Some(&locked_by(FileLock::Flock, [(1, record.name.to_vec())])),
             style,
         };
         let mut lines = block.lines();

@@ -115,6 +115,25 @@ fn an_option_after_the_name_of_run_is_answered_with_the_corrected_line() {
     ]);
 }
 
+#[test]
+fn dashes_before_the_command_are_answered_with_the_line_without_them() {
+    for (words, command, next_step) in [
+        (&["--", "run", "x", "true"][..], "run", "try: csalock run x true"),
+        (
+            &["-v", "--store", "dir:a", "--", "run", "-n", "x", "true"],
+            "run",
+            "try: csalock -v --store dir:a run -n x true",
+        ),
+        (&["--", "run", "x", "--", "echo", "-n"], "run", "try: csalock run x -- echo -n"),
+        (&["--", "status"], "status", "try: csalock status"),
+        (&["--", "list", "-1"], "list", "try: csalock list -1"),
+        (&["--", "run", "x"], "run", "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]..."),
+    ] {
+        let said = format!("-- comes before the command {command}, and may come only after it; {next_step}");
+        check_usage_errors(&[(words, &said)]);
+    }
+}
+
 /// Compares the stderr of calls with an unknown word in the place of the command.
 #[track_caller]
 fn check_unknown_commands(calls: &[(&[&str], &str)]) {

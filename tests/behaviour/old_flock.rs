@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 use crate::sandbox::{Job, Sandbox, is_root, proc, wait_until};
 
@@ -57,6 +58,15 @@ fn await_renewals(sandbox: &Sandbox, waiter: &mut Job, field: &str) {
         wait_until("the lease is renewed", || waiter.has_ended() || until() != before);
         assert!(!waiter.has_ended(), "{}", waiter.said());
     }
+}
+
+/// Milliseconds since 1970.
+fn now() -> i64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64
+}
+
+fn time(field: &Value) -> i64 {
+    field.as_str().unwrap().parse::<jiff::Timestamp>().unwrap().as_millisecond()
 }
 
 /// Whether a flock user gets the file at once.
@@ -311,6 +321,111 @@ on_every_store! {
             let next = waiter(sandbox, options, &["dash", "-c", "csalock status -v ./f"]);
             assert_eq!(shown(), by_cat);
             old.release();
+            // The holder's own lock of the file says nothing more.
+            let done = next.wait();
+            assert!(done.stdout.contains("\nholder ") && !done.stdout.contains("\nfile "), "{done:?}");
+        }
+        assert_eq!(shown(), None);
+    }
+
+    fn a_call_that_did_not_get_the_file_is_no_run_in_the_history(sandbox: &Sandbox) {
+        let _old = old_holder(sandbox, "f");
+        for option in ["-n", "-w10ms", "-nF", "-Fw10ms"] {
+            sandbox.csalock(["run", "--flock", option, "./f", "touch", "ran"]).status(75).stderr(BUSY).run();
+        }
+        let next = waiter(sandbox, &[], &["touch", "ran"]);
+        next.send(Signal::SIGTERM);
+        assert_eq!(next.wait().seen_by_shell(), 128 + Signal::SIGTERM as i32);
+        sandbox.csalock(["history", "--json"]).stdout("[]\n").run();
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn the_wait_for_the_file_counts_as_a_wait_and_not_as_a_hold(sandbox: &Sandbox) {
+        for options in [&[][..], &["-F"], &["--ttl", "1h"]] {
+            let mut old = old_holder(sandbox, "f");
+            let next = waiter(sandbox, options, &["csalock", "status", "--json", "./f"]);
+            let granted = time(&sandbox.sight("./f")["holders"][0]["since"]);
+            wait_until("a millisecond has passed", || now() > granted);
+            let ends = now();
+            old.release();
+            let seen: Value = serde_json::from_str(&next.wait().line()).unwrap();
+            assert!(time(&seen[0]["holders"][0]["since"]) >= ends, "{seen}");
+            // Without a supervisor, the next caller notices the end.
+            sandbox.csalock(["run", "--flock", "./f", "true"]).run();
+            let text = sandbox.csalock(["history", "--json", "-n", "2"]).capture().line();
+            let past: Vec<Value> = serde_json::from_str(&text).unwrap();
+            let [from, to] = ["from", "to"].map(|field| time(&past[0][field]));
+            let came = from - (past[0]["waited"].as_f64().unwrap() * 1000.0).round() as i64;
+            assert!(from >= ends && to >= from && came < ends, "{options:?} {ends} {text}");
+        }
+    }
+
+    fn a_wait_of_one_that_shares_the_lock_is_no_fault_in_the_audit(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let next = waiter(sandbox, &["-s"], &["true"]);
+        sandbox.csalock(["run", "-s", "./f", "true"]).run();
+        old.release();
+        next.wait().exits(0);
+        sandbox.csalock(["audit"]).stdout("no fault in 2 grants of 1 lock\n").run();
+    }
+
+    fn the_holder_of_the_file_is_named_beside_a_waiter_for_it(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let next = waiter(sandbox, &[], &["true"]);
+        let held = "held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: true";
+        let file = "its file is locked with flock(2), as flock(1) does it, by pid PID: cat";
+        let busy = format!("csalock: lock SANDBOX/files/f in store STORE is busy: {held}; {file}; wait longer with -w, or see `csalock status SANDBOX/files/f`\n");
+        for option in ["--flock", "--fcntl"] {
+            sandbox.csalock(["run", option, "-n", "./f", "true"]).status(75).stderr(&busy).run();
+        }
+        let mut third = sandbox.csalock(["run", "--flock", "-vw", "inf", "./f", "true"]).spawn();
+        let said = format!("csalock: waiting for lock SANDBOX/files/f: {}; {file}\n", &held["held by ".len()..]);
+        wait_until("it is told", || sandbox.plain(&third.said()) == said);
+        third.kill();
+        let other = sandbox.csalock(["unlock", "./f"]).capture();
+        let said = format!("csalock: lock SANDBOX/files/f in store STORE belongs to another holder: {held}; {file}; give its handle");
+        assert!(other.code == Some(82) && sandbox.plain(&other.stderr).starts_with(&said), "{other:?}");
+        let broken = sandbox.csalock(["unlock", "--force", "./f"]).capture();
+        let said = format!("csalock: lock SANDBOX/files/f: {}; see lslocks(8)\n", file.replace("is locked", "is still locked"));
+        assert_eq!((broken.code, sandbox.plain(&broken.stderr)), (Some(0), said));
+        old.release();
+        next.wait().exits(81);
+        // Nothing is said of the file while the holder of the lock has it.
+        let mut job = holder(sandbox, &[]);
+        let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
+        assert!(done.code == Some(75) && !done.stderr.contains("its file"), "{done:?}");
+        let broken = sandbox.csalock(["unlock", "--force", "./f"]).capture();
+        assert_eq!((broken.code, broken.stderr.as_str()), (Some(0), ""));
+        job.release();
+        job.wait();
+    }
+
+    fn status_shows_which_user_of_fcntl_has_the_file(sandbox: &Sandbox) {
+        let shown = || {
+            let done = sandbox.csalock(["status", "-v", "./f"]).capture();
+            let file = done.stdout.lines().find(|line| line.starts_with("file "));
+            file.map(|line| sandbox.plain(line))
+        };
+        let open = "import fcntl, struct, sys\nf = open('f', 'a')\n";
+        let wait = "print('holds', flush=True)\nsys.stdin.read()\n";
+        sandbox.file("files/posix", format!("{open}fcntl.lockf(f, fcntl.LOCK_EX)\n{wait}"));
+        let whole = "struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)";
+        sandbox.file("files/ofd", format!("{open}fcntl.fcntl(f, fcntl.F_OFD_SETLK, {whole})\n{wait}"));
+        for script in ["posix", "ofd"] {
+            let mut other = sandbox.call("python3", [script]).ready();
+            let by = format!("locked with fcntl(2), as dpkg(1) does it, by pid PID: python3 {script}");
+            assert_eq!(shown(), Some(format!("file     {by}")));
+            let said = format!("csalock: lock SANDBOX/files/f is busy: its file is {by}; wait longer with -w, or see lslocks(8)\n");
+            sandbox.csalock(["run", "--fcntl", "-n", "./f", "true"]).status(75).stderr(&said).run();
+            let words = ["run", "--fcntl", "-w", "inf", "./f", "csalock", "status", "-v", "./f"];
+            let next = sandbox.csalock(words).spawn();
+            wait_until("it has the lock", || sandbox.state("./f") == "held");
+            assert_eq!(shown(), Some(format!("file     {by}")));
+            let flock = old_holder(sandbox, "f");
+            let both = "file     locked with flock(2), as flock(1) does it, by pid PID: cat; and ";
+            assert_eq!(shown(), Some(format!("{both}{by}")));
+            flock.wait().exits(0);
+            other.release();
             // The holder's own lock of the file says nothing more.
             let done = next.wait();
             assert!(done.stdout.contains("\nholder ") && !done.stdout.contains("\nfile "), "{done:?}");

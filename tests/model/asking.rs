@@ -270,7 +270,7 @@ impl World {
                 let begun = actor.begun.filter(|begun| !state.is_over(*begun));
                 let begun = begun.or_else(|| self.lend(state))?;
                 state.actors[at].begun = Some(begun);
-                Renew(claimant, Lifetime::Keepalive(lease(begun))).into()
+                Renew::new(claimant, Lifetime::Keepalive(lease(begun))).into()
             }
         })
     }

@@ -230,7 +230,7 @@ impl Fixture {
         let engine = &self.engines[who];
         let claimant = engine.by_proof(applicant.handle.proof()).unwrap();
         let lifetime = engine.start(&Lifetime::Ttl(60_000)).unwrap();
-        let _ = engine.apply(b"x", &Renew(claimant, lifetime)).unwrap();
+        let _ = engine.apply(b"x", &Renew::new(claimant, lifetime)).unwrap();
     }
 
     fn break_all(&self) {

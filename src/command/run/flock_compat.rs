@@ -17,12 +17,12 @@ use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{command_of, flock_holders, posix_holders};
+use crate::host::{FileLock, command_of, file_locks};
 use crate::lock::{Grant, Renew};
 use crate::name::{escape, is_path, shell_quote};
-use crate::report::{RefusedLock, flocked_by};
+use crate::report::{RefusedLock, locked_by};
 use crate::run::child::SleepingChild;
-use crate::run::flock::{FileLock, Flock, FlockWait, Flocked};
+use crate::run::flock::{Flock, FlockWait, Flocked};
 use crate::run::lease_schedule::{renewal_pause, retry_pause};
 
 pub(super) struct FlockCompat {
@@ -118,13 +118,10 @@ fn tell_of_wait(call: &RunCall<'_>, target: &LockRef, file: (FileLock, &Path)) {
 
 fn by(call: &RunCall<'_>, (kind, file): (FileLock, &Path)) -> String {
     let own = call.guarded.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
+    let pids = file_locks(file).into_iter().find(|(found, _)| *found == kind).map(|(_, pids)| pids);
     // This process may have inherited the locked file, but does not block itself.
-    let (how, pids) = match kind {
-        FileLock::Flock => (("flock", "flock(1)"), flock_holders(file)),
-        FileLock::Fcntl => (("fcntl", "dpkg(1)"), posix_holders(file)),
-    };
-    let others = pids.into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
-    format!("its file is {}", flocked_by(how, others))
+    let others = pids.into_iter().flatten().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
+    format!("its file is {}", locked_by(kind, others))
 }
 
 /// Keeps the locks during the wait for a file. Returns the time until the next call is due. A silent store is asked
@@ -139,14 +136,15 @@ fn keep_waiting(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Gran
     }
 }
 
-/// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Updates the grants.
+/// Keeps the locks while we wait for a file; a time limit, and the time for which the locks count as held, start only when
+/// the wait is over. Updates the grants.
 /// Returns true if they have a lease.
 /// Returns an error if a lock was lost.
 fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
         let credentials = engine.by_proof(call.guarded.handle.proof())?;
         let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.asked.taking.lifetime()))?;
-        match engine.apply(&target.name, &Renew(credentials, lifetime))? {
+        match engine.apply(&target.name, &Renew { credentials, lifetime, begins: true })? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => {
                 let refusal = RefusedLock::new(target, &opened.reporter(at)).not_holder(&not_holder);

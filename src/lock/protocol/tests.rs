@@ -289,7 +289,7 @@ fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
     record.holders[0].lifetime = Lifetime::ExpiresAt(lease(0));
     for step in [
         settle(&record, &Release(handle_of(1)), &[]),
-        settle(&record, &Renew(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
+        settle(&record, &Renew::new(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
     ] {
         assert!(
             matches!(&step, Transition::Done(Err(NotHolder { holders, ending: Some(EndedGrant { reason: EndReason::Expired, .. }), .. })) if holders.is_empty()),
@@ -694,17 +694,40 @@ fn a_lease_can_be_renewed_late_until_another_caller_acquires_the_lock() {
     let renewed = |ends| Lifetime::Keepalive(lease(ends));
     let credentials = handle_of(1);
     let held = held_by(1, renewed(0));
-    let Transition::Write { record, .. } = settle(&held, &Renew(credentials.clone(), renewed(9)), &[]) else {
+    let Transition::Write { record, .. } = settle(&held, &Renew::new(credentials.clone(), renewed(9)), &[]) else {
         panic!()
     };
     assert_eq!(record.holders[0].lifetime, renewed(9));
     // A grant with a fixed time limit keeps the limit, and is over when the limit is.
     let held = held_by(1, Lifetime::ExpiresAt(lease(5)));
-    let step = settle(&held, &Renew(credentials.clone(), renewed(9)), &[]);
+    let step = settle(&held, &Renew::new(credentials.clone(), renewed(9)), &[]);
     assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
     let held = held_by(2, Lifetime::WhileOwnerLives);
-    let step = settle(&held, &Renew(credentials, renewed(9)), &[]);
+    let step = settle(&held, &Renew::new(credentials, renewed(9)), &[]);
     assert!(matches!(step, Transition::Done(Err(other)) if !other.holders.is_empty()));
+}
+
+#[test]
+fn a_holder_that_begins_has_waited_until_then() {
+    for lifetime in [Lifetime::Ttl(9), Lifetime::Keepalive(lease(9))] {
+        for (mode, times) in [(Mode::Exclusive, (50, 47)), (Mode::Shared, (10, 7)), (Mode::Slot, (10, 7))] {
+            let mut held = held_by(1, lifetime.clone());
+            let slots = (mode == Mode::Slot).then_some(2);
+            held.slots = slots;
+            let grant = &mut held.holders[0];
+            (grant.mode, grant.since, grant.waited) = (mode, 10, 7);
+            let times_at = |wall: u64, begins: bool| {
+                let ask = Renew { begins, ..Renew::new(handle_of(1), lifetime.clone()) };
+                match decide(&held, &ask, &Facts::at(wall)).unwrap() {
+                    Transition::Write { record, .. } => (record.holders[0].since, record.holders[0].waited),
+                    Transition::Done(done) => panic!("{done:?}"),
+                }
+            };
+            assert_eq!(times_at(50, true), times, "{mode:?}");
+            // The clock was set back.
+            assert_eq!((times_at(5, true), times_at(50, false)), ((10, 7), (10, 7)), "{mode:?}");
+        }
+    }
 }
 
 #[test]
@@ -715,7 +738,7 @@ fn the_last_lease_of_a_holder_whose_renewal_was_ended_is_the_one_that_it_knows()
     let Transition::Write { record, response, .. } = settle(&held, &EndRenewal(vec![proof(1)]), &[]) else { panic!() };
     assert_eq!((&record.holders[0].lifetime, &response), (&Lifetime::ExpiresAt(lease(5)), &vec![proof(1)]));
     // Neither the keeper nor a repeated request changes that lease.
-    let step = settle(&record, &Renew(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
+    let step = settle(&record, &Renew::new(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
     assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
     let step = settle(&record, &EndRenewal(vec![proof(1)]), &[]);
     assert!(matches!(step, Transition::Done(none) if none.is_empty()));
