@@ -77,6 +77,7 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
                 lock.settings = settings;
                 lock.presented = context.presented_handle(asked.handle.as_deref());
                 lock.elsewhere = context.elsewhere(target, not_holder);
+                lock.similar = context.similar(&asked.common, target, not_holder);
                 Some(match asked.token.filter(|_| !not_holder.holders.is_empty()) {
                     Some(token) => lock.other_token(&not_holder.holders, token),
                     None if asked.force && !not_holder.holders.is_empty() => lock.changed_hands(&not_holder.holders),
