@@ -132,8 +132,8 @@ impl Context {
         is_unknown.then(|| self.other_store(target)).flatten()
     }
 
-    /// Returns the held lock of the same store whose name is the same but for a typing error, if no lock of that name was
-    /// found.
+    /// Returns the held lock of the same store whose name is the same but for a typing error, if no lock of that name
+    /// was found.
     pub(super) fn similar(&self, common: &Common, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
         let engine = Some(self.engine(&target.location).ok()?).filter(|_| *not_holder == NotHolder::default())?;
         let _deadline = StoreDeadline::begin(Some(self.host.boottime().saturating_add(UNREAD)));

@@ -63,8 +63,8 @@ pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run. A
-/// script may lock names that are those of programs.
+/// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run.
+/// A script may lock names that are those of programs.
 fn tell_of_program(asked: &Lock) {
     let is_on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let Some(program) = asked.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };

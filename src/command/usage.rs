@@ -226,8 +226,8 @@ impl<'a> Arguments<'a> {
         format!("use: {}", usage.trim_start_matches("Usage:").trim().lines().next().unwrap_or_default())
     }
 
-    /// Returns the hint to try these words with the missing options, which take no value, and with placeholders for other
-    /// missing words.
+    /// Returns the hint to try these words with the missing options, which take no value, and with placeholders for
+    /// other missing words.
     fn completed(&self, missing: &[String]) -> Option<String> {
         let (options, others): (Vec<_>, Vec<_>) = missing.iter().partition(|argument| argument.starts_with("--"));
         let at =

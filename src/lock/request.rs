@@ -91,8 +91,8 @@ pub struct Prepare {
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Break(pub Vec<HandleHash>);
 
-/// Notes in the grant with this handle hash which call asks its holder to end, and may end the renewal of its lease. The
-/// response is the hash if this request ended the renewal.
+/// Notes in the grant with this handle hash which call asks its holder to end, and may end the renewal of its lease.
+/// The response is the hash if this request ended the renewal.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct AskToEnd {

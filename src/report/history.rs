@@ -52,7 +52,8 @@ pub(crate) fn endings_header(now: Duration, style: OutputStyle) -> String {
     table_of_endings(now, style).lines(None).0 + "\n"
 }
 
-/// Returns the row of a grant that ended, as seen from this host, and a row about the process that broke it or ended its holder.
+/// Returns the row of a grant that ended, as seen from this host, and a row about the process that broke it or ended
+/// its holder.
 pub(crate) fn ending_rows(past: &Past, now: Duration, host: &str, style: OutputStyle) -> String {
     let from = with_zone(dated(past.from, style), past.from, now, style);
     let row = |cells: &Vec<String>| {

@@ -121,7 +121,8 @@ impl Reporter<'_> {
         grant.claim.is_none() && lasts
     }
 
-    /// Returns true if `unlock --force --end` ends the holder: it is seen alive here, or renews a lease until it is asked.
+    /// Returns true if `unlock --force --end` ends the holder: it is seen alive here, or renews a lease until it is
+    /// asked.
     pub(super) fn can_be_ended(&self, grant: &Grant) -> bool {
         let is_renewed = matches!(grant.lifetime, Lifetime::Keepalive(_));
         let ends_with_owner = grant.claim.is_none() && grant.lifetime != Lifetime::UntilReleased;

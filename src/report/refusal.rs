@@ -350,8 +350,8 @@ impl<'a> RefusedLock<'a> {
         may_be_needed.then(|| self.how_to_end(grants).unwrap_or_else(|| format!("break it with {}", self.force())))
     }
 
-    /// Returns how to end the holders, if that is possible from here: it is better than a break, after which a holder may go
-    /// on beside the next.
+    /// Returns how to end the holders, if that is possible from here: it is better than a break, after which a holder
+    /// may go on beside the next.
     fn how_to_end(&self, grants: &[Grant]) -> Option<String> {
         let holder = if grants.len() == 1 { "holder" } else { "holders" };
         let are_reached = grants.iter().all(|grant| self.reporter.can_be_ended(grant));

@@ -25,7 +25,8 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
              doctor`"
         ),
         Notice::EndedByOther => format!(
-            "the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of lock {names}"
+            "the command was ended: `csalock renew --ttl` or `csalock unlock --force --end` had limited the time of \
+             lock {names}"
         ),
         Notice::EndedAfterLoss => "the command was ended".to_string(),
         Notice::OutOfReach => {

@@ -282,7 +282,10 @@ fn usage_errors_look_like_all_other_errors() {
             &["unlock", "x", "--kill-after", "1s", "--end"],
             "an option is missing; try: csalock unlock --force x --kill-after 1s --end",
         ),
-        (&["unlock", "--kill-after", "1s", "x"], "an option is missing; try: csalock unlock --force --end --kill-after 1s x"),
+        (
+            &["unlock", "--kill-after", "1s", "x"],
+            "an option is missing; try: csalock unlock --force --end --kill-after 1s x",
+        ),
         (&["unlock", "--end"], &format!("{absent} --force <NAME>...; try: csalock unlock --force --end NAME")),
         (&["get"], &format!("{absent} <NAME>; use: csalock get [OPTION]... NAME")),
         (&["-q"], "the command is missing; see csalock --help"),

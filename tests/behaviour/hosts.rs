@@ -112,7 +112,8 @@ on_every_shared_store! {
         next.wait().succeeds();
         let holder = holder.wait();
         assert_eq!(sandbox.read("files/log"), "ended\nnext\n", "{holder:?}");
-        let why = "csalock: the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of lock x\n";
+        let why = "csalock: the command was ended: `csalock renew --ttl` or `csalock unlock --force --end` had limited the \
+                   time of lock x\n";
         assert_eq!((holder.code, holder.stderr.as_str()), (Some(85), why), "{holder:?}");
         let document = on(sandbox, 2, &["history", "--json", "x"]).capture().line();
         let past: serde_json::Value = serde_json::from_str(&document).unwrap();
