@@ -260,7 +260,9 @@ fn end_holder(
         let hint = format!("release it with `csalock unlock {}`", target.shell_arg);
         return Err(Error::new(ErrorKind::InvalidInput, format!("lock {name} is held by the caller itself"), hint));
     }
-    engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: false })?;
+    // A store that takes no more writes, as a full disk, is no reason to let the holder go on.
+    let _ =
+        engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: false });
     live.into_iter().try_for_each(|process| end_process_of_holder(asked, &name, owner, process))
 }
 
