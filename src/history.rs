@@ -47,9 +47,20 @@ pub struct Past {
     pub how: Option<EndReason>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,
+    /// The process that asked the holder to end. `None`: no process did, or the lock is still held.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ended_by: Option<EndedBy>,
     /// How the command of `run` ended. `None`: there was no command, or its supervisor did not see its end.
     #[serde(default, skip_serializing_if = "is_default")]
     pub run: Option<RunEnd>,
+}
+
+/// A process that asked a holder to end, as in [`crate::lock::EndRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedBy {
+    pub who: Who,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replaces: bool,
 }
 
 /// The end of a command of `run`.
@@ -109,6 +120,7 @@ impl Past {
             waited: grant.waited,
             how: None,
             broken_by: None,
+            ended_by: None,
             run: None,
         }
     }
@@ -240,6 +252,7 @@ mod tests {
             to: Some(9),
             waited: 10,
             how: Some(EndReason::Broken),
+            ended_by: Some(EndedBy { who: Who { pid: Some(5), ..breaker.clone() }, replaces: true }),
             broken_by: Some(breaker),
             run: Some(RunEnd { exit: 137, signal: Some(9), ran: 11 }),
         }
@@ -247,7 +260,8 @@ mod tests {
 
     #[test]
     fn a_line_reads_back() {
-        let bare = Past { token: None, to: None, waited: 0, how: None, broken_by: None, run: None, ..full() };
+        let bare =
+            Past { token: None, to: None, waited: 0, how: None, broken_by: None, ended_by: None, run: None, ..full() };
         for past in [full(), bare] {
             let line = past.line();
             assert_eq!((line.matches('\n').count(), line.ends_with('\n')), (1, true));

@@ -27,7 +27,7 @@ pub(crate) use codec::{
 };
 pub use codec::{decode, encode, is_auxiliary};
 pub use deadlock::{Cycle, WaitNode, find_cycle};
-pub use ending::{EndReason, EndedGrant};
+pub use ending::{EndReason, EndRequest, EndedGrant};
 pub use facts::{Facts, Liveness, Query};
 pub use handle::{Handle, HandleHash};
 pub use job::{
@@ -41,7 +41,7 @@ pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use refusal::{Edge, NotHolder, Refusal};
 pub use request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, EndRenewal, Gc, Loggable, Note, Orphan, OwnerDied, Phase,
-    Prepare, QueuePlace, QueuePosition, Release, Renew, Request, Transition,
+    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Gc, Loggable, Note, Orphan, OwnerDied, Phase, Prepare,
+    QueuePlace, QueuePosition, Release, Renew, Request, Transition,
 };
 pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};

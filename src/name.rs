@@ -52,6 +52,31 @@ pub fn absolute(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Returns the parts in which two words differ, without their common beginning and end.
+pub fn difference<'a>(one: &'a [u8], other: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+    let begin = one.iter().zip(other).take_while(|(one, other)| one == other).count();
+    let (one, other) = (&one[begin..], &other[begin..]);
+    let end = one.iter().rev().zip(other.iter().rev()).take_while(|(one, other)| one == other).count();
+    (&one[..one.len() - end], &other[..other.len() - end])
+}
+
+/// Returns true if these parts of two words come from one letter that is wrong, missing, additional or swapped with the
+/// next.
+pub fn is_slip(typed: &[u8], meant: &[u8]) -> bool {
+    match (typed, meant) {
+        ([], []) => false,
+        ([] | [_], [] | [_]) => true,
+        ([first, second], [meant_first, meant_second]) => first == meant_second && second == meant_first,
+        _ => false,
+    }
+}
+
+/// Returns true if a typing error makes this word of the name. Names that differ in a digit are those of other locks.
+pub fn is_mistyped(typed: &[u8], name: &[u8]) -> bool {
+    let (wrong, right) = difference(typed, name);
+    typed.len() > 2 && is_slip(wrong, right) && ![wrong, right].concat().iter().any(u8::is_ascii_digit)
+}
+
 /// Returns the absolute path of a file, without symbolic links, equal for every spelling. The file may be missing, but
 /// its directory must exist.
 /// Returns an error if the directory cannot be found or accessed.
@@ -143,6 +168,18 @@ mod tests {
         assert_eq!(exit(b"none/file"), Err(ErrorKind::Unavailable));
         assert_eq!(exit(b"./loop"), Err(ErrorKind::Unavailable));
         assert_eq!(exit(b"loop/file"), Err(ErrorKind::Unavailable));
+    }
+
+    #[test]
+    fn a_mistyped_name_is_not_that_of_another_lock() {
+        for typed in ["nightlyy", "nihgtly", "nightl", "nightlx", "xnightly", "Nightly"] {
+            assert!(is_mistyped(typed.as_bytes(), b"nightly"), "{typed}");
+        }
+        for (typed, name) in
+            [("nightly", "nightly"), ("night", "nightly"), ("job1", "job2"), ("job", "job1"), ("x", "y")]
+        {
+            assert!(!is_mistyped(typed.as_bytes(), name.as_bytes()), "{typed}");
+        }
     }
 
     #[test]

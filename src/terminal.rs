@@ -20,7 +20,7 @@ pub fn size(terminal: impl AsFd) -> (usize, usize) {
     known_size(terminal).unwrap_or((24, 80))
 }
 
-pub fn known_size(terminal: impl AsFd) -> Option<(usize, usize)> {
+fn known_size(terminal: impl AsFd) -> Option<(usize, usize)> {
     let size = tcgetwinsize(terminal).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0)?;
     Some((size.ws_row.into(), size.ws_col.into()))
 }

@@ -11,9 +11,9 @@ use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script
 ///
-/// The locks belong to the shell that runs the script, even if $( ), a pipeline or a function calls csalock. They end
-/// when the script releases them, when it dies, or with --ttl. Several names are acquired together: all or none, with
-/// one handle.
+/// Every word is a name: `csalock run NAME COMMAND` runs a command under a lock. The locks belong to the shell that
+/// runs the script, even if $( ), a pipeline or a function calls csalock. They end when the script releases them, when
+/// it dies, or with --ttl. Several names are acquired together: all or none, with one handle.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock lock [OPTION]... NAME...")]
 pub struct Lock {
@@ -39,9 +39,9 @@ pub struct Lock {
 
 /// Release locks
 ///
-/// The handle, or else the calling script, proves that the caller holds the locks. The lock of another holder stays as it
-/// is, except with --force. A command of `csalock run` is then killed, unless its csalock was killed before; a script
-/// goes on without its lock. With --end, csalock first ends the command or script.
+/// The handle, or else the calling script, proves that the caller holds the locks. The lock of another holder stays as
+/// it is, except with --force. A command of `csalock run` is then killed, unless its csalock was killed before; a
+/// script goes on without its lock. With --force --end, csalock first ends the command or script.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock unlock [OPTION]... NAME...\n       csalock unlock [OPTION]... --all [NAME]...")]
 pub struct Unlock {

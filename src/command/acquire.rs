@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -21,7 +22,9 @@ use crate::exit::Exit;
 use crate::history::ExpectedTurn;
 use crate::host::processes::descendants;
 use crate::host::{self, Host, ThisProcess, command_of};
-use crate::lock::{EndReason, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Refusal};
+use crate::lock::{
+    AskToEnd, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Refusal,
+};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::run::child::is_keeper;
@@ -167,7 +170,8 @@ impl<'a> Acquisition<'a> {
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let mut progress = WaitProgress::new(self.common, request);
         progress.locks_file = self.locks_file;
-        let mut replacement = self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after));
+        let mut replacement =
+            self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after, &request.owner));
         acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
             let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
             let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
@@ -240,14 +244,17 @@ const HOLDER_CHECK: Duration = Duration::from_millis(500);
 struct HolderReplacement<'a> {
     common: &'a Common,
     kill_after: Duration,
+    /// The request of the caller, which the record of each holder keeps for the history.
+    request: Arc<EndRequest>,
     holders: Option<Vec<HandleHash>>,
     /// The processes that were asked to end, and when they are killed next, on CLOCK_BOOTTIME.
     asked: BTreeMap<ProcessId, Duration>,
 }
 
 impl<'a> HolderReplacement<'a> {
-    fn new(common: &'a Common, kill_after: Duration) -> HolderReplacement<'a> {
-        HolderReplacement { common, kill_after, holders: None, asked: BTreeMap::new() }
+    fn new(common: &'a Common, kill_after: Duration, by: &Owner) -> HolderReplacement<'a> {
+        let request = EndRequest { by: by.clone(), replaces: true }.into();
+        HolderReplacement { common, kill_after, request, holders: None, asked: BTreeMap::new() }
     }
 
     /// Sends the signals that are due. Returns the maximum time until the next call.
@@ -269,13 +276,13 @@ impl<'a> HolderReplacement<'a> {
             let _deadline = StoreDeadline::begin(Some(now.saturating_add(TO_ESTIMATE)));
             // The lock may have another holder by now.
             let Ok(record) = engine.record(&target.name) else { return Some(HOLDER_CHECK) };
-            record.holders.iter().filter(is_meant).for_each(|grant| self.end(target, reporter, grant, now));
+            record.holders.iter().filter(is_meant).for_each(|grant| self.end((target, engine), reporter, grant, now));
         }
         (!meant.is_empty()).then_some(HOLDER_CHECK.min(self.kill_after))
     }
 
     /// Asks a holder to end, or kills it if it has been asked before and that is due.
-    fn end(&mut self, target: &LockRef, reporter: &Reporter<'_>, grant: &Grant, now: Duration) {
+    fn end(&mut self, (target, engine): (&LockRef, &Engine), reporter: &Reporter<'_>, grant: &Grant, now: Duration) {
         let (Some(process), supervisor) = living(reporter.host, &grant.owner) else { return };
         // The holder may be another one than that which was found before the caller entered the queue.
         if check_replaceable(target, reporter, grant).is_err() {
@@ -285,6 +292,9 @@ impl<'a> HolderReplacement<'a> {
         match self.asked.get(&process).copied() {
             None => {
                 self.common.note(&format!("lock {name}: asked its holder to end: {}", reporter.holder(grant)));
+                let request = Some(self.request.clone());
+                // A history without this remark is no reason to wait.
+                let _ = engine.apply(&target.name, &AskToEnd { proof: grant.proof, request, ends_renewal: false });
                 // A supervisor passes TERM on. A stopped process hears it when it goes on.
                 let _ = host::send(&supervisor.unwrap_or(process), libc::SIGTERM);
                 for process in supervisor.into_iter().chain([process]) {

@@ -132,6 +132,19 @@ impl Context {
         is_unknown.then(|| self.other_store(target)).flatten()
     }
 
+    /// Returns the held lock of the same store whose name is the same but for a typing error, if no lock of that name
+    /// was found.
+    pub(super) fn similar(&self, common: &Common, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
+        let engine = Some(self.engine(&target.location).ok()?).filter(|_| *not_holder == NotHolder::default())?;
+        let _deadline = StoreDeadline::begin(Some(self.host.boottime().saturating_add(UNREAD)));
+        let name = engine.find_held(&|name| name::is_mistyped(&target.name, name)).ok()??;
+        // The name of a lock beside a file is the end of the path.
+        let directory = target.display_name.strip_suffix(target.name.as_slice())?;
+        let display_name = [directory, &name].concat();
+        let shell_arg = shell_arg(common, &display_name);
+        Some(LockRef { location: target.location.clone(), name, display_name, shell_arg })
+    }
+
     /// Returns another obvious store that has a lock of this name.
     pub(super) fn other_store(&self, target: &LockRef) -> Option<Location> {
         let file = Path::new(OsStr::from_bytes(&target.display_name));
@@ -288,13 +301,14 @@ impl Common {
 pub(super) fn eprint_line(text: &str) {
     let mut stderr = std::io::stderr();
     let mut text = format!("csalock: {text}");
-    if let Some((_, columns)) = terminal::known_size(&stderr) {
-        text = indented(&text, columns);
+    let is_terminal = stderr.is_terminal();
+    if is_terminal {
+        text = indented(&text, terminal::size(&stderr).1);
     }
     text.push('\n');
     for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
         // A log without a reader must not keep a lock from its command. (A terminal that stands still has a reader.)
-        if !stderr.is_terminal() && !terminal::is_writable_within(&stderr, UNREAD) {
+        if !is_terminal && !terminal::is_writable_within(&stderr, UNREAD) {
             return;
         }
         // If stderr is gone, no other place is left for the message.

@@ -190,10 +190,9 @@ fn held_long(context: &Context, location: &Location, engine: &Engine, held: &[(V
     let (held, name, usual) = long.iter().max_by_key(|(held, ..)| *held)?;
     let others = if long.len() == 1 { String::new() } else { format!("; and {} more", long.len() - 1) };
     let found = format!("lock {} has been held for {}, and usually is for {usual}{others}", escape(name), span(*held));
-    let (store, name) = (shell_quote(location.url().as_encoded_bytes()), shell_quote(name));
-    let cure = format!(
-        "check `csalock status --store {store} {name}`; if the holder hangs, `csalock unlock --force --end` ends it"
-    );
+    let lock = format!("--store {} {}", shell_quote(location.url().as_encoded_bytes()), shell_quote(name));
+    let cure =
+        format!("check `csalock status {lock}`; if the holder hangs, `csalock unlock --force --end {lock}` ends it");
     Some(Finding::doubtful("holders", found, cure))
 }
 

@@ -205,7 +205,8 @@ pub(super) fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
             (Some(lease), Err(EndReason::Expired)) => Some(lease.wall),
             _ => None,
         };
-        Past { how: standing.err(), to, ..past }
+        let ended_by = grant.end_request.as_deref().filter(|_| standing.is_err());
+        Past { how: standing.err(), to, ended_by: ended_by.map(|request| engine.ended_by(request)), ..past }
     };
     grants.map(past).collect()
 }

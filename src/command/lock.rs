@@ -4,6 +4,7 @@
 //! handle is printed. A lease that a keeper renews is provisional until the keeper exists, and the grants of several names
 //! until all of them are there. Any other grant is final with its first commit, because its owner alone proves it.
 
+use std::io::IsTerminal;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
 use crate::lock::{self, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusedLock, Reporter, SettingNames, json};
+use crate::run::exec::is_program;
 use crate::run::keeper::{KeeperConfig, check_limit, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::signals::Signals;
@@ -45,8 +47,8 @@ pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
-    ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::OPTIONS, prints }.acquire(
-        |granted| {
+    let exit = ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::OPTIONS, prints }
+        .acquire(|granted| {
             report_taken(common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
             if prints {
                 let printed = answer(context, asked, targets, granted)
@@ -55,8 +57,34 @@ pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
                 printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
             }
             Ok(Exit::Done)
-        },
-    )
+        })?;
+    if exit == Exit::Done && !prints {
+        tell_of_program(asked);
+    }
+    Ok(exit)
+}
+
+/// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run.
+/// A script may lock names that are those of programs.
+fn tell_of_program(asked: &Lock) {
+    let is_on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    let Some(program) = asked.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };
+    let at_prompt =
+        |caller: Caller| caller.is_shell && !caller.command.split(|byte| *byte == b' ').skip(1).any(is_script);
+    if !ThisProcess::look().and_then(|this| this.caller()).is_ok_and(at_prompt) {
+        return;
+    }
+    let words = asked.names.iter().map(|name| shell_quote(name.as_bytes())).collect::<Vec<_>>().join(" ");
+    let program = escape(program.as_bytes());
+    asked.common.note(&format!(
+        "{program} is locked too and was not run, because every word after lock is a name; to run it, use \
+         `csalock unlock {words}` and then `csalock run {words}`"
+    ));
+}
+
+/// Returns true if this argument of a shell makes it run a script or a string, and not what is typed.
+fn is_script(argument: &[u8]) -> bool {
+    !argument.starts_with(b"-") || (!argument.starts_with(b"--") && argument.contains(&b'c'))
 }
 
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
@@ -339,6 +367,7 @@ pub(super) fn renew(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.presented = context.presented_handle(asked.handle.as_deref());
                 lock.elsewhere = context.elsewhere(target, not_holder);
+                lock.similar = context.similar(&asked.common, target, not_holder);
                 let refusal = lock.not_holder(not_holder);
                 exit = exit.or(refusal.kind);
                 asked.common.note_unless_json(&refusal);

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::context::{Context, LockRef, eprint_line, print, print_json};
@@ -16,7 +17,8 @@ use crate::exit::Exit;
 use crate::host::processes::descendants;
 use crate::host::{Caller, ThisProcess, command_of, end_process};
 use crate::lock::{
-    EndReason, EndRenewal, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, ProcessId, Release,
+    AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, ProcessId,
+    Release,
 };
 use crate::name::escape;
 use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
@@ -75,6 +77,7 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
                 lock.settings = settings;
                 lock.presented = context.presented_handle(asked.handle.as_deref());
                 lock.elsewhere = context.elsewhere(target, not_holder);
+                lock.similar = context.similar(&asked.common, target, not_holder);
                 let mut refusal = match asked.token.filter(|_| !not_holder.holders.is_empty()) {
                     Some(token) => lock.other_token(&not_holder.holders, token),
                     None if asked.force && !not_holder.holders.is_empty() => lock.changed_hands(&not_holder.holders),
@@ -237,8 +240,9 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
         Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
     };
     let held = standing()?;
+    let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
     for grant in &held {
-        end_holder(context, engine, asked, target, grant)?;
+        end_holder(context, engine, asked, target, grant, request.as_ref())?;
     }
     while !standing()?.is_empty() {
         context.host.sleep(LOOK);
@@ -249,20 +253,31 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
 
 /// Ends the live processes of a holder, innermost first. Of a holder that cannot be seen here, it ends the renewal of the
 /// lease: the csalock there then ends its command before the lease is over.
-fn end_holder(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, grant: &Grant) -> Result<()> {
+/// The record keeps `request` for the history, because the holder itself may release the lock.
+fn end_holder(
+    context: &Context,
+    engine: &Engine,
+    asked: &Unlock,
+    target: &LockRef,
+    grant: &Grant,
+    request: Option<&Arc<EndRequest>>,
+) -> Result<()> {
     let (name, owner) = (escape(&target.display_name), &grant.owner);
     let liveness = |process| context.host.liveness(&owner.domain, process, engine.store().scope());
     let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process) == Liveness::Alive).collect();
     // The processes of a grant are of one host.
     let is_here = !live.is_empty() || owner.processes.iter().any(|process| liveness(process) == Liveness::Dead);
     if !is_here {
-        return end_elsewhere(engine, asked, target, grant);
+        return end_elsewhere(engine, asked, target, grant, request);
     }
     let own = context.ancestor_processes()?;
     if live.iter().any(|process| own.contains(process)) {
         let hint = format!("release it with `csalock unlock {}`", target.shell_arg);
         return Err(Error::new(ErrorKind::InvalidInput, format!("lock {name} is held by the caller itself"), hint));
     }
+    // A store that takes no more writes, as a full disk, is no reason to let the holder go on.
+    let _ =
+        engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: false });
     live.into_iter().try_for_each(|process| end_process_of_holder(asked, &name, owner, process))
 }
 
@@ -294,7 +309,13 @@ fn end_process_of_holder(asked: &Unlock, name: &str, owner: &Owner, process: &Pr
 
 /// Ends the renewal of a grant whose holder cannot be seen here.
 /// Returns an error if the grant would go on for longer than a lease.
-fn end_elsewhere(engine: &Engine, asked: &Unlock, target: &LockRef, grant: &Grant) -> Result<()> {
+fn end_elsewhere(
+    engine: &Engine,
+    asked: &Unlock,
+    target: &LockRef,
+    grant: &Grant,
+    request: Option<&Arc<EndRequest>>,
+) -> Result<()> {
     let (name, host) = (escape(&target.display_name), escape(grant.owner.host.as_bytes()));
     let lease = match &grant.lifetime {
         Lifetime::Keepalive(lease) => lease,
@@ -306,7 +327,7 @@ fn end_elsewhere(engine: &Engine, asked: &Unlock, target: &LockRef, grant: &Gran
             return Err(Error::new(ErrorKind::NotOwner, what, hint));
         }
     };
-    engine.apply(&target.name, &EndRenewal(vec![grant.proof]))?;
+    engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: true })?;
     let until = Zone::Local.full(Duration::from_millis(lease.wall));
     let asked_to = format!("is asked to end, and has the lock until {until} at the latest");
     asked.common.note_unless_json(&format!("lock {name}: its holder on {host} {asked_to}"));

@@ -14,9 +14,9 @@ use super::run::command_line;
 use crate::cli::{Cli, Color, Command, Run};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::name::{escape, shell_quote};
+use crate::name::{difference, escape, is_slip, shell_quote};
 use crate::report::RefusalReport;
-use crate::run::exec::is_assignment;
+use crate::run::exec::{is_assignment, is_program};
 
 /// Maximum number of bytes or characters of a word that a message repeats.
 const LONGEST_WORD: usize = 100;
@@ -25,10 +25,11 @@ const LONGEST_WORD: usize = 100;
 const LONGEST_HINT: usize = 500;
 
 /// Words that users of other tools type, after the command or option of csalock that they mean.
-const EVERYDAY_WORDS: [(&str, &[&str]); 14] = [
+const EVERYDAY_WORDS: [(&str, &[&str]); 15] = [
     ("lock", &["acquire", "take", "grab", "hold"]),
     ("unlock", &["release", "free", "rm", "remove"]),
-    ("unlock --force", &["break", "kill", "force", "steal"]),
+    ("unlock --force", &["break", "force", "steal"]),
+    ("unlock --force --end", &["kill", "terminate"]),
     ("run", &["exec", "do", "with", "flock", "setlock"]),
     ("status", &["ls", "who", "info", "show", "ps", "locks", "holders"]),
     ("history", &["log", "logs", "past", "hist"]),
@@ -156,9 +157,10 @@ fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
         ErrorKind::MissingSubcommand => return usage_error("the command is missing", arguments.see_help()),
         ErrorKind::ArgumentConflict => "leave one of them out".to_string(),
         ErrorKind::MissingRequiredArgument if invalid.iter().all(|argument| argument.starts_with("--")) => {
-            return usage_error("an option is missing", format!("add {}", invalid.join(" ")));
+            let add = || format!("add {}", invalid.join(" "));
+            return usage_error("an option is missing", arguments.completed(&invalid).unwrap_or_else(add));
         }
-        ErrorKind::MissingRequiredArgument => arguments.usage(),
+        ErrorKind::MissingRequiredArgument => arguments.completed(&invalid).unwrap_or_else(|| arguments.usage()),
         ErrorKind::InvalidUtf8 => "only names, values, labels, paths and commands may be other bytes".to_string(),
         _ => arguments.see_help(),
     };
@@ -227,6 +229,19 @@ impl<'a> Arguments<'a> {
         format!("use: {}", usage.trim_start_matches("Usage:").trim().lines().next().unwrap_or_default())
     }
 
+    /// Returns the hint to try these words with the missing options, which take no value, and with placeholders for
+    /// other missing words.
+    fn completed(&self, missing: &[String]) -> Option<String> {
+        let (options, others): (Vec<_>, Vec<_>) = missing.iter().partition(|argument| argument.starts_with("--"));
+        let at =
+            self.command_at.filter(|_| !options.is_empty() && !options.iter().any(|option| option.contains(' ')))?;
+        let mut words = self.words.to_vec();
+        words.splice(at + 1..at + 1, options.iter().map(OsString::from));
+        let placeholder = |other: &&String| OsString::from(other.trim_matches(['<', '>', '.']));
+        words.extend(others.iter().map(placeholder));
+        try_words(words)
+    }
+
     /// Returns the hint for an unknown word in the place of the command.
     fn instead_of_command(&self, typed: &OsStr) -> String {
         let everyday = EVERYDAY_WORDS.iter().find(|(_, words)| words.iter().any(|word| *word == typed));
@@ -250,16 +265,33 @@ impl<'a> Arguments<'a> {
         if !is_dashed(typed) {
             return self.value_in_quotes(typed).unwrap_or_else(|| self.usage());
         }
-        self.flock_option(typed)
+        let (run, perhaps) = match self.command_after_lock() {
+            Some((program, hint)) if is_program(&program) && !self.is_misspelt_long(typed) => (Some(hint), None),
+            other => (None, other.map(|(_, hint)| hint)),
+        };
+        run.or_else(|| self.flock_option(typed))
             .or_else(|| self.everyday_option(typed))
             .or_else(|| self.command_first())
             .or_else(|| self.misspelt_option(typed))
+            .or(perhaps)
             .unwrap_or_else(|| match (self.command_at, self.definition().get_name()) {
                 (Some(_), _) if typed.as_bytes().get(1).is_some_and(u8::is_ascii_digit) => self.see_help(),
                 (Some(_), "fence") => format!("{}; put ./ before a file that begins with a dash", self.see_help()),
                 (Some(_), _) => format!("{}; put -- before a name or value that begins with a dash", self.see_help()),
                 (None, _) => self.usage(),
             })
+    }
+
+    /// Returns the word after the name of `lock`, and the hint for a command that begins with it and has options.
+    fn command_after_lock(&self) -> Option<(OsString, String)> {
+        let at = self.command_at.filter(|_| self.definition().get_name() == "lock")?;
+        let mut words = self.words.to_vec();
+        words[at] = "run".into();
+        let Ok(Cli { command: Command::Run(run), .. }) = Cli::read(words) else { return None };
+        let [_, program, arguments @ ..] = run.words.as_slice() else { return None };
+        let is_command = !is_dashed(program) && arguments.iter().any(|word| is_dashed(word));
+        let hint = self.try_instead(at, "run").filter(|_| is_command)?;
+        Some((program.clone(), format!("to run a command under a lock, {hint}")))
     }
 
     /// Returns the hint for an option of flock(1) that csalock expresses in another way.
@@ -279,7 +311,7 @@ impl<'a> Arguments<'a> {
                 let string = self.words.iter().position(|word| word == typed).and_then(|at| self.words.get(at + 1));
                 return Some(format!("use: csalock run NAME -c {}", string.map_or("STRING".into(), |it| quoted(it))));
             }
-            "--force" => "to break a lock, use csalock unlock --force NAME",
+            "--force" => "to end the holder first, use csalock unlock --force --end NAME",
             _ => return None,
         };
         Some(hint.to_string())
@@ -323,6 +355,10 @@ impl<'a> Arguments<'a> {
         let mut letters = options.filter_map(clap::Arg::get_short);
         let letter = letters.find(|letter| typed.eq_ignore_ascii_case(format!("-{letter}")))?;
         Some(format!("use -{letter}"))
+    }
+
+    fn is_misspelt_long(&self, typed: &OsStr) -> bool {
+        typed.as_bytes().starts_with(b"--") && self.misspelt_option(typed).is_some()
     }
 
     /// Returns the hint for `put` with a value of several words.
@@ -387,15 +423,10 @@ fn is_dashed(word: &OsStr) -> bool {
 /// wrong, missing, additional or swapped with the next.
 fn is_misspelt(word: &OsStr, name: &str) -> bool {
     let word = word.as_bytes().to_ascii_lowercase();
-    let name = name.as_bytes();
-    let begin = word.iter().zip(name).take_while(|(typed, meant)| typed == meant).count();
-    let ends = word[begin..].iter().rev().zip(name[begin..].iter().rev());
-    let end = ends.take_while(|(typed, meant)| typed == meant).count();
-    match (&word[begin..word.len() - end], &name[begin..name.len() - end]) {
-        ([] | [_], [] | [_]) => word.len() > 1,
-        ([first, second], [meant_first, meant_second]) => first == meant_second && second == meant_first,
-        ([], _) => begin > 2 && end == 0,
-        _ => false,
+    match difference(&word, name.as_bytes()) {
+        ([], []) => true,
+        ([], _) if word.len() > 2 && name.as_bytes().starts_with(&word) => true,
+        (wrong, right) => word.len() > 1 && is_slip(wrong, right),
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who, is_damaged};
-use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
+use crate::history::{EndedBy, ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who, is_damaged};
+use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
 use crate::store::HistoryCursor;
 
 /// Knowledge of a caller about the grants that it ends, for the history.
@@ -46,6 +46,7 @@ impl Engine {
                 }
                 EndReason::Died | EndReason::Expired => {}
             }
+            past.ended_by = ending.grant.end_request.as_deref().map(|request| self.ended_by(request));
             Some(past.line())
         };
         after.ended_grants.iter().filter(was_held).filter_map(line).collect()
@@ -119,6 +120,11 @@ impl Engine {
                 visit(past);
             }
         })
+    }
+
+    /// Describes the process that asked a holder to end.
+    pub fn ended_by(&self, EndRequest { by, replaces }: &EndRequest) -> EndedBy {
+        EndedBy { who: Who::new(by, self.pid(by)), replaces: *replaces }
     }
 
     /// Returns the pid of the effective owner: the first process that is not dead. A single process needs no check.

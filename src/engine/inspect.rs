@@ -80,13 +80,35 @@ impl Engine {
     /// Visits the status of every name in turn. `visit` gets an `Err` for an unreadable record.
     /// Fails if the store cannot be read, or with the error that `visit` returns.
     pub fn for_each_lock(&self, visit: &mut dyn FnMut(Result<LockStatus>) -> Result<()>) -> Result<()> {
+        self.for_each_record(&mut |record| visit(record.and_then(|record| self.inspect_record(record))))
+    }
+
+    /// Returns the least name of a held lock that `is_meant`. Passes over unreadable records.
+    /// Fails if the store cannot be read.
+    pub fn find_held(&self, is_meant: &dyn Fn(&[u8]) -> bool) -> Result<Option<Vec<u8>>> {
+        let mut found: Option<Vec<u8>> = None;
+        self.for_each_record(&mut |record| {
+            if let Ok(record) = record
+                && is_meant(&record.name)
+                && found.as_ref().is_none_or(|found| record.name < *found)
+                && self.inspect_record(record.clone())?.is_held()
+            {
+                found = Some(record.name);
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Visits the record of every name in turn, without the waiters on pages.
+    fn for_each_record(&self, visit: &mut dyn FnMut(Result<Record>) -> Result<()>) -> Result<()> {
         self.store.scan(&mut |place, stored| {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
                 return Ok(());
             }
-            let record =
-                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.check_location(record, place));
-            visit(record.and_then(|record| self.inspect_record(record)))
+            visit(
+                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.check_location(record, place)),
+            )
         })
     }
 

@@ -137,6 +137,7 @@ mod tests {
             waited: 0,
             how: Some(EndReason::Released),
             broken_by: None,
+            ended_by: None,
             run: None,
         }
     }

@@ -4,9 +4,11 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use super::codec::is_default;
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::lifetime::Sighting;
+use super::owner::Owner;
 use super::queue::Replacement;
 use super::record::{Grant, Record};
 
@@ -39,6 +41,15 @@ impl EndedGrant {
             EndReason::Broken => owner.supervisor.is_some() || has_owner,
         }
     }
+}
+
+/// A call of another process that asked a holder to end. It is for the history: no rule depends on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndRequest {
+    pub by: Owner,
+    /// True if that process is a caller of `run --busy replace`, which takes the place of the holder.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replaces: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

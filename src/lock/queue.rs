@@ -197,6 +197,7 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
         provisional,
         release_on_exit,
         claim,
+        end_request: None,
     })
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::codec::{is_default, text};
-use super::ending::EndedGrant;
+use super::ending::{EndRequest, EndedGrant};
 use super::handle::HandleHash;
 use super::job::JobState;
 use super::lifetime::Sighting;
@@ -104,6 +104,9 @@ pub struct Grant {
     /// Id of the claim, if the name is claimed. A claim is permanent and depends on no process.
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub claim: Option<Vec<u8>>,
+    /// Last call that asked the holder to end; copies of a record share it, like the owner.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub end_request: Option<Arc<EndRequest>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

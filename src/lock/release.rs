@@ -10,7 +10,7 @@ use super::protocol::{grant_status, is_decided, lease_expired, write};
 use super::queue::{effective_owner, end, evict, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::{Grant, Record, Waiter};
 use super::refusal::NotHolder;
-use super::request::{Break, Credentials, EndRenewal, Gc, OwnerDied, Prepare, Release, Renew, Request, Transition};
+use super::request::{AskToEnd, Break, Credentials, Gc, OwnerDied, Prepare, Release, Renew, Request, Transition};
 
 /// Grant that matches a caller's credentials.
 pub(super) enum Match {
@@ -269,26 +269,29 @@ impl Request for Break {
     }
 }
 
-impl Request for EndRenewal {
-    type Response = Vec<HandleHash>;
+impl Request for AskToEnd {
+    type Response = Option<HandleHash>;
 
     /// Keeps the lease, whose end the holder knows: the holder then ends its command before that, as for `--ttl`. A
     /// shorter lease could end before the holder has read it.
-    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<Vec<HandleHash>>, Query> {
-        let EndRenewal(proofs) = self;
-        let (mut next, mut ended) = (record.clone(), Vec::new());
-        for grant in next.holders.iter_mut().filter(|grant| proofs.contains(&grant.proof)) {
-            if let Lifetime::Keepalive(lease) = &grant.lifetime {
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<Option<HandleHash>>, Query> {
+        let (mut next, mut ended) = (record.clone(), None);
+        if let Some(grant) = next.holders.iter_mut().find(|grant| grant.proof == self.proof) {
+            grant.end_request = self.request.clone().or(grant.end_request.take());
+            if let Lifetime::Keepalive(lease) = &grant.lifetime
+                && self.ends_renewal
+            {
                 grant.lifetime = Lifetime::ExpiresAt(lease.clone());
-                ended.push(grant.proof);
+                ended = Some(grant.proof);
             }
         }
-        let wake = next.waiters.first().map(|head| head.proof).into_iter().collect();
-        Ok(if ended.is_empty() { Transition::Done(ended) } else { write(next, ended, wake) })
+        let watcher = ended.and(next.waiters.first()).map(|head| head.proof);
+        let is_unchanged = next == *record;
+        Ok(if is_unchanged { Transition::Done(ended) } else { write(next, ended, watcher.into_iter().collect()) })
     }
 
     fn changed(response: &Self::Response) -> Option<HandleHash> {
-        response.first().copied()
+        *response
     }
 }
 

@@ -1,6 +1,8 @@
 //! Requests about a record, and the responses.
 
-use super::ending::EndedGrant;
+use std::sync::Arc;
+
+use super::ending::{EndRequest, EndedGrant};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime, Sighting};
@@ -100,11 +102,17 @@ pub struct Prepare {
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Break(pub Vec<HandleHash>);
 
-/// Ends the renewal of the grants with these handle hashes: the leases that their holders have are the last ones. The
-/// response has the grants whose renewal this request ended.
+/// Notes in the grant with this handle hash which call asks its holder to end, and may end the renewal of its lease.
+/// The response is the hash if this request ended the renewal.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct EndRenewal(pub Vec<HandleHash>);
+pub struct AskToEnd {
+    pub proof: HandleHash,
+    /// `None` if the caller is unknown.
+    pub request: Option<Arc<EndRequest>>,
+    /// True if the lease that the holder has is the last one.
+    pub ends_renewal: bool,
+}
 
 /// Removes stale grants and dead waiters. The response has the removed grants and waiters.
 #[derive(Debug, Clone)]

@@ -52,7 +52,8 @@ pub(crate) fn endings_header(now: Duration, style: OutputStyle) -> String {
     table_of_endings(now, style).lines(None).0 + "\n"
 }
 
-/// Returns the row of a grant that ended, as seen from this host, and a row about the process that broke it.
+/// Returns the row of a grant that ended, as seen from this host, and a row about the process that broke it or ended
+/// its holder.
 pub(crate) fn ending_rows(past: &Past, now: Duration, host: &str, style: OutputStyle) -> String {
     let from = with_zone(dated(past.from, style), past.from, now, style);
     let row = |cells: &Vec<String>| {
@@ -80,18 +81,21 @@ fn table_of_endings(now: Duration, style: OutputStyle) -> Table {
     Table::new(columns, style)
 }
 
-/// Returns the cells of a grant and, in a row of its own, the process that broke it.
+/// Returns the cells of a grant and, in a row of its own, the process that broke it or ended its holder.
 fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &str) -> Vec<Vec<String>> {
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
     let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past)];
     cells.extend(bar);
-    let breaker = past.broken_by.as_ref().map(|by| {
+    // If the end was requested in vain, a break counts.
+    let ended_by = past.ended_by.as_ref().map(|by| (if by.replaces { "replaced" } else { "ended" }, &by.who));
+    let cause = past.broken_by.as_ref().map(|by| ("broken", by)).or(ended_by);
+    let cause = cause.map(|(what, by)| {
         let mut row = vec![String::new(); cells.len()];
-        row.push(format!("broken by {}", who(by, host)));
+        row.push(format!("{what} by {}", who(by, host)));
         row
     });
     cells.push(who(&past.holder, host));
-    std::iter::once(cells).chain(breaker).collect()
+    std::iter::once(cells).chain(cause).collect()
 }
 
 fn from_title(now: Duration, style: OutputStyle) -> String {
@@ -265,6 +269,7 @@ fn grant(past: &Past, host: &str, style: OutputStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::history::EndedBy;
 
     /// 2026-11-21T00:00:00Z in milliseconds since the epoch.
     const MIDNIGHT: u64 = 1_795_219_200_000;
@@ -282,6 +287,7 @@ mod tests {
             waited: 0,
             how,
             broken_by: None,
+            ended_by: None,
             run: None,
         }
     }
@@ -354,6 +360,21 @@ x                   2026-11-21T02:30:00Z  30m    -       held               #>  
         let past = Past { waited: 2_000_000, broken_by: Some(by), ..broken };
         let (style, now) = (OutputStyle { colour, width, zone: Zone::Utc }, Duration::from_millis(MIDNIGHT));
         endings_header(now, style) + &ending_rows(&past, now, "here", style)
+    }
+
+    #[test]
+    fn a_requested_end_names_the_process_that_asked_unless_the_lock_was_broken() {
+        let by = |pid| Who { pid: Some(pid), host: "here".into(), uid: 99_998, command: b"sh".to_vec(), label: None };
+        let second_row = |ended_by, broken_by| {
+            let past = Past { ended_by, broken_by, ..past("x", 1, Some(2), Some(EndReason::Released)) };
+            let text = shown_at(&[past], 3, false, Some(120));
+            text.lines().nth(2).map(|row| row.trim().to_string())
+        };
+        let ended_by = |replaces| Some(EndedBy { who: by(12), replaces });
+        assert_eq!(second_row(None, None), None);
+        assert_eq!(second_row(ended_by(false), None).as_deref(), Some("ended by 12 99998 sh"));
+        assert_eq!(second_row(ended_by(true), None).as_deref(), Some("replaced by 12 99998 sh"));
+        assert_eq!(second_row(ended_by(false), Some(by(13))).as_deref(), Some("broken by 13 99998 sh"));
     }
 
     #[test]

@@ -141,6 +141,14 @@ impl Reporter<'_> {
         grant.claim.is_none() && lasts
     }
 
+    /// Returns true if `unlock --force --end` ends the holder: it is seen alive here, or renews a lease until it is
+    /// asked.
+    pub(super) fn can_be_ended(&self, grant: &Grant) -> bool {
+        let is_renewed = matches!(grant.lifetime, Lifetime::Keepalive(_));
+        let ends_with_owner = grant.claim.is_none() && grant.lifetime != Lifetime::UntilReleased;
+        is_renewed || (ends_with_owner && self.liveness(&grant.owner) == Liveness::Alive)
+    }
+
     /// Returns what the break of a grant did not end at once, or `None`.
     pub(crate) fn left_by_break(&self, ending: &EndedGrant) -> Option<String> {
         let party = &ending.grant.owner;

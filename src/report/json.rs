@@ -16,7 +16,7 @@ use crate::duration::rfc3339_millis;
 use crate::engine::{LockRef, LockStatus};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::history::{ExpectedTurn, Past, Who};
+use crate::history::{EndedBy, ExpectedTurn, Past, Who};
 use crate::lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Runs, Value};
 use crate::name::is_invisible;
 use crate::store::{Finding, Location, Verdict};
@@ -470,6 +470,10 @@ pub(crate) fn past(past: &Past) -> Document {
         let document = Document::new().with("pid", who.pid).with("host", who.host.as_str());
         document.with("user", user(who.uid)).with("command", text(&who.command))
     };
+    let ended_by = |by: &EndedBy| {
+        let reason = if by.replaces { "replace" } else { "end" };
+        who(&by.who).with("label", by.who.label.as_deref().map(text)).with("reason", reason)
+    };
     Document::new()
         .with("name", text(&past.name))
         .and(who(&past.holder))
@@ -482,4 +486,5 @@ pub(crate) fn past(past: &Past) -> Document {
         .with("waited", past.waited as f64 / 1000.0)
         .and(run(past))
         .with_document("broken_by", past.broken_by.as_ref().map(who))
+        .with_document("ended_by", past.ended_by.as_ref().map(ended_by))
 }

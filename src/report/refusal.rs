@@ -78,6 +78,8 @@ pub(crate) struct RefusedLock<'a> {
     pub(crate) presented: Option<&'static str>,
     /// Another store that has a lock of this name, which the caller may mean.
     pub(crate) elsewhere: Option<Location>,
+    /// The lock that is held under a similar name, which the caller may mean.
+    pub(crate) similar: Option<LockRef>,
 }
 
 /// The settings of a caller that hints name: options, or variables for a caller without options.
@@ -97,7 +99,14 @@ impl SettingNames {
 
 impl<'a> RefusedLock<'a> {
     pub(crate) fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        RefusedLock { lock, reporter, settings: &SettingNames::OPTIONS, presented: None, elsewhere: None }
+        RefusedLock {
+            lock,
+            reporter,
+            settings: &SettingNames::OPTIONS,
+            presented: None,
+            elsewhere: None,
+            similar: None,
+        }
     }
 
     /// Returns the report about a lock that was not acquired.
@@ -219,7 +228,13 @@ impl<'a> RefusedLock<'a> {
     }
 
     fn not_held(&self) -> RefusalReport {
-        let see = format!("see {}", self.csalock("status"));
+        let see = match &self.similar {
+            Some(LockRef { display_name, shell_arg, .. }) => {
+                let name = escape(display_name);
+                format!("check the name, because lock {name} is held: see `csalock status {shell_arg}`")
+            }
+            None => format!("see {}", self.csalock("status")),
+        };
         let hint = match (self.other_locks(), &self.elsewhere) {
             (Some(others), None) => format!("{see}; {others}"),
             (others, _) => others.unwrap_or(see),
@@ -246,8 +261,8 @@ impl<'a> RefusedLock<'a> {
     fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> RefusalReport {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
-            let end = self.how_to_break(holders).or_else(|| self.how_to_end(holders));
-            let or = end.unwrap_or_else(|| "wait until it is released".to_string());
+            let or = self.how_to_break(holders).or_else(|| self.how_to_end(holders));
+            let or = or.unwrap_or_else(|| "wait until it is released".to_string());
             format!("give its handle with {}, or {or}", self.settings.handle)
         });
         let held = self.each(holders) + &before.unwrap_or_default();
@@ -339,16 +354,15 @@ impl<'a> RefusedLock<'a> {
     /// Returns a hint if no holder is seen alive here, or one keeps the lock until it is released.
     fn how_to_break(&self, grants: &[Grant]) -> Option<String> {
         let may_be_needed = grants.iter().any(|grant| self.reporter.may_need_force(grant));
-        may_be_needed.then(|| format!("break it with {}", self.force()))
+        may_be_needed.then(|| self.how_to_end(grants).unwrap_or_else(|| format!("break it with {}", self.force())))
     }
 
-    /// Returns how to end holders that are all seen alive here: their end is better than a break beside them.
+    /// Returns how to end the holders, if that is possible from here: it is better than a break, after which a holder
+    /// may go on beside the next.
     fn how_to_end(&self, grants: &[Grant]) -> Option<String> {
-        let pids = grants.iter().map(|grant| Some(self.reporter.owner(&grant.owner)?.pid.to_string()));
-        let (pids, force) = (pids.collect::<Option<Vec<_>>>()?.join(" "), self.force());
-        Some(format!(
-            "end its holder with `kill {pids}`, or break it with {force}, whose holder may then go on beside the next"
-        ))
+        let holder = if grants.len() == 1 { "holder" } else { "holders" };
+        let are_reached = grants.iter().all(|grant| self.reporter.can_be_ended(grant));
+        are_reached.then(|| format!("end its {holder} with {}", self.csalock("unlock --force --end")))
     }
 }
 

@@ -29,7 +29,8 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
              stopped until the lease was renewed, and no other caller held the lock"
         ),
         Notice::EndedByOther => format!(
-            "the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of lock {names}"
+            "the command was ended: `csalock renew --ttl` or `csalock unlock --force --end` had limited the time of \
+             lock {names}"
         ),
         Notice::EndedAfterLoss => "the command was ended".to_string(),
         Notice::OutOfReach => {

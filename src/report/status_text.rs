@@ -12,7 +12,7 @@ use super::{Reporter, describe_value};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
 use crate::history::{HoldTimes, Past};
-use crate::lock::{EndReason, JobState, Lifetime, Liveness, Mode, Success, Value};
+use crate::lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Success, Value};
 use crate::name::{escape, shell_quote};
 
 const HOST: usize = 4;
@@ -371,6 +371,7 @@ impl LockBlock<'_> {
     fn how_to_break(&self, (grant, standing): &Holder<'_>) -> Option<String> {
         let typed = &self.lock.shell_arg;
         let force = format!("`csalock unlock --force {typed}`");
+        let end = format!("`csalock unlock --force --end {typed}`");
         if let Some(id) = &grant.claim {
             let id = shell_quote(id);
             return Some(format!("a claim is permanent; `csalock unclaim --id {id} {typed}` gives it up"));
@@ -380,35 +381,39 @@ impl LockBlock<'_> {
             (Ok(_), Lifetime::UntilReleased) => {
                 format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
             }
+            (Ok(Liveness::Unknown | Liveness::Missing), Lifetime::Keepalive(lease)) => format!(
+                "{end} ends the holder and the lock, with the lease at {} at the latest; csalock cannot see from here \
+                 whether the holder lives; if it does not, {force} ends the lock at once",
+                self.reporter.time(lease.wall)
+            ),
             (Ok(liveness @ (Liveness::Unknown | Liveness::Missing)), lifetime) => {
                 let kill = self.reporter.owner(&grant.owner).filter(|_| *liveness == Liveness::Unknown);
-                let kill = kill.map(|owner| {
-                    let (host, here) = (&grant.owner.host, self.reporter.host.name());
-                    let place = if *host == here {
-                        "in its container".into()
-                    } else {
-                        format!("on {}", escape(host.as_bytes()))
-                    };
-                    format!("{place}: `kill {}` ends the holder and the lock; ", owner.pid)
-                });
+                let kill = kill.map(|owner| self.kill_elsewhere(grant, owner.pid)).unwrap_or_default();
                 let unseen = "csalock cannot see from here whether the holder lives; if it does not,";
-                let unseen = format!("{}{unseen}", kill.unwrap_or_default());
                 match lifetime.lease() {
                     Some(lease) => {
                         let end = self.reporter.time(lease.wall);
-                        format!("{unseen} the lease ends the lock at {end}, and {force} at once")
+                        format!("{kill}{unseen} the lease ends the lock at {end}, and {force} at once")
                     }
-                    None => format!("{unseen} {force} ends the lock"),
+                    None => format!("{kill}{unseen} {force} ends the lock"),
                 }
             }
             (Ok(_), _) => {
                 let pid = self.reporter.owner(&grant.owner)?.pid;
                 if self.reporter.is_stopped(grant) {
-                    format!("`kill -CONT {pid}` continues the holder; `kill -9 {pid}` ends it and the lock")
+                    format!("`kill -CONT {pid}` continues the holder; {end} ends it and the lock")
                 } else {
-                    format!("the lock ends with its holder: `kill {pid}`")
+                    format!("{end} ends the holder and then the lock")
                 }
             }
         })
+    }
+
+    /// Returns the beginning of a text: where a kill of this process, which is not visible here, ends the lock.
+    fn kill_elsewhere(&self, grant: &Grant, pid: i32) -> String {
+        let (host, here) = (&grant.owner.host, self.reporter.host.name());
+        let is_here = *host == here;
+        let place = if is_here { "in its container".to_string() } else { format!("on {}", escape(host.as_bytes())) };
+        format!("{place}: `kill {pid}` ends the holder and the lock; ")
     }
 }

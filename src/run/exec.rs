@@ -197,8 +197,14 @@ fn ends_first_line_with_return(script: &CStr) -> bool {
     read.is_ok() && line.starts_with(b"#!") && line.ends_with(b"\r\n")
 }
 
+/// Returns true if a shell would run a program for this word.
+pub fn is_program(word: &OsStr) -> bool {
+    CString::new(word.as_bytes()).is_ok_and(|word| find_in_path(&word).is_some())
+}
+
 fn find_in_path(program: &CStr) -> Option<CString> {
-    let is_executable = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
+    let may_execute = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
+    let is_executable = |path: &Path| path.is_file() && may_execute(path);
     if program.to_bytes().contains(&b'/') {
         return is_executable(Path::new(OsStr::from_bytes(program.to_bytes()))).then(|| program.to_owned());
     }

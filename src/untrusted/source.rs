@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::lock::{
-    Begun, EndReason, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock, Lifetime, Mode, Moment,
-    Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting, Success, Value, Waiter,
+    Begun, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock, Lifetime, Mode,
+    Moment, Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting, Success, Value, Waiter,
 };
 
 pub(super) struct Source<'a>(pub(super) &'a [u8]);
@@ -108,6 +108,7 @@ impl Source<'_> {
             provisional: self.option(Source::process),
             release_on_exit: self.one_in_two(),
             claim: self.option(Source::bytes),
+            end_request: self.option(|source| EndRequest { by: source.owner(), replaces: source.one_in_two() }.into()),
         }
     }
 

@@ -133,12 +133,8 @@ const HOLDER: &str = "csalock lock x; echo; cat; :";
 const HELD: &str =
     "held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: dash -c csalock lock x; echo; cat; :";
 
-/// How a refusal advises to end the lock of a holder that lives here.
-fn end_of_holder(sandbox: &Sandbox) -> String {
-    let pid = sandbox.holders("x")[0];
-    let force = "`csalock unlock --force x`, whose holder may then go on beside the next";
-    format!("end its holder with `kill {pid}`, or break it with {force}")
-}
+/// How a refusal advises to end the lock of a holder that lives here, or renews a lease.
+const END: &str = "end its holder with `csalock unlock --force --end x`";
 
 /// The holder as documents show it.
 const HOLDER_JSON: &str = "{\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"dash -c csalock lock x; echo; cat; :\",\
@@ -172,8 +168,7 @@ mod json {
             }
             sandbox.csalock(["lock", "--json", "-n", "-E", "3", "x"]).status(3).stdout(busy(3)).run();
             let message = format!("lock x in store STORE belongs to another holder: {HELD}");
-            let end = end_of_holder(sandbox);
-            let fields = format!("\"message\":\"{message}\",\"hint\":\"give its handle with --handle, or {end}\",\"exit_code\":82");
+            let fields = format!("\"message\":\"{message}\",\"hint\":\"give its handle with --handle, or {END}\",\"exit_code\":82");
             let said = format!("[{{\"name\":\"x\",\"outcome\":\"not the owner\",\"holders\":[{HOLDER_JSON}],{fields}}}]\n");
             sandbox.csalock(["unlock", "--json", "x"]).status(82).stdout(&said).run();
             sandbox.csalock(["renew", "--json", "--ttl", "1h", "x"]).status(82).stdout(&said).run();
@@ -288,12 +283,13 @@ mod reports {
                 "csalock: lock x in store STORE belongs to another holder: {held}; give its handle with --handle, or {hint}\n"
             );
             let force = "break it with `csalock unlock --force x`";
-            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, &end_of_holder(sandbox))).run();
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, END)).run();
             // A process of another pid namespace.
             sandbox.edit("x", |record| record.holders[0].owner_mut().domain.pids = "elsewhere".to_string());
             let lease = "while it lives (its lease ends at TIME unless it is renewed)";
             let unseen = if sandbox.is_shared() { HELD.replace("while it lives", lease) } else { HELD.to_string() };
-            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&unseen, force)).run();
+            let hint = if sandbox.is_shared() { END } else { force };
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&unseen, hint)).run();
             sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
             drop(job);
             let _job = sandbox.script("dash", "csalock lock --forever x; echo; cat; :").ready();

@@ -25,6 +25,7 @@ fn past(token: u64, from: u64, to: u64, how: EndReason) -> Past {
         waited: 0,
         how: Some(how),
         broken_by: None,
+        ended_by: None,
         run: None,
     }
 }
@@ -184,7 +185,7 @@ no fault in 2 grants of 1 lock
         let grant = |ended: &str| format!(
             "{{\"name\":\"x\",\"pid\":PID,\"host\":\"a\",\"user\":\"98765\",\"command\":\"job\",\"label\":null,\
              \"mode\":\"exclusive\",\"slot\":null,\"token\":TOKEN,\"from\":\"TIME\",\"to\":\"TIME\",\"waited\":0.0,\
-             \"ended\":\"{ended}\",\"exit_code\":null,\"signal\":null,\"ran\":null,\"broken_by\":null}}"
+             \"ended\":\"{ended}\",\"exit_code\":null,\"signal\":null,\"ran\":null,\"broken_by\":null,\"ended_by\":null}}"
         );
         let wanted = format!(
             "{{\"grants\":2,\"locks\":1,\"tolerance\":1.0,\"faults\":[{{\"fault\":\"overlap\",\"lock\":\"x\",\

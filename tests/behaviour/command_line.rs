@@ -162,7 +162,7 @@ fn an_unknown_command_is_answered_with_the_one_that_is_meant() {
         (&["ls"], "try: csalock status"),
         (&["who", "x"], "try: csalock status x"),
         (&["break", "x"], "try: csalock unlock --force x"),
-        (&["kill", "x"], "try: csalock unlock --force x"),
+        (&["kill", "x"], "try: csalock unlock --force --end x"),
         (&["show", "--nope"], "use csalock status"),
         (&["version"], "try: csalock --version"),
         (&["help", "lok"], "try: csalock help lock"),
@@ -213,7 +213,7 @@ fn an_unknown_option_is_answered_with_the_one_that_is_meant() {
         (&["-n", "job", "true"], "-n", "to run a command under a lock, try: csalock run -n job true"),
         (&["-w", "5", "lock", "x"], "-w", "try: csalock lock -w 5 x"),
         (&["--force", "unlock", "x"], "--force", "try: csalock unlock --force x"),
-        (&["run", "--force", "x", "true"], "--force", "to break a lock, use csalock unlock --force NAME"),
+        (&["run", "--force", "x", "true"], "--force", "to end the holder first, use csalock unlock --force --end NAME"),
         (&["-qn", "run", "x", "true"], "-n", "try: csalock run -qn x true"),
         (&["--ttl=5", "run", "x", "true"], "--ttl", "try: csalock run --ttl=5 x true"),
         (&["run", "-j", "-1", "x", "true"], "-1", "see csalock run --help"),
@@ -247,6 +247,33 @@ fn an_unknown_option_is_answered_with_the_one_that_is_meant() {
 }
 
 #[test]
+fn a_command_after_the_name_of_lock_is_answered_with_run() {
+    let run = |line: &str| format!("to run a command under a lock, try: csalock run {line}");
+    check_unknown_arguments(&[
+        (&["lock", "job", "no-such-program", "-a", "/x"], "-a", &run("job no-such-program -a /x")),
+        (
+            &["lock", "-w", "5", "job", "no-such-program", "--delete=a b"],
+            "--delete",
+            &run("-w 5 job no-such-program '--delete=a b'"),
+        ),
+        // These options would be those of flock(1), and of csalock.
+        (&["lock", "job", "sort", "-u", "x"], "-u", &run("job sort -u x")),
+        (&["lock", "job", "ls", "-t"], "-t", &run("job ls -t")),
+        (&["lock", "job", "sh", "-c", "a; b"], "-c", &run("job sh -c 'a; b'")),
+        (&["lock", "job", "no-such-program", "-t"], "-t", "use --timeout"),
+        (&["lock", "a", "ls", "--timout", "5"], "--timout", "use --timeout"),
+        (
+            &["--store", "dir:a", "lock", "job", "ls", "-a"],
+            "-a",
+            &run("job ls -a").replace("csalock run", "csalock --store dir:a run"),
+        ),
+    ]);
+    // Several names are what lock is for.
+    let sandbox = Sandbox::new(Kind::Directory);
+    sandbox.script("dash", "csalock lock job ls -w 5 true && csalock status -1").stdout("job\nls\ntrue\n").run();
+}
+
+#[test]
 fn an_option_may_be_given_twice_and_the_last_value_counts() {
     let sandbox = Sandbox::new(Kind::Directory);
     let _holder = sandbox.holder("held");
@@ -267,7 +294,18 @@ fn usage_errors_look_like_all_other_errors() {
         (&["run"], &format!("{absent} <NAME> [COMMAND]...; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")),
         (&["unclaim"], &format!("{absent} --id <ID> <NAME>...; use: csalock unclaim [OPTION]... --id ID NAME...")),
         (&["renew", "x"], "an option is missing; add --ttl <DURATION>"),
-        (&["unlock", "--token", "5", "x"], "an option is missing; add --force"),
+        (&["unclaim", "x"], "an option is missing; add --id <ID>"),
+        (&["unlock", "--token", "5", "x"], "an option is missing; try: csalock unlock --force --token TOKEN x"),
+        (&["unlock", "--end", "x"], "an option is missing; try: csalock unlock --force --end x"),
+        (
+            &["unlock", "x", "--kill-after", "1s", "--end"],
+            "an option is missing; try: csalock unlock --force x --kill-after 1s --end",
+        ),
+        (
+            &["unlock", "--kill-after", "1s", "x"],
+            "an option is missing; try: csalock unlock --force --end --kill-after 1s x",
+        ),
+        (&["unlock", "--end"], &format!("{absent} --force <NAME>...; try: csalock unlock --force --end NAME")),
         (&["get"], &format!("{absent} <NAME>; use: csalock get [OPTION]... NAME")),
         (&["-q"], "the command is missing; see csalock --help"),
         (

@@ -159,8 +159,8 @@ on_every_store! {
         let start = "doubtful holders: lock x has been held for 4h";
         let end = ", and usually is for 1h (9 of 10 times at most 1h)";
         assert!(found.len() == 1 && found[0].starts_with(start) && found[0].ends_with(end), "{findings:#?}");
-        let store = csalock::name::shell_quote(sandbox.store().as_bytes());
-        let cure = format!("  fix: check `csalock status --store {store} x`; if the holder hangs, `csalock unlock --force --end` ends it\n");
+        let lock = format!("--store {} x", csalock::name::shell_quote(sandbox.store().as_bytes()));
+        let cure = format!("  fix: check `csalock status {lock}`; if the holder hangs, `csalock unlock --force --end {lock}` ends it\n");
         assert!(call("+4h", &[]).stdout.contains(&cure), "{cure}");
         let (_, findings) = examined(&call("+2h", &["--json"]), sandbox);
         assert!(!findings.iter().any(|line| line.contains(" holders: ")), "{findings:#?}");

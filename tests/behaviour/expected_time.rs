@@ -33,6 +33,7 @@ pub(crate) fn past(name: &str, mode: Mode, hours: u64, how: EndReason) -> Past {
         waited: 0,
         how: Some(how),
         broken_by: None,
+        ended_by: None,
         run: None,
     }
 }

@@ -97,7 +97,7 @@ on_every_kind_of_store! {
         let last = job.printed().lines().last().unwrap().to_string();
         let wanted = "{\"name\":\"x\",\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"true\",\
              \"label\":\"a label\",\"mode\":\"exclusive\",\"slot\":null,\"token\":TOKEN,\"from\":\"TIME\",\"to\":\"TIME\",\
-             \"waited\":0.0,\"ended\":\"released\",\"exit_code\":0,\"signal\":null,\"ran\":RAN,\"broken_by\":null}";
+             \"waited\":0.0,\"ended\":\"released\",\"exit_code\":0,\"signal\":null,\"ran\":RAN,\"broken_by\":null,\"ended_by\":null}";
         assert_eq!(sandbox.plain(&last), wanted);
     }
 

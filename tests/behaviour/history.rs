@@ -61,7 +61,7 @@ on_every_store! {
         sandbox.csalock(["history", "--json", "x"]).stdout(
             "[{\"name\":\"x\",\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"true\",\"label\":\"a label\",\
              \"mode\":\"exclusive\",\"slot\":null,\"token\":TOKEN,\"from\":\"TIME\",\"to\":\"TIME\",\"waited\":0.0,\
-             \"ended\":\"released\",\"exit_code\":0,\"signal\":null,\"ran\":RAN,\"broken_by\":null}]\n",
+             \"ended\":\"released\",\"exit_code\":0,\"signal\":null,\"ran\":RAN,\"broken_by\":null,\"ended_by\":null}]\n",
         ).run();
     }
 

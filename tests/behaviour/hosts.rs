@@ -112,8 +112,13 @@ on_every_shared_store! {
         next.wait().succeeds();
         let holder = holder.wait();
         assert_eq!(sandbox.read("files/log"), "ended\nnext\n", "{holder:?}");
-        let why = "csalock: the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of lock x\n";
+        let why = "csalock: the command was ended: `csalock renew --ttl` or `csalock unlock --force --end` had limited the \
+                   time of lock x\n";
         assert_eq!((holder.code, holder.stderr.as_str()), (Some(85), why), "{holder:?}");
+        let document = on(sandbox, 2, &["history", "--json", "x"]).capture().line();
+        let past: serde_json::Value = serde_json::from_str(&document).unwrap();
+        let by = &past[0]["ended_by"];
+        assert_eq!((&past[0]["host"], &by["host"], &by["reason"]), (&"host1".into(), &"host2".into(), &"end".into()), "{past}");
     }
 
     fn a_holder_on_another_host_without_a_short_lease_must_be_ended_there(sandbox: &Sandbox) {

@@ -250,8 +250,8 @@ on_every_kind_of_store! {
         // during some tries, and a release that is always late fails.
         let shortest = Duration::from_secs(if sandbox.is_shared() { 3 } else { 1 });
         let said = "csalock: the command was ended before the --ttl of lock x was over\n";
-        let of_others = "csalock: the command was ended: `csalock renew --ttl` or `csalock unlock --end` had limited the time of \
-                         lock x\n";
+        let of_others = "csalock: the command was ended: `csalock renew --ttl` or `csalock unlock --force --end` had limited \
+                         the time of lock x\n";
         for (options, said) in [(&["--ttl", "1h"][..], said), (&["--forever"], of_others), (&["-q"], "")] {
             let run = || {
                 let span = fair(shortest).as_secs_f64().ceil();

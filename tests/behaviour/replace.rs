@@ -40,6 +40,28 @@ tests_on! {
         assert_eq!((sandbox.state("x"), sandbox.is_tidy()), ("free".to_string(), true));
     }
 
+    fn the_history_names_the_caller_that_replaced_a_holder(sandbox: &Sandbox) {
+        let script = "trap 'csalock unlock x; exit 7' TERM; csalock lock x; echo; while :; do sleep 0.01; done";
+        for exit in [Some(7), None] {
+            let old = if exit.is_some() { holder(sandbox, &[], "exit 7") } else { sandbox.script("dash", script).ready() };
+            let done = replaces(sandbox, &["-q", "--label", "version 2"], "echo $$").capture();
+            old.wait().exits(7);
+            let document = sandbox.csalock(["history", "--json", "-n", "2", "x"]).capture().line();
+            let past: serde_json::Value = serde_json::from_str(&document).unwrap();
+            let (past, new) = (&past[0], &past[1]);
+            let wanted = serde_json::json!({
+                "pid": done.line().parse::<i32>().unwrap(), "host": past["host"], "user": past["user"],
+                "command": "dash -c echo $$", "label": "version 2", "reason": "replace"
+            });
+            assert_eq!(past["ended_by"], wanted, "{past}");
+            assert_eq!((&past["ended"], &past["exit_code"]), (&"released".into(), &exit.into()), "{past}");
+            assert_eq!((&new["pid"], &new["ended_by"]), (&wanted["pid"], &serde_json::Value::Null), "{new}");
+            let shown = sandbox.csalock(["history", "-n", "2", "x"]).capture().line();
+            let row = format!("replaced by {} {} [version 2] dash -c echo $$", done.line(), past["user"].as_str().unwrap());
+            assert_eq!(shown.lines().nth(2).map(str::trim), Some(row.as_str()), "{shown}");
+        }
+    }
+
     fn a_deaf_command_is_killed_and_csalock_releases_its_lock(sandbox: &Sandbox) {
         let old = holder(sandbox, &[], "");
         let done = replaces(sandbox, &["--kill-after", "100ms"], "echo new").capture();

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::{PROMPT, Screen, has, wait_until};
+use crate::sandbox::{Kind, PROMPT, Sandbox, Screen, has, wait_until};
 
 /// The row that shows how a wait goes, without what turns at its beginning.
 fn row(text: &str) -> Option<&str> {
@@ -14,6 +14,32 @@ fn row(text: &str) -> Option<&str> {
 
 const TOLD: &str =
     "csalock: waiting for lock x: pid PID on HOST (user USER) since TIME (AGE ago), while it lives: cat\n";
+
+#[test]
+fn a_message_fits_a_terminal_that_does_not_tell_its_size() {
+    require!(has("script"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let mut holder = sandbox.holder("x");
+    let on_terminal =
+        |command: &str| sandbox.call("script", ["-q", "-e", "-f", "-c", command, "/dev/null"]).env("TERM", "dumb");
+    let fits = |text: &str, message: &str| {
+        let text = text.replace('\r', "");
+        for line in text.lines().filter(|line| !line.contains(&sandbox.store())) {
+            assert!(line.len() <= 80 && (line.starts_with("csalock: ") || line.starts_with("  ")), "{text}");
+        }
+        assert!(text.lines().count() > 1, "{text}");
+        assert_eq!(sandbox.plain(&text.replace("\n  ", " ")), message);
+    };
+    let done = on_terminal("csalock run -n x true").capture();
+    done.exits(75);
+    let busy = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it \
+                lives: cat; wait longer with -w, or see `csalock status x`\n";
+    fits(&done.stdout, busy);
+    let waiter = on_terminal("csalock run -w inf x true").spawn();
+    wait_until("the terminal shows the wait", || waiter.printed().ends_with("cat\r\n"));
+    holder.release();
+    fits(&waiter.wait().stdout, TOLD);
+}
 
 on_every_store! {
     fn a_wait_is_reported_once_and_then_drawn_in_one_row(sandbox: &Sandbox) {
@@ -298,14 +324,14 @@ on_every_store! {
         assert!(done.code == Some(64) && done.stdout.contains("the argument '--watch' cannot be used with '--json'"), "{done:?}");
         assert_eq!(says(&["status", "-W", "-1"]), "csalock: the argument '--watch' cannot be used with '--names-only'; leave one of them out");
         assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 is too short; use at least 1ms");
-        assert_eq!(says(&["status", "--interval", "1s"]), "csalock: an option is missing; add --watch");
+        assert_eq!(says(&["status", "--interval", "1s"]), "csalock: an option is missing; try: csalock status --watch --interval 1s");
         if has("script") {
             let on_terminal = |command: &str, kind: &str| {
                 let words = ["-q", "-e", "-c", command, "/dev/null"];
                 sandbox.call("script", words).env("TERM", kind).capture()
             };
             let done = on_terminal("csalock status -W", "dumb");
-            assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(64), refusal));
+            assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(64), refusal.replace("on; use", "on;\n  use").as_str()));
             // A usage error is printed on the normal screen.
             let done = on_terminal("csalock status -W ''", "xterm");
             assert!(done.code == Some(64) && !done.stdout.contains('\x1b') && done.stdout.contains("name is not empty"), "{done:?}");

@@ -144,7 +144,7 @@ on_every_store! {
     fn a_pipe_gets_all_about_one_lock_if_asked(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
         let shown = sandbox.csalock(["status", "-v", "held"]).capture().stdout;
-        for part in ["lock     held\n", "\nwaiters  1\n         1.  ", "\nbreak    the lock ends with its holder: `kill "] {
+        for part in ["lock     held\n", "\nwaiters  1\n         1.  ", "\nbreak    `csalock unlock --force --end held` ends the holder and then the lock\n"] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
         assert_eq!(sandbox.csalock(["status", "held"]).capture().stdout.lines().count(), 2);
@@ -225,13 +225,13 @@ on_every_store! {
         };
         let _holder = sandbox.holder("x");
         let pid = sandbox.holders("x")[0];
-        let advice = format!("break    the lock ends with its holder: `kill {pid}`");
+        let advice = "break    `csalock unlock --force --end x` ends the holder and then the lock";
         let alive = ["lock     x", "state    held", "holder   pid PID on HOST (user USER)", "since    TIME, for AGE",
-                     "until    its process ends", &advice];
+                     "until    its process ends", advice];
         assert_eq!(facts("x", 0), alive);
         let holder = nix::unistd::Pid::from_raw(pid);
         kill(holder, Signal::SIGSTOP).unwrap();
-        let advice = format!("break    `kill -CONT {pid}` continues the holder; `kill -9 {pid}` ends it and the lock");
+        let advice = format!("break    `kill -CONT {pid}` continues the holder; `csalock unlock --force --end x` ends it and the lock");
         let stopped = ["lock     x", "state    held", "holder   pid PID on HOST (user USER), stopped", "since    TIME, for AGE",
                        "until    its process ends", &advice];
         wait_until("it is stopped", || facts("x", 0) == stopped);
@@ -279,9 +279,10 @@ on_every_store! {
                 grant.lifetime = csalock::lock::Lifetime::Keepalive(store.leases().grant(Duration::from_secs(3600)).unwrap());
             }
         });
-        let kill = format!("break    on web1: `kill {pid}` ends the holder and the lock; csalock cannot see from here whether the holder \
-                            lives; if it does not, the lease ends the lock at TIME, and `csalock unlock --force kept` at once");
-        assert_eq!(facts("kept", 0).last(), Some(&kill));
+        let end = "break    `csalock unlock --force --end kept` ends the holder and the lock, with the lease at TIME at the latest; \
+                   csalock cannot see from here whether the holder lives; if it does not, `csalock unlock --force kept` ends the \
+                   lock at once";
+        assert_eq!(facts("kept", 0).last().map(String::as_str), Some(end));
         let row = sandbox.csalock(["status", "kept", "none"]).capture().stdout;
         let is_until = |word: &str| word.contains(':') && word.ends_with('?');
         assert!(row.lines().any(|line| line.contains("web1") && line.split_whitespace().any(is_until)), "{row}");

@@ -42,6 +42,25 @@ fn force_names_the_holder_that_came_after_its_look_at_the_lock() {
     assert!(run.stderr.ends_with(hint) && run.status.code() == Some(82), "{run:?}");
 }
 
+#[test]
+fn the_hint_at_a_similar_name_finds_the_same_store() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let said = |name: &str, right: &str, see: &str| {
+        format!(
+            "csalock: lock {name} is not held; check the name, because lock {right} is held: see `csalock status {see}`\n"
+        )
+    };
+    sandbox.csalock(["lock", "--forever", "./accounts"]).without("CSALOCK_STORE").run();
+    let file = "SANDBOX/files/accounts";
+    let call = sandbox.csalock(["unlock", "--force", "./acounts"]).without("CSALOCK_STORE").status(81);
+    call.stderr(said("SANDBOX/files/acounts", file, file)).run();
+    let other = sandbox.store_at("other");
+    sandbox.csalock(["--store", &other, "lock", "--forever", "two words"]).run();
+    let call = sandbox.csalock(["--store", &other, "unlock", "--force", "two word"]).status(81);
+    let see = "--store dir:SANDBOX/other 'two words'";
+    call.stderr(said("two word in store dir:SANDBOX/other", "two words", see)).run();
+}
+
 on_every_kind_of_store! {
     fn a_handle_may_come_from_a_file_or_a_descriptor(sandbox: &Sandbox) {
         let lock = || sandbox.script("dash", "csalock lock --forever --print-handle x > handle; :").run();
@@ -93,9 +112,7 @@ on_every_kind_of_store! {
         let before = sandbox.sight("x");
         let said = format!(
             "csalock: lock x in store STORE belongs to another holder: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
-             {HOLDS_X}; give its handle with --handle, or end its holder with `kill {}`, or break it with `csalock unlock --force x`, \
-             whose holder may then go on beside the next\n",
-            before["holders"][0]["pid"]
+             {HOLDS_X}; give its handle with --handle, or end its holder with `csalock unlock --force --end x`\n"
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "-q", "x"]).status(82).run();
@@ -189,6 +206,59 @@ on_every_kind_of_store! {
         assert_eq!((holder.code, holder.stderr.as_str()), (Some(3), ""), "{holder:?}");
         waiter.wait().succeeds();
         assert_eq!(log(), "ending\nended\nnext\n");
+    }
+
+    fn the_history_names_the_call_that_ended_a_holder(sandbox: &Sandbox) {
+        let wait = "echo; exec sleep 60";
+        for (holder, ended) in [
+            (sandbox.csalock(["run", "x", "dash", "-c", wait]), "released"),
+            (sandbox.csalock(["run", "-F", "x", "dash", "-c", wait]), "released"),
+            (sandbox.script("dash", "csalock lock x; echo; read line"), "died"),
+            (sandbox.script("dash", "trap 'csalock unlock x; exit' TERM; csalock lock x; echo; while :; do sleep 0.01; done"), "released"),
+        ] {
+            let holder = holder.ready();
+            let script = "csalock unlock --force --end x > /dev/null; echo $$";
+            let done = sandbox.script("dash", script).capture();
+            let (pid, user) = (done.line(), holder.wait());
+            let document = sandbox.csalock(["history", "--json", "-n", "1", "x"]).capture().line();
+            let past: serde_json::Value = serde_json::from_str(&document).unwrap();
+            let (past, by) = (&past[0], &past[0]["ended_by"]);
+            assert_eq!((&past["ended"], &past["broken_by"]), (&ended.into(), &serde_json::Value::Null), "{past} {user:?}");
+            let wanted = serde_json::json!({
+                "pid": pid.parse::<i32>().unwrap(), "host": past["host"], "user": past["user"],
+                "command": format!("dash -c {script}"), "label": null, "reason": "end"
+            });
+            assert_eq!(*by, wanted, "{past}");
+            let shown = sandbox.csalock(["history", "-n", "1", "x"]).capture().line();
+            let lines: Vec<&str> = shown.lines().collect();
+            assert_eq!(lines[2].find("ended by"), lines[0].find("HOLDER"), "{shown}");
+            assert!(lines[2].trim_start().starts_with(&format!("ended by {pid} ")), "{shown}");
+        }
+        // The next grant of the same lock ends by itself.
+        sandbox.csalock(["run", "x", "true"]).run();
+        let document = sandbox.csalock(["history", "--json", "-n", "1", "x"]).capture().line();
+        assert!(document.ends_with(",\"broken_by\":null,\"ended_by\":null}]"), "{document}");
+    }
+
+    fn a_mistyped_name_is_answered_with_the_held_lock_that_is_meant(sandbox: &Sandbox) {
+        let holder = sandbox.holder("nightly");
+        sandbox.csalock(["lock", "--forever", "job1"]).run();
+        let calls = [&["unlock"][..], &["unlock", "--force"], &["unlock", "--force", "--end"], &["renew", "--ttl", "1h"]];
+        for typed in ["nightlyy", "nihgtly", "Nightly"] {
+            let said = format!("csalock: lock {typed} in store STORE is not held; check the name, because lock nightly is held: \
+                                see `csalock status nightly`\n");
+            for words in calls {
+                sandbox.csalock([words, &[typed]].concat()).status(81).stderr(&said).run();
+            }
+        }
+        let not_held = |typed: &str| {
+            let said = format!("csalock: lock {typed} in store STORE is not held; see `csalock status {typed}`\n");
+            sandbox.csalock(["unlock", "--force", typed]).status(81).stderr(said).run();
+        };
+        ["job2", "job", "job12", "night", "y"].into_iter().for_each(not_held);
+        assert_eq!((sandbox.state("nightly"), sandbox.state("job1")), ("held".to_string(), "held".to_string()));
+        holder.wait().exits(0);
+        not_held("nightlyy");
     }
 
     fn a_holder_that_does_not_end_is_killed(sandbox: &Sandbox) {

@@ -38,7 +38,7 @@ fn decide_any(record: &Record, ask: &AnyRequest, facts: &Facts) -> Result<Step, 
         AnyRequest::OwnerDied(ask) => decide(record, ask, facts)?.map(|noted| done(noted.is_ok())),
         AnyRequest::Break(ask) => decide(record, ask, facts)?.map(|broken| done(broken.is_ok())),
         AnyRequest::Gc(ask) => decide(record, ask, facts)?.map(|_| Answer::Done),
-        AnyRequest::Prepare(_) | AnyRequest::Writing(_) | AnyRequest::EndRenewal(_) | AnyRequest::Note(_) => {
+        AnyRequest::Prepare(_) | AnyRequest::Writing(_) | AnyRequest::AskToEnd(_) | AnyRequest::Note(_) => {
             unreachable!("no task asks for it")
         }
     }))

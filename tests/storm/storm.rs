@@ -14,7 +14,7 @@ use crate::extent::{self, Extent};
 use crate::fault_points;
 use crate::history;
 use crate::nemesis;
-use crate::sandbox::{Kind, PATIENCE};
+use crate::sandbox::{Kind, PATIENCE, wait_until};
 use crate::schedule::{BREAKABLE, FILE, NAMES, Schedule, What};
 use crate::setup::Ground;
 use crate::worker::{Figures, Worker};
@@ -233,6 +233,7 @@ fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
 fn all_can_be_taken(ground: &Ground) -> Vec<String> {
     ground.csalock(&["unlock", "-q", "--force", BREAKABLE]);
     let mut wrong = Vec::new();
+    wait_until("the time limits without an owner are over", || !has_limit_without_owner(ground));
     history::names('f').for_each(|name| drop(ground.csalock(&["unlock", "-q", "--force", &name])));
     let names = NAMES.iter().chain(&[BREAKABLE, FILE, "n", "o", "p"]).map(|name| name.to_string());
     for name in names.chain(['r', 'k', 'f'].into_iter().flat_map(history::names)) {
@@ -242,6 +243,13 @@ fn all_can_be_taken(ground: &Ground) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Returns true if a lock lasts until a time limit, and no process is known to be its owner.
+fn has_limit_without_owner(ground: &Ground) -> bool {
+    let sights: Vec<serde_json::Value> = serde_json::from_str(&ground.csalock(&["status", "--json"]).stdout).unwrap();
+    let is_limited = |holder: &serde_json::Value| holder["alive"] == "unknown" && holder["expires"].is_string();
+    sights.iter().any(|sight| sight["holders"].as_array().unwrap().iter().any(is_limited))
 }
 
 /// The leftovers of dead processes are swept, every record can be read, and the store is healthy.

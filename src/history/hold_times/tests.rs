@@ -13,6 +13,7 @@ fn past(mode: Mode, seconds: u64, how: EndReason) -> Past {
         waited: 0,
         how: Some(how),
         broken_by: None,
+        ended_by: None,
         run: None,
     }
 }

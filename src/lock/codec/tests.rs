@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::lock::{
-    Begun, CommitRecord, EndReason, EndedGrant, Grant, JobState, Lease, Lifetime, Mode, Moment, Owner, Pages,
-    PidDomain, ProcessId, Promise, Replacement, Runs, Sighting, Success, Value, Waiter,
+    Begun, CommitRecord, EndReason, EndRequest, EndedGrant, Grant, JobState, Lease, Lifetime, Mode, Moment, Owner,
+    Pages, PidDomain, ProcessId, Promise, Replacement, Runs, Sighting, Success, Value, Waiter,
 };
 
 fn full() -> Record {
@@ -35,6 +35,7 @@ fn full() -> Record {
         provisional: Some(ProcessId { pid: 9, start: 10 }),
         release_on_exit: true,
         claim: Some(b"id 1\xff".to_vec()),
+        end_request: Some(EndRequest { by: owner.clone(), replaces: true }.into()),
     };
     let waiter = Waiter {
         proof: crate::lock::Handle::new([2; 16]).proof(),
@@ -97,7 +98,10 @@ fn a_record_is_a_line_of_json() {
         r#""boot":"b","pids":"1.2","net":3},"processes":["1:2","3:4"],"#,
         r#""supervisor":"17:18","session":19,"host":"a host","uid":1000,"command":"sh -c 'a %25,:%0A%FF'","label":""},"#,
         r#""lifetime":{"expires_at":{"clock":{"boot":"b:c"},"ends":5,"wall":6}},"since":8,"waited":15,"#,
-        r#""provisional":"9:10","release_on_exit":true,"claim":"id 1%FF"}]}"#,
+        r#""provisional":"9:10","release_on_exit":true,"claim":"id 1%FF","end_request":{"by":{"domain":{"machine":"m@h","#,
+        r#""boot":"b","pids":"1.2","net":3},"processes":["1:2","3:4"],"#,
+        r#""supervisor":"17:18","session":19,"host":"a host","uid":1000,"command":"sh -c 'a %25,:%0A%FF'","label":""},"#,
+        r#""replaces":true}}]}"#,
         "\n"
     );
     let (sum, proof) = (&line[20..36], record.holders[0].proof.to_string());

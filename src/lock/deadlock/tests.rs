@@ -39,6 +39,7 @@ fn holds(pid: i32, share: Mode, slot: u32) -> Grant {
         provisional: None,
         release_on_exit: false,
         claim: None,
+        end_request: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::*;
-use crate::lock::ending::EndedGrant;
+use crate::lock::ending::{EndRequest, EndedGrant};
 use crate::lock::lifetime::{Begun, Lease, LeaseClock};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::queue::INLINE_WAITERS;
@@ -12,7 +12,7 @@ use crate::lock::queue::Pages;
 use crate::lock::record::{Mode, Waiter};
 use crate::lock::refusal::{NotHolder, Refusal};
 use crate::lock::request::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, EndRenewal, Gc, OwnerDied, Phase, QueuePlace, QueuePosition,
+    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Gc, OwnerDied, Phase, QueuePlace, QueuePosition,
     Release, Renew,
 };
 use crate::lock::{Handle, decode, encode};
@@ -733,20 +733,41 @@ fn a_holder_that_begins_has_waited_until_then() {
 #[test]
 fn the_last_lease_of_a_holder_whose_renewal_was_ended_is_the_one_that_it_knows() {
     let held = held_by(1, Lifetime::Keepalive(lease(5)));
-    let step = settle(&held, &EndRenewal(vec![proof(2)]), &[]);
-    assert!(matches!(step, Transition::Done(none) if none.is_empty()));
-    let Transition::Write { record, response, .. } = settle(&held, &EndRenewal(vec![proof(1)]), &[]) else { panic!() };
-    assert_eq!((&record.holders[0].lifetime, &response), (&Lifetime::ExpiresAt(lease(5)), &vec![proof(1)]));
+    let ends = |pid: i32| AskToEnd { proof: proof(pid), request: None, ends_renewal: true };
+    assert!(matches!(settle(&held, &ends(2), &[]), Transition::Done(None)));
+    let Transition::Write { record, response, .. } = settle(&held, &ends(1), &[]) else { panic!() };
+    assert_eq!((&record.holders[0].lifetime, response), (&Lifetime::ExpiresAt(lease(5)), Some(proof(1))));
     // Neither the keeper nor a repeated request changes that lease.
     let step = settle(&record, &Renew::new(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
     assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
-    let step = settle(&record, &EndRenewal(vec![proof(1)]), &[]);
-    assert!(matches!(step, Transition::Done(none) if none.is_empty()));
+    assert!(matches!(settle(&record, &ends(1), &[]), Transition::Done(None)));
     // The next caller waits for the end of the lease.
     let next = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
     assert!(matches!(settle(&record, &next, &[]).response(), AcquireStep::Refused(Refusal::Busy(_))));
     let over = held_by(1, Lifetime::ExpiresAt(lease(0)));
     assert!(matches!(settle(&over, &next, &[]).response(), AcquireStep::Granted(..)));
+}
+
+#[test]
+fn a_grant_remembers_which_call_asked_its_holder_to_end_and_changes_in_nothing_else() {
+    let asks = |pid: i32| {
+        let request = EndRequest { by: owner(&[pid]), replaces: false };
+        AskToEnd { proof: proof(1), request: Some(request.into()), ends_renewal: false }
+    };
+    for lifetime in [Lifetime::WhileOwnerLives, Lifetime::Keepalive(lease(5)), Lifetime::ExpiresAt(lease(5))] {
+        let held = held_by(1, lifetime);
+        let Transition::Write { record, response, .. } = settle(&held, &asks(8), &[]) else { panic!() };
+        assert_eq!(response, None);
+        assert_eq!(record.holders[0].end_request, asks(8).request);
+        // A repeated request writes nothing, a later one counts, and one of an unknown caller does not.
+        assert!(matches!(settle(&record, &asks(8), &[]), Transition::Done(None)));
+        let Transition::Write { record: later, .. } = settle(&record, &asks(9), &[]) else { panic!() };
+        assert_eq!(later.holders[0].end_request, asks(9).request);
+        assert!(matches!(settle(&record, &AskToEnd { request: None, ..asks(8) }, &[]), Transition::Done(None)));
+        let mut same = *record;
+        same.holders[0].end_request = None;
+        assert_eq!(same, held);
+    }
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn held(ends: u64) -> Record {
         provisional: None,
         release_on_exit: false,
         claim: None,
+        end_request: None,
     };
     Record { holders: vec![grant], ..Record::free(b"x") }
 }

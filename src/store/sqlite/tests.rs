@@ -379,6 +379,7 @@ fn the_views_agree_with_the_records() {
         provisional: None,
         release_on_exit: false,
         claim: None,
+        end_request: None,
     };
     let record = Record {
         holders: vec![
