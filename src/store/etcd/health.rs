@@ -14,7 +14,6 @@ use super::errors::Troubles;
 use crate::name::escape;
 use crate::store::Finding;
 
-/// Maximum time of a request to one server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default, Deserialize)]

@@ -32,9 +32,7 @@ pub(crate) enum Node {
 /// A deliberate error of the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// Two renames of the same name may both succeed.
     TwoWinRename,
-    /// A rename can replace a directory that is not empty.
     ReplacesFullDirectory,
 }
 
@@ -69,7 +67,6 @@ impl FileSystem {
         Ok(names)
     }
 
-    /// Makes a call for this client.
     pub(crate) fn apply(&mut self, client: usize, call: &Call, wrong: Option<Wrong>) -> Answer {
         let answer = self.try_to(call, wrong).unwrap_or_else(|errno| Answer::Failed(errno as i32));
         for place in call.places().into_iter().filter(|place| self.before.contains_key(*place)) {
