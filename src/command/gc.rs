@@ -37,7 +37,6 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     Ok(collection.exit)
 }
 
-/// A collection, and its results so far.
 struct Collection<'a> {
     asked: &'a Gc,
     lines: String,
