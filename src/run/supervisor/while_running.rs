@@ -161,7 +161,6 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Reacts to what happened while the command runs.
     fn react(&mut self) -> Result<()> {
         let event = self.drain();
         if std::mem::take(&mut self.child_ended) {
