@@ -127,14 +127,12 @@ impl ThisProcess {
         Some(Orphan { session: self.0.session, since: host.wall().saturating_sub(age).as_millis() as u64 })
     }
 
-    /// Returns the script that called this process.
     /// Returns a usage error if the caller has ended, and a system error if /proc cannot be read.
     pub fn caller(&self) -> Result<Caller> {
         caller(&self.0)
     }
 }
 
-/// Returns the script that called the process `us`.
 pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
     if us.parent == 0 {
         return Err(no_owner(ALONE));
