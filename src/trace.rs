@@ -44,7 +44,6 @@ pub enum Event {
     Unknown(String),
 }
 
-/// A change that the engine is about to make.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Intent {
     /// The place in the store, as messages name it.
