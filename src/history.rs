@@ -74,7 +74,6 @@ pub enum Use {
 /// A process, described for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
-    /// The process id, if it is known.
     pub pid: Option<i32>,
     #[serde(with = "text")]
     pub host: String,

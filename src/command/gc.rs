@@ -149,7 +149,6 @@ fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
     (holders.filter_map(ended).collect(), status.waiters.contains(&Liveness::Dead))
 }
 
-/// Returns the grants that ended, and true if waiters died.
 fn collect(engine: &Engine, name: &[u8]) -> Result<(Vec<EndedGrant>, bool)> {
     let (endings, dropped) = engine.apply(name, &lock::Gc)?;
     Ok((endings, !dropped.is_empty()))

@@ -100,9 +100,7 @@ struct PlainText {
     /// Indentation of the tag, and of the words.
     margin: usize,
     indent: usize,
-    /// True if the next line is a tag.
     wants_tag: bool,
-    /// True if lines stay as they are.
     as_typed: bool,
 }
 

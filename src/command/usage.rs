@@ -182,7 +182,6 @@ fn one_line(paragraph: &str) -> String {
     paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns a word without control characters, and not too long.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(LONGEST_WORD) {
         Some((end, _)) => escape(&text.as_bytes()[..end]) + "...",

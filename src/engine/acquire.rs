@@ -117,7 +117,6 @@ pub struct AcquireRequest {
     pub process: ProcessId,
     /// The end of the grant if no process releases it.
     pub ends_with: EndsWith,
-    /// The id under which the request claims the name, if it does.
     pub claim: Option<Vec<u8>>,
     /// True if a newer request of this kind takes the place of this one in the queue.
     pub latest_only: bool,

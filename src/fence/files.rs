@@ -22,7 +22,6 @@ use crate::store::{Scope, Version};
 /// Age of drafts, in seconds, that are removed even if their host does not share locks.
 const HOUR: i64 = 3600;
 
-/// The directory of a file, and the name of the file in it.
 pub struct Place {
     directory: OwnedFd,
     path: PathBuf,

@@ -71,7 +71,6 @@ pub struct Caller {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invocation {
     pub pid: i32,
-    /// True if the process was made to ignore SIGINT.
     pub ignores_interrupt: bool,
 }
 

@@ -90,7 +90,6 @@ impl ProcStat {
         self.state == b'S'
     }
 
-    /// Returns true if a signal or a debugger has stopped the process.
     pub(super) fn is_stopped(&self) -> bool {
         matches!(self.state, b'T' | b't')
     }

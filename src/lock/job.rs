@@ -146,7 +146,6 @@ pub struct BeginRun {
     pub credentials: Credentials,
     /// Slot in which the job must succeed once, if it has slots.
     pub slot: Option<u64>,
-    /// Maximum number of runs that may begin in one slot.
     pub most: u32,
     /// Minimum time from the start of the last run of the slot to that of this run, in milliseconds.
     pub pause: u64,

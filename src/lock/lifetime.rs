@@ -94,7 +94,6 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
-    /// CLOCK_BOOTTIME of the host.
     pub boottime: Duration,
     /// Time of the store since 1970.
     pub store: Duration,

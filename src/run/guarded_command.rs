@@ -33,7 +33,6 @@ pub struct GuardedCommand<'a> {
 /// The success of a command that csalock records under the lock.
 #[derive(Debug, Clone, Copy)]
 pub struct SuccessReport {
-    /// True if the run counts for the slot in which it began.
     pub in_slot: bool,
 }
 

@@ -54,7 +54,6 @@ pub struct KeeperConfig<'a> {
     /// The owners; the keeper's work ends when all of them have ended.
     pub owners: Vec<ProcessId>,
     pub shared_lease_end: SharedLeaseEnd,
-    /// True if the keeper kills the owners before their lease ends.
     pub kills: bool,
     /// True if the locks are held until the supervisor has recorded the success of the owners' work.
     pub is_reported: bool,

@@ -37,7 +37,6 @@ pub(crate) enum Wrong {
 }
 
 impl FileSystem {
-    /// Returns an empty store, or one with the tombstone of the lock.
     pub(crate) fn new(is_nfs: bool, has_tombstone: bool) -> FileSystem {
         let mut directories = BTreeMap::from([(STORE.to_string(), Names::new())]);
         if has_tombstone {
