@@ -130,7 +130,6 @@ impl Cli {
     }
 }
 
-/// Returns the error of clap for two options that exclude each other.
 fn conflict(option: &str, other: &str) -> clap::Error {
     let mut error = clap::Error::new(ErrorKind::ArgumentConflict);
     error.insert(ContextKind::InvalidArg, ContextValue::String(option.to_string()));

@@ -103,7 +103,6 @@ fn print_document(context: &Context, command: &Command, error: &anyhow::Error, e
     print_before(context, Duration::ZERO, &json_line(&refusal.json(exit, None))?)
 }
 
-/// Returns how long the command waits for its locks and how it reacts to a timeout, if it acquires any.
 fn waiting(command: &Command) -> Option<&Waiting> {
     match command {
         Command::Lock(asked) => Some(&asked.taking.waiting),

@@ -13,7 +13,6 @@ pub struct Limit(pub Option<Duration>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     pub min: Duration,
-    /// The longest pause.
     pub max: Duration,
 }
 
@@ -31,7 +30,6 @@ const UNITS: [(u128, &[&str]); 6] = [
     (604_800_000, &["w", "week", "weeks"]),
 ];
 
-/// The reason why a text is not a duration.
 enum Problem {
     Malformed,
     UnknownUnit(String),
@@ -49,7 +47,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a timeout: a duration as for [`parse_duration`], `0` to try once, or `inf` to wait without a limit.
-/// Returns the errors of [`parse_duration`].
 pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     match text {
         "inf" => Ok(Limit(None)),
@@ -152,7 +149,6 @@ pub fn rfc3339(since_1970: Duration) -> String {
     format!("{:.0}", timestamp(since_1970))
 }
 
-/// Formats a time since 1970 as RFC 3339 in UTC, in milliseconds.
 pub fn rfc3339_millis(since_1970: Duration) -> String {
     format!("{:.3}", timestamp(since_1970))
 }

@@ -43,7 +43,6 @@ use crate::lock::{
 use crate::signals::StartupState;
 use crate::store::{CommitResult, Location, Scope, Store, Version, Versioned, WriteOptions};
 
-/// The environment of this process, its host, and its state at startup.
 pub struct Context {
     pub environment: Environment,
     pub host: Arc<dyn Host>,
@@ -96,7 +95,6 @@ pub type VersionedRecord = (Option<Version>, Record);
 pub type Broken = std::result::Result<Vec<EndedGrant>, NotHolder>;
 
 impl Engine {
-    /// Opens the store at a location, with the settings of the environment.
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
         let mut engine = Engine::new(crate::store::open(location, &Environment::variable, host.clone())?, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
@@ -135,7 +133,6 @@ impl Engine {
         self.host.as_ref()
     }
 
-    /// Generates a new handle, which is a secret.
     pub fn new_handle(&self) -> Result<Handle> {
         Ok(Handle::new(self.host.random()?))
     }
@@ -208,7 +205,6 @@ impl Engine {
         }
     }
 
-    /// Returns the credentials of a caller on this host that presents a grant as its own.
     /// Fails if this host cannot be distinguished from other hosts.
     pub fn credentials(&self, proof: Option<HandleHash>, owners: Vec<ProcessId>) -> Result<Credentials> {
         Ok(Credentials {
@@ -222,8 +218,6 @@ impl Engine {
         })
     }
 
-    /// Returns the credentials of a caller on this host that knows the handle with this hash.
-    /// Fails like [`Engine::credentials`].
     pub fn by_proof(&self, proof: HandleHash) -> Result<Credentials> {
         self.credentials(Some(proof), Vec::new())
     }

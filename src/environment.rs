@@ -154,7 +154,6 @@ impl Environment {
         inherited().collect()
     }
 
-    /// Returns the search path for programs.
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn path() -> OsString {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
@@ -165,12 +164,10 @@ impl Environment {
         set("CSALOCK_TOKEN")
     }
 
-    /// Returns the pager that the user chose for manuals.
     pub fn pager() -> Option<OsString> {
         set("MANPAGER").or_else(|| set("PAGER"))
     }
 
-    /// Returns the length of leases that a keeper renews.
     /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
@@ -188,7 +185,6 @@ impl Environment {
         }
     }
 
-    /// Returns the limits of the history.
     /// Returns a usage error that names the variable with the invalid value.
     pub fn history(&self) -> Result<HistoryLimits> {
         let [kept, size, age] = &self.history;
@@ -209,7 +205,6 @@ impl Environment {
     }
 
     /// Returns true if no record and no history may have the arguments of a command.
-    /// Returns a usage error if the value of the variable is invalid.
     pub fn hides_commands(&self) -> Result<bool> {
         match &self.command {
             None => Ok(false),
@@ -241,7 +236,6 @@ impl Environment {
         state_in_home().map(|state| default_store_in(&state)).filter(|other| other != used)
     }
 
-    /// Returns root's store for bare names.
     pub fn store_of_root() -> Location {
         default_store_in(Path::new(STATE_OF_ROOT))
     }
@@ -331,7 +325,6 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
-/// Returns the variables of this process, each as `NAME=VALUE`.
 fn inherited() -> impl Iterator<Item = &'static CStr> {
     // SAFETY: POSIX declares this variable.
     unsafe extern "C" {

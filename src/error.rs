@@ -125,7 +125,6 @@ impl Error {
         Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
     }
 
-    /// Replaces the next step.
     #[must_use]
     pub(crate) fn with_hint(self, hint: String) -> Error {
         Error { hint, ..self }
@@ -199,18 +198,15 @@ impl Error {
         matches!(self.kind, ErrorKind::InputOutput | ErrorKind::CannotCreate)
     }
 
-    /// Returns the kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 }
 
-/// Returns true if this user owns the file.
 fn is_own(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == nix::unistd::geteuid().as_raw())
 }
 
-/// Returns the kind and the hint for an error number.
 fn classify(errno: Errno) -> (ErrorKind, &'static str) {
     match errno {
         Errno::EACCES | Errno::EPERM => {

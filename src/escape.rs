@@ -59,7 +59,6 @@ fn in_ansi_c(bytes: &[u8]) -> String {
     text
 }
 
-/// Formats a path for display.
 pub fn escape_path(path: &Path) -> String {
     escape(path.as_os_str().as_bytes())
 }

@@ -8,12 +8,9 @@ use Exit::{Code, Done, Failed, MaxHold};
 
 use crate::error::ErrorKind::{self, *};
 
-/// The exit status of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// The request is done.
     Done,
-    /// The request failed or was refused.
     Failed(ErrorKind),
     /// The time of `--max-hold` was over and csalock ended the command.
     MaxHold,

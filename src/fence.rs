@@ -61,11 +61,9 @@ use crate::store::{Scope, Version};
 pub struct Fence<'a> {
     engine: &'a Engine,
     place: &'a Place,
-    /// Key of the mark.
     key: Vec<u8>,
 }
 
-/// Result of an attempt to replace the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replacement {
     /// The file was replaced. This was the newest token before, or 0.
@@ -74,7 +72,6 @@ pub enum Replacement {
     FencedOff(u64),
 }
 
-/// The newest write of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Newest {
     pub token: u64,

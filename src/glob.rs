@@ -1,6 +1,5 @@
 //! Patterns for names: `*`, `?` and `[...]`, as in the shell, over bytes. Names are not paths, so `*` matches `/` too.
 
-/// Returns true if a name contains pattern characters.
 pub fn is_pattern(name: &[u8]) -> bool {
     name.iter().any(|byte| b"*?[".contains(byte))
 }

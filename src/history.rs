@@ -32,7 +32,6 @@ pub struct Past {
     pub name: Vec<u8>,
     pub token: Option<u64>,
     pub mode: Mode,
-    /// The slot number for [`Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
     pub holder: Who,
@@ -63,12 +62,10 @@ pub struct EndedBy {
     pub replaces: bool,
 }
 
-/// The end of a command of `run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunEnd {
     /// The exit status as the shell counts it: 128 + N after signal N.
     pub exit: u8,
-    /// The signal that ended the command.
     #[serde(default, skip_serializing_if = "is_default")]
     pub signal: Option<i32>,
     /// How long the command ran, in milliseconds.
@@ -88,7 +85,6 @@ pub enum Use {
 /// A process, described for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
-    /// The process id, if it is known.
     pub pid: Option<i32>,
     #[serde(with = "text")]
     pub host: String,
@@ -140,7 +136,6 @@ impl Past {
         self.run.is_some() || self.how != Some(EndReason::Released)
     }
 
-    /// Returns true if both describe the same grant.
     pub fn is_same_grant(&self, other: &Past) -> bool {
         let which = |past: &Past| (past.token, past.slot, past.from, past.holder.pid);
         which(self) == which(other) && self.name == other.name
@@ -209,7 +204,6 @@ impl HistoryLimits {
 }
 
 /// Parses a size in bytes: `500000`, `512K`, `1M`, `1G`.
-/// Returns the problem if the text is invalid.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|char: char| !char.is_ascii_digit());
     let unit = match &text[digits.len()..] {

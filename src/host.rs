@@ -83,7 +83,6 @@ pub trait Host: Send + Sync {
 
     fn this_process(&self) -> Result<ProcessId>;
 
-    /// Returns the process with this pid, or `None` if it does not exist.
     fn process(&self, pid: i32) -> Result<Option<ProcessId>>;
 
     /// Returns the visible processes that may hold locks and continue only when this process ends, innermost first.
@@ -160,13 +159,11 @@ pub struct Watched {
 
 /// The events that a waiter watches, in addition to its own wake-up socket.
 pub struct WaitSources<'a> {
-    /// The processes whose end wakes the waiter.
     pub watched: &'a [Watched],
     /// The waiter's channel in the store. The subscription ends after a wake-up.
     pub subscription: &'a mut Option<Box<dyn Subscription>>,
 }
 
-/// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeReason {
     LookAgain,

@@ -22,7 +22,6 @@ const MOST_LINKS: usize = 40;
 const NO_DIRECTORY: &str =
     "a name with a slash is the path of a file; create its directory, or use a name without a slash";
 
-/// Checks a name as the user typed it.
 /// Returns a usage error for an empty name, a name that is too long, and a name that contains NUL.
 pub fn check(name: &[u8]) -> Result<()> {
     let wrong =
@@ -40,8 +39,7 @@ pub fn is_path(name: &[u8]) -> bool {
     name.contains(&b'/') || matches!(name, b"." | b"..")
 }
 
-/// Returns an absolute path. A relative path starts at `current`.
-/// Returns an error if the current directory was removed: `current` is empty then.
+/// A relative path starts at `current`. Returns an error if the current directory was removed: `current` is empty then.
 pub fn absolute(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     let path = Path::new(path);
     let path = if path.is_absolute() { path.to_path_buf() } else { current.as_ref().join(path) };
@@ -100,7 +98,6 @@ pub fn file_of(name: &[u8], current: impl AsRef<Path>) -> Result<PathBuf> {
 }
 
 /// Returns the absolute path of a directory that exists, without symbolic links.
-/// Returns an error if the directory cannot be found or accessed.
 pub fn directory_of(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     let path = absolute(path, current)?;
     fs::canonicalize(&path).map_err(|error| {

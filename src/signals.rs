@@ -350,7 +350,6 @@ fn set_action(signal: Signal, action: &SigAction) -> nix::Result<SigAction> {
     unsafe { sigaction(signal, action) }
 }
 
-/// Returns true for a signal that users and terminals commonly send.
 pub fn is_common(signal: i32) -> bool {
     COMMON.into_iter().any(|common| common as i32 == signal)
 }
@@ -359,7 +358,6 @@ fn ends(signal: i32) -> bool {
     WITHOUT_EFFECT.into_iter().all(|other| other as i32 != signal)
 }
 
-/// Returns the numbers of the signals in a set: see [`bit`].
 fn numbers(bits: u64) -> impl Iterator<Item = i32> {
     (1..=64).filter(move |signal| bits & bit(*signal) != 0)
 }

@@ -72,7 +72,6 @@ impl Versioned {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
-    /// Hosts that may use the store.
     pub scope: Scope,
     /// Maximum number of changes of one commit.
     pub changes: usize,
@@ -213,7 +212,6 @@ pub(crate) fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the path with this suffix, for a file next to another.
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(suffix);
@@ -265,7 +263,6 @@ impl Drop for StoreDeadline {
     }
 }
 
-/// Returns the deadline of a call that this thread makes now.
 fn deadline_of_call() -> Option<Duration> {
     DEADLINE.get()
 }

@@ -44,7 +44,6 @@ pub enum Event {
     Unknown(String),
 }
 
-/// A change that the engine is about to make.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Intent {
     /// The place in the store, as messages name it.
@@ -186,12 +185,10 @@ fn new_step(host: &dyn Host) -> u64 {
     LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last))).map_or(now, next)
 }
 
-/// Decodes a page of a queue; returns `None` for other bytes.
 pub fn page(body: &[u8]) -> Option<Page> {
     lock::decode_auxiliary(body)
 }
 
-/// Decodes a commit record; returns `None` for other bytes.
 pub fn decision(body: &[u8]) -> Option<CommitRecord> {
     lock::decode_auxiliary(body)
 }

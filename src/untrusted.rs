@@ -50,7 +50,6 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name)
     }
 
-    /// Returns the named regressions of a target, if it has any.
     fn regressions(target: &str) -> Vec<(String, Vec<u8>)> {
         let listed = std::fs::read_dir(corpus(target)).into_iter().flatten();
         let read = |path: PathBuf| (path.display().to_string(), std::fs::read(&path).unwrap());

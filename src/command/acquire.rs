@@ -34,7 +34,6 @@ use crate::store::{Location, StoreDeadline};
 /// Maximum time for the store to answer with what an estimate needs.
 pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
 
-/// Default of `--timeout`.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Minimum time between the end of a dead holder's lease and the default timeout of a caller that saw it begin.
@@ -45,16 +44,12 @@ pub(super) struct Acquisition<'a> {
     pub(super) common: &'a Common,
     pub(super) waiting: &'a Waiting,
     pub(super) signals: &'a Signals,
-    /// The source of the events that end the wait.
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
-    /// The settings that hints name.
     pub(super) settings: &'static SettingNames,
-    /// Limit of `--give-up-if`.
     pub(super) give_up_if: Option<Duration>,
     /// With `--busy replace`: the time until a holder that was asked to end is killed.
     pub(super) replaces: Option<Duration>,
-    /// The caller's number of slots.
     pub(super) slots: Option<u32>,
     /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
     pub(super) locks_file: bool,
@@ -229,14 +224,12 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Reports a refusal. Returns its exit code, or that of `-E` if the lock was busy.
     pub(super) fn refuse(&self, refusal: &RefusalReport, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
         let exit = if refusal.kind == ErrorKind::Busy { self.waiting.busy_exit() } else { refusal.kind.into() };
         self.common.refuse(refusal, exit, Some(reporter))
     }
 }
 
-/// Interval between looks at a holder that is about to end.
 const HOLDER_CHECK: Duration = Duration::from_millis(500);
 
 /// The end of the holders that `--busy replace` found when it entered the queue. A later holder came before the caller,
@@ -325,7 +318,6 @@ fn living(host: &dyn Host, owner: &Owner) -> (Option<ProcessId>, Option<ProcessI
     (owner.processes.iter().find(lives).copied(), owner.supervisor.as_ref().filter(lives).copied())
 }
 
-/// Returns an error if this process cannot end the holder with this grant.
 fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -> Result<()> {
     let is_here = reporter.host.domain()?.shares_pids_with(&grant.owner.domain);
     let (process, supervisor) = living(reporter.host, &grant.owner);
@@ -383,7 +375,6 @@ pub(super) fn request(
     })
 }
 
-/// Returns the command line of the calling script, or of this process if the script is unknown.
 pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {
     this.caller().map_or_else(|_| command_of(this.id().pid), |caller| caller.command)
 }
@@ -416,8 +407,7 @@ pub(super) fn report_taken(
 }
 
 impl Waiting {
-    /// Returns the policy of the caller. A holder that no process here can see may have died at the start of its `lease`, if
-    /// it has one.
+    /// A holder that no process here can see may have died at the start of its `lease`, if it has one.
     pub(super) fn wait_policy(&self, lease: Option<Duration>) -> WaitPolicy {
         if self.nonblock {
             return WaitPolicy::NONE;
@@ -427,7 +417,6 @@ impl Waiting {
         WaitPolicy { limit, attempts: self.attempts, backoff: self.backoff }
     }
 
-    /// Returns the exit code for a lock that was busy until the timeout.
     pub(super) fn busy_exit(&self) -> Exit {
         self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
     }

@@ -26,7 +26,6 @@ struct Material {
     begin: Option<u64>,
     /// Number of bytes of the lines.
     size: u64,
-    /// The errors of records that cannot be read.
     unreadable: Vec<Error>,
 }
 
@@ -66,7 +65,6 @@ pub(super) fn run(context: &Context, asked: &Audit) -> anyhow::Result<Exit> {
     Ok(if has_faults { ErrorKind::Corrupt.into() } else { Exit::Done })
 }
 
-/// Returns the grant as an example of several.
 fn example(past: &Past) -> String {
     let token = past.token.map_or("-".to_string(), |token| token.to_string());
     format!("for example {}, token {token}", escape(&past.name))

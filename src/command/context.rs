@@ -214,12 +214,10 @@ impl Context {
         Ok(Handle::new(self.host.random()?))
     }
 
-    /// Returns how a process of this call, which has this pid, was called.
     pub(super) fn invocation(&self, pid: i32) -> Invocation {
         Invocation { pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) }
     }
 
-    /// Returns the handle hash of the grant that we run under, according to the environment.
     pub(super) fn handle_from_env(&self) -> Option<HandleHash> {
         proof_of(self.environment.handle.as_deref()?.to_str()?)
     }

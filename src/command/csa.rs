@@ -24,7 +24,6 @@ pub(super) enum Csa {
     Unlock,
 }
 
-/// Returns the CSA function that the program was called as, if its name is such a name.
 pub(super) fn called_as(program: Option<&OsString>) -> Option<Csa> {
     match Path::new(program?).file_name()?.as_bytes() {
         b"csaLock" => Some(Csa::Lock),

@@ -30,8 +30,7 @@ const FAR: Duration = Duration::from_secs(10);
 /// Maximum time of the trial before the store counts as slow for locks.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Maximum number of tries of a write. A store may report a conflict although no other caller writes, for example if
-/// a reply was lost.
+/// A store may report a conflict although no other caller writes, for example if a reply was lost.
 const TRIES: u32 = 3;
 
 pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
@@ -231,7 +230,6 @@ fn trial(store: &dyn Store, host: &dyn Host, number: u64) -> Result<Finding> {
     })
 }
 
-/// Returns the promise of a store that this one breaks, or `None`.
 fn broken_promise(store: &dyn Store, key: &[u8]) -> Result<Option<&'static str>> {
     let body = encode_auxiliary(key, &Page::default());
     let refused = "a write fails although the record has not changed";
@@ -319,7 +317,6 @@ mod tests {
             Broken { memory: Memory::new(Arc::new(Fake::new(1))), fault, was_written: AtomicBool::new(false) }
         }
 
-        /// Returns a version that falls with each commit, or the unchanged one.
         fn shown(&self, version: Version) -> Version {
             let falls = self.fault == Fault::FallingVersions;
             if falls { Version { number: 100 - version.number, ..version } } else { version }

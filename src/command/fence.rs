@@ -21,7 +21,6 @@ use crate::signals::Signals;
 use crate::store::{Location, refuse_file_mounted_alone};
 use crate::{cli, name};
 
-/// Size of one read.
 const CHUNK: usize = 64 << 10;
 
 pub(super) fn run(context: &Context, asked: &cli::Fence) -> anyhow::Result<Exit> {
@@ -166,7 +165,6 @@ fn copy(
     }
 }
 
-/// Waits for the end of the command, and passes on signals.
 fn wait(command: &PipedCommand, signals: &Signals) -> Result<Exit> {
     loop {
         if let Some(status) = command.status()? {

@@ -37,7 +37,6 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     Ok(collection.exit)
 }
 
-/// A collection, and its results so far.
 struct Collection<'a> {
     asked: &'a Gc,
     lines: String,
@@ -150,7 +149,6 @@ fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
     (holders.filter_map(ended).collect(), status.waiters.contains(&Liveness::Dead))
 }
 
-/// Returns the grants that ended, and true if waiters died.
 fn collect(engine: &Engine, name: &[u8]) -> Result<(Vec<EndedGrant>, bool)> {
     let (endings, dropped) = engine.apply(name, &lock::Gc)?;
     Ok((endings, !dropped.is_empty()))

@@ -41,7 +41,6 @@ const TOGETHER: Duration = Duration::from_millis(20);
 /// Number of endings that are remembered, so that a history that was written anew is not printed again.
 const REMEMBERED: usize = 1 << 16;
 
-/// The requested names, and patterns of names.
 #[derive(Default)]
 pub(super) struct Filter {
     names: Vec<Vec<u8>>,
@@ -134,7 +133,6 @@ impl Filter {
         Ok(wanted)
     }
 
-    /// Returns the names that are requested, without patterns.
     pub(super) fn names(&self) -> impl Iterator<Item = &Vec<u8>> {
         self.names.iter()
     }
@@ -156,7 +154,6 @@ impl Filter {
         names.chain(patterns).map(refusal).collect()
     }
 
-    /// Returns the patterns that are the exact names of locks.
     pub(super) fn exact(&self, found: &[Past]) -> Vec<Vec<u8>> {
         let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
         self.patterns.iter().filter(is_a_name).cloned().collect()
@@ -336,7 +333,6 @@ impl Seen {
     }
 }
 
-/// Reason for the end of a wait.
 enum Event {
     NewLines,
     TimeOver,

@@ -129,7 +129,6 @@ pub(super) struct ForScript<'a> {
     /// The process that owns the locks, instead of the script.
     pub(super) pid: Option<i32>,
     pub(super) targets: &'a LockSet,
-    /// The settings that hints name.
     pub(super) settings: &'static SettingNames,
     /// True if the script is told what it needs to use the locks, so that it must not hold them unless it was told.
     pub(super) prints: bool,
@@ -214,7 +213,6 @@ impl ForScript<'_> {
         }
     }
 
-    /// Returns the request, and the script that makes it.
     fn request(&self) -> anyhow::Result<(AcquireRequest, Caller)> {
         let (taking, handle) = (self.taking, self.context.new_handle()?);
         let this = ThisProcess::look()?;
@@ -340,7 +338,6 @@ pub(super) fn wait(context: &Context, asked: &Wait) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the grants that have not ended.
 fn standing(status: LockStatus) -> Vec<Grant> {
     let all = status.record.holders.into_iter().zip(status.holders);
     all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()

@@ -71,7 +71,6 @@ fn show(page: &str) {
     let _ = mandoc.stdin(source).exec();
 }
 
-/// Returns the pager that the user chose, or else the first that is installed.
 fn pager() -> Option<OsString> {
     let is_there = |name: &&str| std::env::split_paths(&Environment::path()).any(|folder| folder.join(name).is_file());
     Environment::pager().or_else(|| ["less", "more"].into_iter().find(is_there).map(OsString::from))
@@ -101,9 +100,7 @@ struct PlainText {
     /// Indentation of the tag, and of the words.
     margin: usize,
     indent: usize,
-    /// True if the next line is a tag.
     wants_tag: bool,
-    /// True if lines stay as they are.
     as_typed: bool,
 }
 
@@ -225,12 +222,10 @@ pub(super) fn completions(asked: &Completions) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// The pages of the manual, by the names of their files.
 mod man_pages {
     include!(concat!(env!("OUT_DIR"), "/man.rs"));
 }
 
-/// The completions, by the names of their files.
 mod completion_files {
     include!(concat!(env!("OUT_DIR"), "/completions.rs"));
 }

@@ -47,7 +47,6 @@ pub(super) fn run(context: &Context, asked: &Asked) -> anyhow::Result<Exit> {
     })
 }
 
-/// Adds the requested locks and their endings.
 fn collect(
     (context, asked): (&Context, &Asked),
     wanted: &Filter,

@@ -46,7 +46,6 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
 }
 
-/// Returns true if the job must succeed in time or, with `--all`, if runs of its slot have failed.
 fn is_watched(job: &JobState, asked: &Overdue) -> bool {
     job.promise.is_some() || (asked.all && job.runs.is_some())
 }
@@ -101,8 +100,7 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Ve
     Ok((jobs, unreadable, unknown))
 }
 
-/// Returns the time of the store. A user who may only read a directory cannot learn the time of its file system; then the
-/// clock of this host counts.
+/// A user who may only read a directory cannot learn the time of its file system; then the clock of this host counts.
 fn time_of(engine: &Engine) -> Duration {
     engine.time().unwrap_or_else(|_| engine.host().wall())
 }

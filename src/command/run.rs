@@ -119,7 +119,6 @@ fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
-/// Returns a usage error if the words are something else.
 pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine)> {
     let Some((typed, mut words)) = asked.words.split_first() else { return Err(wrong("the name is missing")) };
     let mut names = [std::slice::from_ref(typed), &asked.also].concat();
@@ -197,7 +196,6 @@ fn variables(guarded: &GuardedCommand<'_>) -> Vec<CString> {
     variables.iter().filter_map(|each| variable(each).ok()).collect()
 }
 
-/// One call of `run`.
 struct RunCall<'a> {
     guarded: &'a GuardedCommand<'a>,
     asked: &'a Run,
@@ -208,14 +206,11 @@ struct RunCall<'a> {
     process: ProcessId,
 }
 
-/// The grants and files that the command holds.
 struct Held {
     grants: Vec<Grant>,
-    /// The files of `--flock`.
     files: Vec<Flock>,
 }
 
-/// Runs the command in the child, and stays as its supervisor.
 fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
     let tell = |message: &Notice<'_>| call.asked.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
@@ -341,7 +336,6 @@ impl RunCall<'_> {
         })
     }
 
-    /// Returns the numbers that the command learns by `CSALOCK_TOKEN` and `CSALOCK_SLOT`.
     fn numbers(&self, grants: &[Grant]) -> GrantNumbers {
         let grant = &grants[self.guarded.locks.first_at];
         GrantNumbers { token: grant.token.unwrap_or_default(), slot: (grant.mode == Mode::Slot).then_some(grant.slot) }

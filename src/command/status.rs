@@ -200,7 +200,6 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    /// Tells people which other lock they may mean.
     fn tell_other_locks(&self, lock: &LockRef, reporter: &Reporter<'_>) {
         let mut refused = RefusedLock::new(lock, reporter);
         refused.elsewhere = self.context.other_store(lock);

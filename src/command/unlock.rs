@@ -130,7 +130,6 @@ fn check_force(asked: &Unlock) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, what, cure))
 }
 
-/// Reports the result for one lock to people.
 fn tell(
     asked: &Unlock,
     target: &LockRef,

@@ -184,7 +184,6 @@ fn one_line(paragraph: &str) -> String {
     paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns a word without control characters, and not too long.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(LONGEST_WORD) {
         Some((end, _)) => escape(&text.as_bytes()[..end]) + "...",
@@ -208,7 +207,6 @@ impl<'a> Arguments<'a> {
         Arguments { words, root, command_at }
     }
 
-    /// Returns the definition of the command, or of the program if no command is named.
     fn definition(&self) -> &clap::Command {
         self.command_at.and_then(|at| self.root.find_subcommand(&self.words[at])).unwrap_or(&self.root)
     }
@@ -242,7 +240,6 @@ impl<'a> Arguments<'a> {
         try_words(words)
     }
 
-    /// Returns the hint for an unknown word in the place of the command.
     fn instead_of_command(&self, typed: &OsStr) -> String {
         let everyday = EVERYDAY_WORDS.iter().find(|(_, words)| words.iter().any(|word| *word == typed));
         let mut names = self.root.get_subcommands().flat_map(clap::Command::get_name_and_visible_aliases);
@@ -317,7 +314,6 @@ impl<'a> Arguments<'a> {
         Some(hint.to_string())
     }
 
-    /// Returns the hint for an option of another tool.
     fn everyday_option(&self, typed: &OsStr) -> Option<String> {
         let options: Vec<&str> = self.definition().get_arguments().filter_map(clap::Arg::get_long).collect();
         let mut meant = EVERYDAY_OPTIONS.iter().filter(|(meant, _)| options.contains(meant));

@@ -34,7 +34,6 @@ const TICK: Duration = Duration::from_millis(250);
 /// Reports one wait. After the drop, only the messages that are printed once remain on the screen.
 pub(super) struct WaitProgress<'a> {
     common: &'a Common,
-    /// True if the caller locks the file of the lock too ([`super::acquire::Acquisition`]).
     pub(super) locks_file: bool,
     told: bool,
     told_outage: bool,

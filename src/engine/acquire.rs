@@ -94,7 +94,6 @@ impl Engine {
         Ok(if let AcquireResult::Granted(grant, _) = taken { Some(*grant) } else { None })
     }
 
-    /// Returns true if a signal arrived and the caller wants to handle it.
     pub(super) fn is_interrupted(&self, interrupt: Option<&dyn Interrupt>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
     }
@@ -110,22 +109,18 @@ pub enum EndsWith {
     Owner,
 }
 
-/// A request for a lock, and its terms.
 #[derive(Debug, Clone)]
 pub struct AcquireRequest {
-    /// The secret that will prove the grant.
     pub handle: Handle,
     pub mode: Mode,
     pub owner: Owner,
     pub process: ProcessId,
     /// The end of the grant if no process releases it.
     pub ends_with: EndsWith,
-    /// The id under which the request claims the name, if it does.
     pub claim: Option<Vec<u8>>,
     /// True if a newer request of this kind takes the place of this one in the queue.
     pub latest_only: bool,
     pub lifetime: Lifetime,
-    /// Maximum number of holders, for [`Mode::Slot`].
     pub slots: Option<u32>,
     /// True if the request fails when the holder ended without a release.
     pub refuse_stale: bool,
@@ -236,7 +231,6 @@ impl<'a> AcquireAttempt<'a> {
         }
     }
 
-    /// Returns true if an attempt that failed with this error may succeed later.
     fn may_pass(&self, error: &Error) -> bool {
         let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
         let answers_again = self.store_answered || error.is_unreached();

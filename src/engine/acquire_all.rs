@@ -77,7 +77,6 @@ pub fn acquire_all(
     taken
 }
 
-/// State of one attempt to acquire several names.
 struct MultiAcquire<'a, 'b> {
     locks: &'a [StoredLock<'a>],
     request: &'a AcquireRequest,
@@ -152,7 +151,6 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
-    /// Returns true if all names are in one store that can commit them as one batch.
     fn are_one_change(&self) -> bool {
         let engine = self.locks[0].engine;
         self.locks.iter().all(|lock| std::ptr::eq(lock.engine, engine)) && engine.changes_at_once(self.locks.len())

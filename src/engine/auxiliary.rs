@@ -71,7 +71,6 @@ impl Engine {
         self.write_auxiliary(key, None, body, options)?.map(drop).ok_or_else(foreign)
     }
 
-    /// Removes the auxiliary object under this name, if it exists.
     pub(super) fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
         let keep = WriteOptions { durability, mode: None };
         while let Some(version) = self.version(key)? {
@@ -85,8 +84,7 @@ impl Engine {
 
 /// The marks of files that `csalock fence` replaces.
 impl Engine {
-    /// Returns the fence mark under this key, and its version. Without a mark, all fields are empty.
-    /// Fails if the mark is unreadable: any token would pass otherwise.
+    /// Without a mark, all fields are empty. Fails if the mark is unreadable: any token would pass otherwise.
     pub(crate) fn fence_mark(&self, key: &[u8]) -> Result<(Option<Version>, FenceMark)> {
         let Some(stored) = self.store.read(key)? else { return Ok((None, FenceMark::default())) };
         let unreadable = || {

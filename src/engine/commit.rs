@@ -43,7 +43,6 @@ impl Engine {
         self.store.commit(set)
     }
 
-    /// Commits a change of the auxiliary object under this name.
     pub(super) fn commit_beside(
         &self,
         name: &[u8],
@@ -161,7 +160,6 @@ impl Engine {
         Err(Error::new(ErrorKind::System, what, "nothing was changed; try again when some of them are gone"))
     }
 
-    /// Notifies the supervisor of a command that its grant has changed.
     pub(super) fn wake_supervisor(&self, proof: &HandleHash) {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
@@ -199,7 +197,6 @@ impl Engine {
         gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }
 
-    /// Makes the engine log its commits to this file.
     #[cfg(debug_assertions)]
     #[must_use]
     pub fn tracing(self, path: std::path::PathBuf) -> Engine {
@@ -245,7 +242,6 @@ pub(super) type AcquiredBatch = std::result::Result<Vec<(Grant, Option<EndedGran
 type Decide<'a, T, E> = dyn FnMut(usize, &Record) -> Result<Transition<std::result::Result<T, E>>> + 'a;
 
 impl Engine {
-    /// Returns true if the store can change this number of names by one commit.
     pub(super) fn changes_at_once(&self, names: usize) -> bool {
         (2..=self.store.abilities().changes).contains(&names)
     }
@@ -384,20 +380,17 @@ pub(crate) struct CasRetry<'a> {
 }
 
 impl Engine {
-    /// Starts CAS retries for the object under this key.
     pub(crate) fn cas_retry<'a>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
         let began = self.host.boottime();
         CasRetry { engine: self, key, lost: 0, began, deadline: Duration::MAX, has_priority: false }
     }
 
-    /// Starts CAS retries for a request of this type.
     pub(super) fn cas_retry_for<'a, R: Request>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
         CasRetry { has_priority: R::HAS_PRIORITY, ..self.cas_retry(key) }
     }
 }
 
 impl CasRetry<'_> {
-    /// Limits the retries to this time on CLOCK_BOOTTIME.
     pub(super) fn until(self, give_up_at: Duration) -> Self {
         CasRetry { deadline: give_up_at, ..self }
     }

@@ -22,7 +22,6 @@ pub(super) const DEADLOCK_DELAY: Duration = Duration::from_millis(1000);
 /// Time between the two checks of a victim. By the second check, members that are not blocked any more have said so.
 pub(super) const SECOND_CHECK_DELAY: Duration = Duration::from_millis(100);
 
-/// Maximum number of waits that are followed.
 const MOST_WAITS: usize = 2000;
 
 /// Maximum number of published waits of one process for one lock, and of those under one grant. If one of these waits
@@ -77,7 +76,6 @@ impl Engine {
         Ok(gone)
     }
 
-    /// Removes the published edges of a wait.
     pub(super) fn retract(&self, name: &[u8], waiter: &Waiter) -> Result<()> {
         WaitEdges::keys(waiter).iter().try_for_each(|key| {
             self.change_edges(key, &|edges| edges.waits.retain(|(of, proof)| *proof != waiter.proof || of != name))
@@ -220,7 +218,6 @@ impl BlockedCallers {
         self.called.is_none() || self.provisional.as_ref().is_some_and(|(doubtful, _)| doubtful.is_empty())
     }
 
-    /// Returns the time of the next inspection, if any.
     pub(super) fn next_look(&self) -> Option<Duration> {
         (!self.is_known()).then(|| self.provisional.as_ref().map_or(self.first, |(_, at)| *at))
     }

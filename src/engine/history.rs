@@ -12,7 +12,6 @@ use crate::store::HistoryCursor;
 /// Knowledge of a caller about the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Remark<'a> {
-    /// The owner that broke them.
     pub(super) by: Option<&'a Owner>,
     /// What the holder did under the grant with this hash.
     pub(super) used: Option<(HandleHash, Use)>,

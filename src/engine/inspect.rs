@@ -10,7 +10,6 @@ use crate::lock::{
 };
 use crate::store::{StoreDeadline, Versioned};
 
-/// A record with the liveness of its holders and waiters.
 #[derive(Debug, Clone)]
 pub struct LockStatus {
     pub record: Record,
@@ -22,7 +21,6 @@ pub struct LockStatus {
 }
 
 impl LockStatus {
-    /// Returns true if the lock has a holder whose grant has not ended.
     pub fn is_held(&self) -> bool {
         self.holders.iter().any(std::result::Result::is_ok)
     }
@@ -64,8 +62,7 @@ impl Engine {
         self.inspect_record(self.read(name)?.1)
     }
 
-    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. Returns the last
-    /// status.
+    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait.
     pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy) -> Result<LockStatus> {
         let mut clock = policy.begin(self.host.boottime(), true);
         let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));

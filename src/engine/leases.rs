@@ -21,7 +21,6 @@ pub(super) struct IssuedLease {
 }
 
 impl Engine {
-    /// Starts a lifetime now and returns it.
     /// Fails if the store's clock cannot be read.
     pub fn start(&self, lifetime: &Lifetime) -> Result<Lifetime> {
         match lifetime {
@@ -80,7 +79,6 @@ impl Engine {
         self.lease
     }
 
-    /// Requests a lease that ends `span` from now.
     pub(super) fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let ends = self.host.boottime().saturating_add(span);
         let lease = self.store.leases().grant(span)?;
@@ -104,7 +102,6 @@ impl Engine {
         Some(self.lease / 4)
     }
 
-    /// Renews the lease of a grant with keepalive, from now.
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
         let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
         self.apply(name, &Renew::new(self.by_proof(proof)?, lifetime))
@@ -130,12 +127,10 @@ impl Engine {
         Ok(self.read(&record.name)?.1.leases().any(|it| it == lease))
     }
 
-    /// Returns the remaining time of a lease that this engine requested.
     pub(super) fn left_of_own(&self, lease: &Lease) -> Option<Duration> {
         self.own(lease, |issued| issued.ends.saturating_sub(self.host.boottime()))
     }
 
-    /// Returns true if a lifetime that started here has at least 90 percent of its time left.
     fn is_fresh(&self, lifetime: &Lifetime) -> bool {
         let now = self.host.boottime();
         let is_fresh = |issued: &IssuedLease| issued.ends.saturating_sub(now) >= issued.span / 10 * 9;

@@ -88,7 +88,6 @@ impl LockSet {
         LockSet { all, first_at }
     }
 
-    /// Returns the set of these names in one store, in their order.
     pub fn of_store(location: &Location, names: Vec<Vec<u8>>) -> LockSet {
         LockSet { all: names.into_iter().map(|name| LockRef::in_store(location, name)).collect(), first_at: 0 }
     }
@@ -97,7 +96,6 @@ impl LockSet {
         &self.all[self.first_at]
     }
 
-    /// Returns the names for display, separated by commas.
     pub fn shown_names(&self) -> String {
         self.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
     }
@@ -183,18 +181,15 @@ impl OpenLockSet<'_> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
-    /// Returns true if a grant in one of the stores needs a lease: see [`Engine::needs_leases`].
     pub fn need_leases(&self) -> bool {
         self.engines.iter().any(Engine::needs_leases)
     }
 
-    /// Returns the length of the leases, if a grant in one of the stores needs one.
     pub fn lease(&self) -> Option<Duration> {
         self.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease)
     }
 
-    /// Releases the grants of this handle, after this use of the locks. Returns an answer for each lock, as far as its
-    /// store answered.
+    /// Returns an answer for each lock, as far as its store answered.
     pub fn release(&self, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
         let release = |(target, engine): (&LockRef, &Engine)| engine.release_after(&target.name, proof, used);
         let mut answers: Vec<_> = self.each().rev().map(release).collect();
@@ -202,7 +197,6 @@ impl OpenLockSet<'_> {
         answers
     }
 
-    /// Releases the grants of this handle.
     /// Returns the error of the first store that did not answer.
     pub fn release_all(&self, proof: HandleHash) -> Result<()> {
         self.release(proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))

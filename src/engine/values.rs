@@ -20,11 +20,9 @@ pub struct ValueWrite<'a> {
     pub bytes: Option<&'a [u8]>,
     /// File permission bits that limit the readers of the bytes; without them, every reader of the store may read them.
     pub mode: Option<u32>,
-    /// The condition that must hold for the write.
     pub precondition: Option<Precondition>,
     /// True if only the holder may write; otherwise the write is allowed even if the lock is free.
     pub require_lock: bool,
-    /// True if the write releases the lock too.
     pub release: bool,
     /// True if an ended grant is sufficient, provided that no other process has held the lock since.
     pub even_if_stale: bool,
@@ -34,9 +32,7 @@ pub struct ValueWrite<'a> {
 pub enum WriteResult {
     Written(Written),
     Refused(WriteRefusal),
-    /// The value was not written, because the lock was not acquired for the write.
     NotAcquired(Refusal),
-    /// The attempt ended by an interrupt, as [`AcquireResult::Interrupted`].
     Interrupted,
 }
 
@@ -49,7 +45,6 @@ impl From<WriteResponse> for WriteResult {
 type WriteResponse = std::result::Result<Written, WriteRefusal>;
 
 impl Engine {
-    /// Returns the value of a name and its bytes, if the name has a value.
     /// Fails if the store cannot be read, or if the value's bytes are missing.
     pub fn value(&self, name: &[u8]) -> Result<Option<(Value, Vec<u8>)>> {
         let mut missing = None;
@@ -128,7 +123,6 @@ impl Engine {
         written.map(WriteResult::from)
     }
 
-    /// Returns the grant that claims a name permanently, if there is one.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
         Ok(self.claim_in(&self.inspect(name)?))
     }

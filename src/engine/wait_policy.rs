@@ -17,7 +17,6 @@ const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duratio
 /// Polling interval of a waiter that receives no wake-ups, or has a limited number of attempts.
 const OFTEN: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_millis(500) };
 
-/// Maximum duration and number of attempts of a wait, and its polling interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitPolicy {
     /// Maximum duration; `None` means no limit.
@@ -41,7 +40,6 @@ impl WaitPolicy {
         self.limit.map_or(Duration::MAX, |limit| now.saturating_add(limit))
     }
 
-    /// Returns the policy for the time that is left at `now` of a wait that ends at `end`.
     pub fn rest(&self, end: Duration, now: Duration) -> WaitPolicy {
         WaitPolicy { limit: self.limit.map(|_| end.saturating_sub(now)), ..*self }
     }
@@ -71,12 +69,10 @@ pub(super) struct WaitClock {
 }
 
 impl WaitClock {
-    /// Returns the end of the wait on CLOCK_BOOTTIME; `None` means no limit.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
-    /// Returns the remaining time of the wait; `None` means no limit.
     pub(super) fn left(&self, now: Duration) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
@@ -138,8 +134,7 @@ impl Engine {
         }
     }
 
-    /// Pauses after this error. Returns true on an interrupt.
-    /// Fails with this error if the policy ends the wait.
+    /// Returns true on an interrupt. Fails with this error if the policy ends the wait.
     pub(super) fn wait_out_outage(
         &self,
         name: &[u8],

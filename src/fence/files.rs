@@ -22,7 +22,6 @@ use crate::store::{Scope, Version};
 /// Age of drafts, in seconds, that are removed even if their host does not share locks.
 const HOUR: i64 = 3600;
 
-/// The directory of a file, and the name of the file in it.
 pub struct Place {
     directory: OwnedFd,
     path: PathBuf,
@@ -44,17 +43,14 @@ impl Place {
         Ok(place)
     }
 
-    /// Returns the absolute path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the absolute path of the directory.
     pub fn folder(&self) -> &Path {
         folder(&self.path)
     }
 
-    /// Returns the name of the file in its directory.
     pub fn name(&self) -> &[u8] {
         self.os_name().as_bytes()
     }
@@ -63,12 +59,10 @@ impl Place {
         self.path.file_name().unwrap_or_default()
     }
 
-    /// Returns the path of a draft.
     pub(super) fn path_of(&self, draft: &str) -> PathBuf {
         self.folder().join(draft)
     }
 
-    /// Returns the attributes of the file, if it exists.
     /// Fails if it is not a regular file; it may have become a symbolic link since the call began.
     fn file(&self) -> Result<Option<FileStat>> {
         let found = self.attributes(self.os_name()).map_err(|errno| failed(errno, "examine", &self.path))?;
@@ -126,7 +120,6 @@ impl Place {
         }
     }
 
-    /// Returns the owner of the directory if it has the sticky bit.
     fn sticky_owner(&self) -> Result<Option<u32>> {
         let found = fstat(&self.directory).map_err(|errno| failed(errno, "examine", self.folder()))?;
         let is_sticky = Mode::from_bits_truncate(found.st_mode).contains(Mode::S_ISVTX);
@@ -146,7 +139,6 @@ impl Place {
         let _ = unlinkat(&self.directory, draft, UnlinkatFlags::NoRemoveDir);
     }
 
-    /// Waits until the names in the directory are on disk.
     pub(super) fn sync(&self) -> Result<()> {
         match fsync(&self.directory) {
             // The file system does not support syncing directories.
@@ -212,7 +204,6 @@ fn folder(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-/// Beginning of the names of drafts.
 const DRAFT: &str = ".csalock-fence.";
 
 /// A draft in the directory of its file. It is removed with this value, unless a mark names it.
@@ -224,7 +215,6 @@ pub struct Draft<'a> {
     version: u64,
     /// True if a mark may name the draft: then other processes decide about it.
     pub(super) is_left: bool,
-    /// Number of bytes written.
     bytes: u64,
 }
 
@@ -248,7 +238,6 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Returns the number of bytes written.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -258,7 +247,6 @@ impl<'a> Draft<'a> {
         fstat(&self.file).map_or(0, |found| found.st_mtime)
     }
 
-    /// Appends bytes.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|error| self.cannot_write(&error))?;
         self.bytes += bytes.len() as u64;

@@ -45,7 +45,6 @@ pub struct PlaceInQueue {
     /// Modes of the waiters ahead, the first one first.
     pub ahead: Vec<Mode>,
     pub mode: Mode,
-    /// Maximum number of holders with slots.
     pub slots: u32,
 }
 
@@ -153,7 +152,6 @@ impl Running {
 }
 
 impl UsualHold {
-    /// Returns the number of grants that were counted.
     pub fn samples(&self) -> usize {
         self.sorted.len()
     }
@@ -162,7 +160,6 @@ impl UsualHold {
         self.percentile(50)
     }
 
-    /// Returns the time that at least nine of ten grants did not exceed.
     pub fn percentile90(&self) -> Duration {
         self.percentile(90)
     }

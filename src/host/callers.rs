@@ -71,7 +71,6 @@ pub struct Caller {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invocation {
     pub pid: i32,
-    /// True if the process was made to ignore SIGINT.
     pub ignores_interrupt: bool,
 }
 
@@ -127,14 +126,12 @@ impl ThisProcess {
         Some(Orphan { session: self.0.session, since: host.wall().saturating_sub(age).as_millis() as u64 })
     }
 
-    /// Returns the script that called this process.
     /// Returns a usage error if the caller has ended, and a system error if /proc cannot be read.
     pub fn caller(&self) -> Result<Caller> {
         caller(&self.0)
     }
 }
 
-/// Returns the script that called the process `us`.
 pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
     if us.parent == 0 {
         return Err(no_owner(ALONE));

@@ -31,7 +31,6 @@ pub fn user_name(uid: u32) -> Option<String> {
     entry("passwd", uid)?.into_iter().next()
 }
 
-/// Returns the home directory of a user, if the user has one.
 pub fn home_of(uid: u32) -> Option<PathBuf> {
     entry("passwd", uid)?.into_iter().nth(5).map(PathBuf::from)
 }

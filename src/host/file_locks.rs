@@ -15,7 +15,6 @@ const LOOKS: usize = 10;
 /// The system call that locks a file. The locks of one do not exclude those of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileLock {
-    /// flock(2)
     Flock,
     /// fcntl(2): a traditional record lock, or that of an open file description
     Fcntl,

@@ -75,7 +75,6 @@ impl ProcStat {
         ProcessId { pid: self.pid, start: self.start }
     }
 
-    /// Returns true if the process has more than one thread.
     pub(super) fn has_threads(&self) -> bool {
         self.threads > 1
     }
@@ -91,12 +90,10 @@ impl ProcStat {
         self.state == b'S'
     }
 
-    /// Returns true if a signal or a debugger has stopped the process.
     pub(super) fn is_stopped(&self) -> bool {
         matches!(self.state, b'T' | b't')
     }
 
-    /// Returns true if the process is neither stopped nor ended.
     pub(crate) fn is_running(&self) -> bool {
         !self.is_stopped() && !matches!(self.state, b'Z' | b'X')
     }
@@ -114,8 +111,6 @@ pub(crate) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
     read_file(&format!("/proc/{pid}/stat"))
 }
 
-/// Reads this process's own line.
-/// Returns the errors of [`read`].
 #[expect(clippy::disallowed_methods, reason = "pids mean something only where /proc shows this one as its own")]
 pub(super) fn read_own() -> io::Result<ProcStat> {
     let is_ours = |stat: &ProcStat| IS_OURS.load(Relaxed) || stat.pid == nix::unistd::getpid().as_raw();
@@ -253,7 +248,6 @@ pub fn end_process(
     Ok(is_killed)
 }
 
-/// Returns true if a process exists and is not stopped.
 pub fn is_at_work(pid: i32) -> bool {
     matches!(read(pid), Ok(Some(stat)) if stat.is_running())
 }

@@ -92,7 +92,6 @@ pub(super) fn base_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
-/// Returns the command line of a process, its arguments separated by spaces.
 pub fn command_of(pid: i32) -> Vec<u8> {
     arguments_of(pid).join(&b' ')
 }
@@ -141,7 +140,6 @@ pub(super) fn ends_with_lock(shell: &[Vec<u8>]) -> bool {
     }
 }
 
-/// Returns true if a command with these words acquires a lock.
 fn acquires(command: &[Token]) -> bool {
     let mut words = command.iter().map_while(|token| if let Word(word) = token { Some(word.as_slice()) } else { None });
     match words.next().map(base_name) {
@@ -151,7 +149,6 @@ fn acquires(command: &[Token]) -> bool {
     }
 }
 
-/// Returns true if the word after these tokens is a command, not an argument.
 fn is_command(before: &[Token]) -> bool {
     let words = before.iter().rev().map_while(|token| if let Word(word) = token { Some(word) } else { None });
     let Some(first) = words.last() else { return true };

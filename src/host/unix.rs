@@ -47,7 +47,6 @@ pub struct Unix {
 }
 
 impl Unix {
-    /// Creates the host for the machine that this process runs on.
     pub fn new() -> Unix {
         Unix::default()
     }
@@ -284,7 +283,6 @@ struct Random {
 }
 
 impl Random {
-    /// Returns random bytes that cannot be guessed.
     fn bytes(&self, times: [Duration; 2]) -> Result<[u8; 16]> {
         let (mut bytes, mut spare) = ([0; 24], [0; 8]);
         getrandom::fill(&mut bytes)
@@ -297,7 +295,6 @@ impl Random {
         Ok(random)
     }
 
-    /// Returns a number that no other call returns, on no host.
     fn unique_number(&self, times: [Duration; 2]) -> Result<u64> {
         if self.spare.load(Ordering::Relaxed) == 0 {
             self.bytes(times)?;

@@ -98,7 +98,6 @@ pub(super) struct LinuxWaitSet<'a> {
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
 
-/// Wakes the process at this address. Returns true if a process listens there.
 pub(super) fn wake(listener: WakeAddress<'_>) -> bool {
     let send = || {
         let of_supervisor = OF_SUPERVISOR.get().and_then(Weak::upgrade);

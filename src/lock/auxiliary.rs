@@ -34,7 +34,6 @@ use super::record::{Grant, Waiter};
 /// Commit record of a caller that acquires several names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitRecord {
-    /// True if the grants are valid.
     pub committed: bool,
     #[serde(with = "text")]
     pub names: Vec<Vec<u8>>,

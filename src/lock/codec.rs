@@ -45,7 +45,6 @@ pub(crate) const MOST_BYTES: usize = 4 << 20;
 /// Size in bytes from which hashing takes longer than asking the processor for instructions that do it.
 const LONG: usize = 2048;
 
-/// Maximum number of pages in a queue.
 const MOST_PAGES: u64 = 10_000;
 
 pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
@@ -237,7 +236,6 @@ fn add_tokens(record: &mut Record, version: u64) {
 
 /// An object that is not a record.
 pub(crate) trait Auxiliary: Serialize + DeserializeOwned {
-    /// Kind of object ([`seal`]).
     const KIND: &'static str;
 }
 
@@ -268,7 +266,6 @@ impl Auxiliary for ValueHead {
     const KIND: &'static str = "csalock-value";
 }
 
-/// Returns true if these bytes are an auxiliary object and not a record.
 pub fn is_auxiliary(bytes: &[u8]) -> bool {
     bytes.starts_with(b"{\"csalock-")
 }

@@ -20,7 +20,6 @@ use super::refusal::Edge;
 pub struct WaitNode {
     pub name: Vec<u8>,
     pub record: Record,
-    /// Entry in the lock's queue.
     pub waiter: Waiter,
 }
 
@@ -38,7 +37,6 @@ pub struct Cycle {
 }
 
 /// Returns the cycle that contains the first of these waits, or `None` if there is none.
-/// Returns a [`Query`] if a fact is missing, like [`super::decide`].
 pub fn find_cycle(waits: &[WaitNode], facts: &Facts) -> Result<Option<Cycle>, Query> {
     let blocked_callers = blockers(waits, facts)?;
     let stuck = stuck(waits, &blocked_callers, facts)?;

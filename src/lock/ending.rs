@@ -119,7 +119,6 @@ impl Record {
         self.ended_grants.drain(recent..recent + dropped);
     }
 
-    /// Returns true if the record may be removed: it is free, has no value and no job, and owes no process an ending.
     pub fn is_removable(&self) -> bool {
         self.is_free() && self.value.is_none() && self.job.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
     }

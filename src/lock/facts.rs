@@ -56,7 +56,6 @@ pub struct Facts {
     pub over: BTreeMap<u64, Vec<(Lease, bool)>>,
     /// Leases, each with true if it lasts longer than the caller is willing to wait.
     outlasts: Vec<(Lease, bool)>,
-    /// Waiters on each page, by page number.
     pub pages: BTreeMap<u64, Vec<Waiter>>,
     /// Handle hashes of provisional grants, each with true if the grants are committed.
     pub decided: Vec<(HandleHash, bool)>,
@@ -78,7 +77,6 @@ impl Facts {
         self.over.entry(lease.ends).or_default().push((lease, over));
     }
 
-    /// Inserts the answer whether a lease lasts longer than the caller is willing to wait.
     pub fn insert_outlasts(&mut self, lease: Lease, outlasts: bool) {
         self.outlasts.push((lease, outlasts));
     }
@@ -109,7 +107,6 @@ impl Facts {
         known.map(|(_, decided)| *decided).ok_or(Query::Committed(*proof))
     }
 
-    /// Inserts a lease of `span` milliseconds that starts now.
     pub fn insert_new_lease(&mut self, span: u64, lease: Lease) {
         self.lent.push((span, lease));
     }

@@ -34,7 +34,6 @@ pub struct JobState {
     /// Runs of the newest slot that have begun since that success.
     #[serde(default, skip_serializing_if = "is_default")]
     pub runs: Option<Runs>,
-    /// How often the job must succeed.
     #[serde(default, skip_serializing_if = "is_default")]
     pub promise: Option<Promise>,
 }
@@ -147,7 +146,6 @@ pub struct BeginRun {
     pub credentials: Credentials,
     /// Slot in which the job must succeed once, if it has slots.
     pub slot: Option<u64>,
-    /// Maximum number of runs that may begin in one slot.
     pub most: u32,
     /// Minimum time from the start of the last run of the slot to that of this run, in milliseconds.
     pub pause: u64,
@@ -156,7 +154,6 @@ pub struct BeginRun {
     pub now: u64,
 }
 
-/// Answer to a caller that wants to begin a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunStart {
     /// The run has begun. The success is the last one if it does not count, because it lies in the future.
@@ -211,7 +208,6 @@ impl Request for BeginRun {
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct GiveUp {
     pub by: HandleHash,
-    /// Maximum number of runs that may begin in one slot.
     pub most: u32,
     pub now: u64,
 }
@@ -244,7 +240,6 @@ pub struct ReportSuccess {
     /// True if the run counts for the slot in which it began.
     pub in_slot: bool,
     pub at: u64,
-    /// Name of the host on which the job ran, for display.
     pub host: String,
 }
 

@@ -24,7 +24,6 @@ use super::request::{Note, Request, Transition};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {
-    /// The grant lasts while its owner lives.
     WhileOwnerLives,
     /// The grant lasts while its owner lives, for at most this many milliseconds; the lease has not started yet.
     Ttl(u64),
@@ -36,7 +35,6 @@ pub enum Lifetime {
     Keepalive(Lease),
     /// The grant is over: the process that renewed it saw its owner die.
     OwnerDied,
-    /// The grant lasts until it is released.
     UntilReleased,
 }
 
@@ -96,7 +94,6 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
-    /// CLOCK_BOOTTIME of the host.
     pub boottime: Duration,
     /// Time of the store since 1970.
     pub store: Duration,

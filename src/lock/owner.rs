@@ -59,9 +59,7 @@ impl PidDomain {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(debug_assertions, derive(Serialize, Deserialize))]
 pub struct PidSpace {
-    /// [`PidDomain::boot`]
     pub boot: String,
-    /// [`PidDomain::pids`]
     pub pids: String,
 }
 

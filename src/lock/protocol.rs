@@ -46,7 +46,6 @@ pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Tra
 }
 
 /// Returns the liveness of the owner if the grant is still valid, or else how the grant ended.
-/// Returns a [`Query`] if a fact is missing, like [`decide`].
 pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, EndReason>, Query> {
     let over = lease_expired(grant, facts)?;
     if let Some(waiter) = &grant.provisional {
@@ -91,8 +90,7 @@ pub(super) fn has_dead_owner(owner: &Owner, lifetime: &Lifetime, facts: &Facts) 
     Ok(needs_owner && effective_owner(owner, facts)?.is_none())
 }
 
-/// Returns true if the lease is over. A keepalive lease proves the owner's life only to hosts that cannot see the
-/// owner; other hosts check the process.
+/// A keepalive lease proves the owner's life only to hosts that cannot see the owner; other hosts check the process.
 pub(super) fn lease_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     match &grant.lifetime {
         Lifetime::Keepalive(lease) => Ok(!is_seen_alive(grant, facts)? && facts.lease_expired(lease)?),
@@ -100,7 +98,6 @@ pub(super) fn lease_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query>
     }
 }
 
-/// Returns true if this host sees that the owner lives.
 pub(super) fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     Ok(matches!(effective_owner(&grant.owner, facts)?, Some((_, Liveness::Alive))))
 }

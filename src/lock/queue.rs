@@ -313,7 +313,6 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Returns true if the range contains the page with this number.
     pub fn has(&self, number: u64) -> bool {
         (self.first..=self.last).contains(&number)
     }
@@ -353,7 +352,6 @@ impl Page {
         (!self.sealed && next != *self).then_some(next)
     }
 
-    /// Returns the position of this entry on the page, which is page `number`, or `None` if its waiter is not there.
     pub fn position(&self, number: u64, entry: &Waiter) -> Option<QueuePosition> {
         let at = self.waiters.iter().position(|waiter| waiter.proof == entry.proof)?;
         let before = self.waiters[..at].iter().rev().map(Waiter::waits_where).collect();

@@ -23,7 +23,6 @@ use super::queue::Pages;
 use super::queue::Replacement;
 use super::value::Value;
 
-/// Maximum number of slots of a lock.
 pub const MOST_SLOTS: u32 = 10_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -45,10 +44,8 @@ pub struct Record {
     /// Waiters that lost their place to a newer caller, until that caller has gone.
     #[serde(default, skip_serializing_if = "is_default")]
     pub replacement: Option<Replacement>,
-    /// Value that the lock guards, if the name has a value.
     #[serde(default, skip_serializing_if = "is_default")]
     pub value: Option<Value>,
-    /// Runs under the lock, if the lock is that of a job.
     #[serde(default, skip_serializing_if = "is_default")]
     pub job: Option<JobState>,
     /// Last grants that ended, oldest first, for retries after a lost reply and for late holders. An ending that [is
@@ -72,7 +69,6 @@ pub enum Mode {
     Exclusive,
     /// A share beside any number of other readers.
     Shared,
-    /// A slot out of `slots`.
     Slot,
 }
 
@@ -113,7 +109,6 @@ pub struct Grant {
 pub struct Waiter {
     /// Hash of the waiter's handle; the waiter's channel is derived from it.
     pub proof: HandleHash,
-    /// Part of the lock that the waiter wants.
     pub mode: Mode,
     /// With [`Mode::Slot`]: the waiter's number of slots, which becomes that of the record when the waiter is granted
     /// one.
@@ -198,7 +193,6 @@ impl Waiter {
 }
 
 impl Record {
-    /// Creates a record without holders and waiters.
     pub fn free(name: &[u8]) -> Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
@@ -226,7 +220,6 @@ impl Record {
         self.waiters.iter().find(|waiter| waiter.proof == *proof)
     }
 
-    /// Returns true if the record has no holders and no waiters.
     pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
     }
@@ -237,12 +230,10 @@ impl Record {
         of_holders.chain(of_waiters)
     }
 
-    /// Returns true if the record has a holder or waiter with this handle hash.
     pub fn has_entry(&self, proof: &HandleHash) -> bool {
         self.holder(proof).is_some() || self.waiter(proof).is_some()
     }
 
-    /// Returns true if the record contains this grant or its ending.
     pub fn knows(&self, proof: &HandleHash) -> bool {
         self.holder(proof).is_some() || self.ended_grants.iter().any(|ending| ending.grant.proof == *proof)
     }

@@ -4,7 +4,6 @@ use super::ending::EndedGrant;
 use super::queue::Successor;
 use super::record::Grant;
 
-/// Reason why a caller does not get a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// These grants hold the lock, and the caller does not queue.
@@ -24,7 +23,6 @@ pub enum Refusal {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotHolder {
-    /// Grants of the holders; empty if the lock has no holder.
     pub holders: Vec<Grant>,
     /// Ending of the caller's grant, if the record still has it.
     pub ending: Option<EndedGrant>,

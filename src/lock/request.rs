@@ -55,7 +55,6 @@ impl<R: Clone> Loggable for R {}
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Cancel {
     pub proof: HandleHash,
-    /// Page of the waiter, if the waiter entered a page.
     pub page: Option<u64>,
 }
 
@@ -139,7 +138,6 @@ pub enum Phase {
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Acquire {
-    /// Entry for the queue.
     pub entry: Waiter,
     /// True to enter the queue if the lock is not free.
     pub queue: bool,
@@ -150,7 +148,6 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    /// Creates the request of this waiter, which does not enter the queue.
     pub fn new(entry: Waiter) -> Acquire {
         Acquire { entry, queue: false, place: QueuePlace::Nowhere, refuse_stale: false, phase: Phase::Direct }
     }
@@ -237,7 +234,6 @@ impl<R> Transition<R> {
         }
     }
 
-    /// Returns the step with another response.
     pub fn map<S>(self, response_of: impl FnOnce(R) -> S) -> Transition<S> {
         match self {
             Transition::Done(response) => Transition::Done(response_of(response)),

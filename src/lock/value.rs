@@ -30,7 +30,6 @@ use super::refusal::NotHolder;
 use super::release::{Match, find, not_holder};
 use super::request::{Credentials, Orphan, Request, Transition};
 
-/// Maximum size of a value in bytes.
 pub const MOST_VALUE: usize = 1 << 20;
 
 /// Maximum size in bytes of a value that is inline in the record.
@@ -60,17 +59,14 @@ pub struct Writing {
     pub credentials: Credentials,
     /// New value without its version and token; `None` to delete the value.
     pub value: Option<Value>,
-    /// Condition that must hold for the write.
     pub precondition: Option<Precondition>,
     /// True if only the holder may write; otherwise a write is allowed even if the lock has no holder.
     pub require_lock: bool,
-    /// True if the write releases the holder's lock.
     pub release: bool,
     /// True if the write is allowed even if the grant is over, as long as the lock has had no holder since.
     pub even_if_stale: bool,
 }
 
-/// Condition that must hold for a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Precondition {
@@ -79,7 +75,6 @@ pub enum Precondition {
 }
 
 impl Value {
-    /// Creates a value from these bytes, before a store has them.
     pub fn new(bytes: &[u8], mark: u64, mode: Option<u32>) -> Value {
         let within = (bytes.len() <= MOST_WITHIN && mode.is_none()).then(|| bytes.to_vec());
         Value { version: None, token: None, size: bytes.len() as u64, write_id: mark, mode, inline: within }
@@ -115,7 +110,6 @@ pub enum WriteRefusal {
     /// The precondition does not hold; this is the current value.
     VersionMismatch(Option<Value>),
     NoValue,
-    /// The writer must hold the lock, and does not.
     NotHolder(NotHolder),
     /// The writer believes that it holds the lock, but its grant has ended. These grants hold the lock now.
     Lost(Vec<Grant>, EndedGrant),

@@ -133,7 +133,6 @@ pub(super) fn ended(past: &Past) -> String {
     }
 }
 
-/// Returns the name of a signal, or `SIG` and the number of one without a name.
 pub(super) fn signal_name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("SIG{signal}"), |signal| signal.as_str().to_string())
 }
@@ -191,7 +190,6 @@ fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
         .collect()
 }
 
-/// The result of an audit of the history.
 #[derive(Debug)]
 pub(crate) struct AuditReport<'a> {
     pub(crate) grants: usize,
@@ -204,7 +202,6 @@ pub(crate) struct AuditReport<'a> {
 }
 
 impl AuditReport<'_> {
-    /// Returns the text for people, as seen from this host.
     pub(crate) fn text(&self, host: &str, style: OutputStyle) -> String {
         let mut text = String::new();
         let (red, yellow, end) = if style.colour { ("\x1b[31m", "\x1b[33m", "\x1b[0m") } else { ("", "", "") };

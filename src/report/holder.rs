@@ -227,7 +227,6 @@ pub(crate) fn locked_by(lock: FileLock, holders: impl IntoIterator<Item = (i32, 
     format!("locked with {call}(2), as {program} does it, by {}", who.join("; and "))
 }
 
-/// Returns the pid and, if it is another one than this, the host.
 pub(super) fn process(pid: Option<i32>, host: &str, here: &str) -> String {
     let pid = pid.map_or("-".to_string(), |pid| pid.to_string());
     if host == here { pid } else { format!("{pid}@{}", escape(host.as_bytes())) }

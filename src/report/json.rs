@@ -76,7 +76,6 @@ impl Document {
         self.with(name, Field::Documents(documents.into_iter().collect()))
     }
 
-    /// Adds a document. `None` becomes `null`.
     fn with_document(self, name: &'static str, document: Option<Document>) -> Document {
         self.with(name, document.map_or(Field::Plain(JsonValue::Null), Field::Document))
     }
@@ -400,7 +399,6 @@ pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): (&Handle, Optio
     refusal.json(refusal.kind.into(), None).with("handle", handle.to_string()).with("token", token)
 }
 
-/// The document of `claim` for locks and their grants.
 pub(crate) fn claimed(locks: &[LockRef], id: &[u8], grants: &[Grant]) -> Document {
     Document::new().with("names", names(locks)).with("id", text(id)).with("tokens", tokens(grants))
 }

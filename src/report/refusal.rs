@@ -109,7 +109,6 @@ impl<'a> RefusedLock<'a> {
         }
     }
 
-    /// Returns the report about a lock that was not acquired.
     pub(crate) fn refusal(&self, refusal: &Refusal) -> RefusalReport {
         match refusal {
             Refusal::Busy(holders) => self.busy(holders),
@@ -286,14 +285,12 @@ impl<'a> RefusedLock<'a> {
         self.report(ErrorKind::NotHeld, message, format!("check {}", self.csalock("status")), holders)
     }
 
-    /// Returns the report of `unlock --force` about a lock whose holders came after it had looked at the lock.
     pub(crate) fn changed_hands(&self, holders: &[Grant]) -> RefusalReport {
         let message = format!("{self} has changed hands meanwhile: {}", self.each(holders));
         let hint = format!("check {}, and use --force again to break that too", self.csalock("status"));
         self.report(ErrorKind::NotOwner, message, hint, holders)
     }
 
-    /// Returns the report about a lock that is not claimed under this id.
     pub(crate) fn not_claimed(&self, id: &[u8], holders: &[Grant]) -> RefusalReport {
         let name = name_and_store(self.lock);
         let (kind, message) = match holders {

@@ -34,7 +34,6 @@ pub(crate) struct LockTable {
 }
 
 impl LockTable {
-    /// Creates a table without rows, as it is seen on the host with this name at `now`.
     pub(crate) fn new(style: OutputStyle, host: &str, now: Duration) -> LockTable {
         let columns = [
             Column::new("NAME").shrinks_to(12),
@@ -98,7 +97,6 @@ impl LockTable {
         self.table.len() == 0
     }
 
-    /// Returns the number of holders and of waiters of all locks.
     pub(crate) fn parties(&self) -> (usize, usize) {
         (self.holders, self.waiters)
     }
@@ -134,7 +132,6 @@ fn state_colour(state: &str) -> &'static str {
     }
 }
 
-/// Returns version and size of a value, and its mode if it has one of its own.
 pub(super) fn shown_value(value: &Value) -> String {
     let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
     format!("{}{mode}", describe_value(value))
@@ -173,7 +170,6 @@ pub(crate) struct LockBlock<'a> {
     pub(crate) reporter: &'a Reporter<'a>,
     /// Grants of this lock that have ended, the last one last.
     pub(crate) past: &'a [Past],
-    /// How long earlier grants of this lock were held.
     pub(crate) times: &'a HoldTimes,
     /// Text about the processes that have locked the file of this name, from [`Reporter::file_lock`].
     pub(crate) file: Option<&'a str>,
@@ -222,7 +218,6 @@ impl LockBlock<'_> {
         self.add_rows(lines, name, &wrapped(text, width));
     }
 
-    /// Adds these lines, the first one with a name.
     fn add_rows(&self, lines: &mut Vec<String>, name: &str, rows: &[String]) {
         let names = std::iter::once(name).chain(std::iter::repeat(""));
         lines.extend(names.zip(rows).map(|(name, row)| format!("{name:MARGIN$}{row}")));

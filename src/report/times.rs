@@ -75,7 +75,6 @@ pub(crate) fn timestamp(since_1970: Duration) -> Timestamp {
 /// A time that a user typed: some time ago, or a day, minute or second. Days and minutes have a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moment {
-    /// This much time before now.
     Ago(Duration),
     /// A time whose zone was typed too, in seconds since 1970.
     Exact(u64),
@@ -96,7 +95,6 @@ pub enum Day {
 pub struct Clock(Time, bool);
 
 impl Moment {
-    /// Parses a time, or returns the problem.
     pub(crate) fn parse(text: &str) -> Result<Moment, String> {
         let problem = || {
             let forms = "12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or 2026-11-21T02:13:05Z";

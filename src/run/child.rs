@@ -112,7 +112,6 @@ impl<'a> SleepingChild<'a> {
         }
     }
 
-    /// Returns the process id of the child, which will be that of the command.
     pub fn pid(&self) -> Pid {
         self.process.0
     }
@@ -205,7 +204,6 @@ impl RunningCommand {
         self.pid
     }
 
-    /// Returns the error number if the child could not execute the command.
     pub(super) fn exec_error(&mut self) -> Option<nix::errno::Errno> {
         self.learn_of_start();
         self.exec_error

@@ -41,7 +41,6 @@ pub struct CommandLine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantNumbers {
     pub token: u64,
-    /// Number of its slot, if the lock has slots.
     pub slot: Option<u32>,
 }
 
@@ -73,7 +72,6 @@ impl CommandLine {
         CommandLine { words }
     }
 
-    /// Returns the command line, its words separated by spaces.
     pub fn line(&self) -> Vec<u8> {
         self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
     }
@@ -112,7 +110,6 @@ impl CommandLine {
         tried.err().unwrap_or(Errno::ENOEXEC)
     }
 
-    /// Returns the error for a command that could not be executed.
     pub(super) fn cannot_execute(&self, errno: Errno) -> Error {
         let word = self.words[0].as_bytes();
         let (kind, hint) = match errno {
@@ -166,7 +163,6 @@ impl CommandLine {
         Error::new(ErrorKind::CommandNotFound, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }
 
-    /// Returns the error for a process that the system could not create.
     pub(super) fn cannot_start(&self, errno: Errno) -> Error {
         Error::os(errno, "start", self.shown())
     }
@@ -221,8 +217,7 @@ fn find_in_path(program: &CStr) -> Option<CString> {
 pub struct PipedCommand(Pid);
 
 impl PipedCommand {
-    /// Starts the command with the signals, descriptors and environment that this process was started with. Returns the
-    /// reading end of the pipe, too.
+    /// Starts the command with the signals, descriptors and environment that this process was started with.
     pub fn start(words: &[OsString], signals: &Signals, inherited: StartupState) -> Result<(PipedCommand, File)> {
         spawn(words, signals, inherited).map_err(|errno| CommandLine::new(words.iter().cloned()).cannot_execute(errno))
     }
@@ -231,7 +226,6 @@ impl PipedCommand {
         let _ = signals::send(self.0, signal);
     }
 
-    /// Returns the exit status of the command if it has ended.
     pub fn status(&self) -> Result<Option<Exit>> {
         let mut found = waitpid(self.0, Some(WaitPidFlag::WNOHANG));
         while found == Err(Errno::EINTR) {

@@ -49,7 +49,6 @@ pub struct Flock {
     path: PathBuf,
 }
 
-/// The result of an attempt to lock a file.
 #[derive(Debug)]
 pub enum Flocked {
     Held(Flock),
@@ -59,7 +58,6 @@ pub enum Flocked {
     Interrupted(Exit),
 }
 
-/// The parameters of a wait for a lock.
 pub struct FlockWait<'a> {
     pub host: &'a dyn Host,
     pub signals: &'a Signals,

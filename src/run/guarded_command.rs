@@ -16,7 +16,6 @@ use crate::history::{RunEnd, Use};
 use crate::lock::{Grant, Handle, ProcessId};
 use crate::signals::Signals;
 
-/// A command, its locks and its limits.
 pub struct GuardedCommand<'a> {
     pub context: &'a Context,
     pub locks: &'a LockSet,
@@ -28,21 +27,18 @@ pub struct GuardedCommand<'a> {
     pub supervisor: Option<ProcessId>,
     /// The success to record if the command ends with 0.
     pub reports: Option<SuccessReport>,
-    /// End of the leases, if there are leases from the beginning.
     pub shared_lease_end: Option<SharedLeaseEnd>,
 }
 
 /// The success of a command that csalock records under the lock.
 #[derive(Debug, Clone, Copy)]
 pub struct SuccessReport {
-    /// True if the run counts for the slot in which it began.
     pub in_slot: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub struct CommandLimits {
     pub ttl: Option<Duration>,
-    /// Maximum duration of the command.
     pub max_hold: Option<Duration>,
     /// Time between SIGTERM and SIGKILL.
     pub kill_after: Duration,
@@ -53,12 +49,10 @@ pub struct CommandLimits {
 }
 
 impl<'a> GuardedCommand<'a> {
-    /// Returns true if the command must succeed once in a slot.
     pub fn has_slot(&self) -> bool {
         self.reports.is_some_and(|reports| reports.in_slot)
     }
 
-    /// Returns the keeper of the command, if the locks have leases.
     pub fn keeper(&self, command: ProcessId) -> Option<KeeperConfig<'a>> {
         Some(KeeperConfig {
             context: self.context,
@@ -73,7 +67,6 @@ impl<'a> GuardedCommand<'a> {
         })
     }
 
-    /// Forks the child that will be the command, with these variables.
     /// Fails if the system has no room for another process or descriptor.
     pub fn fork(&self, variables: &[CString]) -> Result<SleepingChild<'a>> {
         // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So

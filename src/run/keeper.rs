@@ -53,9 +53,7 @@ pub struct KeeperConfig<'a> {
     pub proof: HandleHash,
     /// The owners; the keeper's work ends when all of them have ended.
     pub owners: Vec<ProcessId>,
-    /// Publishes the end of the lease to the other processes that must know it.
     pub shared_lease_end: SharedLeaseEnd,
-    /// True if the keeper kills the owners before their lease ends.
     pub kills: bool,
     /// True if the locks are held until the supervisor has recorded the success of the owners' work.
     pub is_reported: bool,
@@ -105,7 +103,6 @@ fn retry_until_ok<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     }
 }
 
-/// Waits for [`POLL_INTERVAL`].
 pub(super) fn pause() {
     let _ = wait_readable([], Some(POLL_INTERVAL));
 }
@@ -130,7 +127,6 @@ pub struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    /// Returns an eventfd for [`Keeper::new`].
     pub fn new_end_event() -> Result<OwnedFd> {
         new_event().map_err(|errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), ""))
     }
@@ -155,7 +151,6 @@ impl<'a> Keeper<'a> {
         self.pid.get().is_some() || self.done.get()
     }
 
-    /// Kills and reaps the keeper.
     pub fn stop(&self) {
         if let Some(pid) = self.pid.take() {
             let _ = kill(pid, Signal::SIGKILL);

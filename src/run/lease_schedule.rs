@@ -51,16 +51,13 @@ pub struct StopTimes {
     pub why: StopReason,
 }
 
-/// The reason for ending a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// The time of `--max-hold` is over.
     MaxHold,
     Lease,
 }
 
 impl StopTimes {
-    /// Returns the deadline of a command that started at `began` and has this `--max-hold`.
     pub fn of_max_hold(began: Duration, max_hold: Duration, kill_after: Duration) -> StopTimes {
         let term = began.saturating_add(max_hold);
         StopTimes { term, kill: term.saturating_add(kill_after), why: StopReason::MaxHold }

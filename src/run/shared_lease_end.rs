@@ -103,7 +103,6 @@ impl SharedLeaseEnd {
         self.0.paused_until.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Returns true if the command released the lock with this index.
     pub fn is_released(self, at: usize) -> bool {
         self.lock(at) == Some(RELEASED)
     }

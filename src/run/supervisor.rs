@@ -61,8 +61,7 @@ pub enum Notice<'a> {
 }
 
 impl<'a> Supervisor<'a> {
-    /// Creates the supervisor before the locks are acquired: it must not miss that another process ends a grant. It passes
-    /// messages to `tell`.
+    /// Creates the supervisor before the locks are acquired: it must not miss that another process ends a grant.
     pub fn new(
         guarded: &'a GuardedCommand<'a>,
         opened: &'a OpenLockSet<'a>,
@@ -233,7 +232,6 @@ fn run_end(ended: &ExitReport) -> RunEnd {
     RunEnd { exit, ..ended.run }
 }
 
-/// Returns our exit if the release shows no loss.
 fn exit_of_report(ended: &ExitReport) -> Exit {
     match (ended.shared_signal, ended.stopped) {
         (Some(signal), _) => Exit::Signal(signal),

@@ -16,7 +16,6 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct BoottimeTimer(TimerFd);
 
 impl BoottimeTimer {
-    /// Creates a timer that is not set.
     pub fn new() -> Result<BoottimeTimer> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let failed =

@@ -92,7 +92,6 @@ impl Directory {
         Ok(store)
     }
 
-    /// Keeps a listing for the next commit.
     fn keep_listing(&self, listing: Listing) {
         *guarded(&self.seen) = Some((listing.entry.clone(), Some(listing)));
     }
@@ -113,7 +112,6 @@ impl Directory {
         Ok(layout::boot_tag(&self.host.pid_space()?.boot))
     }
 
-    /// Returns the open store; `None` if it does not exist.
     fn existing(&self) -> Result<Option<Arc<Root>>> {
         self.opened(false)
     }
@@ -161,12 +159,10 @@ impl Directory {
         Error::os(Errno::ENOENT, "open the store", &self.path)
     }
 
-    /// Returns the path of the directory with the records, as far as it is known.
     fn records(&self) -> PathBuf {
         self.existing().ok().flatten().map_or_else(|| self.path.clone(), |root| root.path.clone())
     }
 
-    /// Returns the hosts that may use the store.
     fn scope(&self) -> Scope {
         match &*guarded(&self.root) {
             Some(root) => root.scope,

@@ -75,13 +75,11 @@ use crate::name::escape;
 /// Default prefix of the keys in etcd.
 const PREFIX: &str = "csalock";
 
-/// Default port of etcd for clients.
 const PORT: u16 = 2379;
 
 /// An etcd cluster and the key prefix of the store: `etcd://HOST:PORT,HOST:PORT/PREFIX`, and `etcds://` for TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
-    /// True if connections use TLS.
     pub tls: bool,
     /// Host and port of each server, as typed; at least one.
     pub endpoints: Vec<String>,

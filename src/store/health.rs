@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::host::{group_name, user_name};
 use crate::name::escape_path;
 
-/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// One or two words.
@@ -26,7 +25,6 @@ pub struct Finding {
     pub cure: Option<String>,
 }
 
-/// Verdict about an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Verdict {
     /// Locks work.

@@ -174,7 +174,6 @@ fn look_at(file: &File) -> nix::Result<Statx> {
     statx(file, "", StatxAt::EMPTY_PATH, wanted).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
 }
 
-/// Returns the creation time of the file, or its modification time if the creation time is unknown.
 fn begun(found: &Statx) -> Duration {
     let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     file_time(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec }, 0)
@@ -213,7 +212,6 @@ pub(super) fn watch(path: &Path) -> Option<Box<dyn Subscription>> {
     Some(Box::new(HistoryWatch(inotify)))
 }
 
-/// Maximum length of a line, in bytes.
 const MOST_OF_LINE: u64 = 64 << 10;
 
 /// Maximum number of bytes read of a generation, from its end.
@@ -356,7 +354,6 @@ mod tests {
         HistoryLimits { size, age: NOW }
     }
 
-    /// Runs `work` with a history file in a new directory.
     fn with(work: impl Fn(&HistoryFile<'_>, &Path)) {
         let place = tempfile::tempdir().unwrap();
         let directory = File::open(place.path()).unwrap();
@@ -418,7 +415,6 @@ mod tests {
         });
     }
 
-    /// Returns the number of bytes that this thread has read, of files and holes.
     fn read_bytes() -> u64 {
         let counts = fs::read_to_string("/proc/thread-self/io").unwrap();
         counts.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()

@@ -19,7 +19,6 @@ use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
 
 /// Leases on a clock that all users of a store share.
 pub trait Leases {
-    /// Grants a lease that ends `span` from now.
     fn grant(&self, span: Duration) -> Result<Lease>;
 
     /// Returns the time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
@@ -70,7 +69,6 @@ impl Leases for BootLeases {
 /// Maximum difference between the times that two processes compute for the beginning of one boot.
 const SAME_BEGINNING: Duration = Duration::from_secs(1);
 
-/// Returns a lease that ends `span` from now.
 pub fn lend_local(host: &dyn Host, span: Duration) -> Result<Lease> {
     let ends = |now: Duration| u64::try_from(now.saturating_add(span).as_millis()).unwrap_or(u64::MAX);
     let boot = host.pid_space()?.boot;
@@ -107,7 +105,6 @@ const TICK: Duration = Duration::from_millis(11);
 /// Number of remembered leases at which csalock forgets those that expired long ago.
 const MANY: usize = 1024;
 
-/// Returns a lease that expires `span` from now.
 pub(super) fn lend_shared(
     host: &dyn Host,
     span: Duration,
@@ -256,7 +253,6 @@ mod tests {
         lend_shared(host, 60 * SECOND, || Ok(store)).unwrap()
     }
 
-    /// Returns the time until a process with these sightings considers the lease expired, at this time of the store.
     fn left(seen: &Seen, host: &Fake, lease: &Lease, sightings: &[Sighting], store: Duration) -> Duration {
         let LeaseClock::FileSystem(begun) = &lease.clock else { panic!("{lease:?}") };
         seen.until_over(host, (lease, begun), sightings, || Ok(store)).unwrap()

@@ -40,7 +40,6 @@ pub(super) struct Mount {
     options: Vec<String>,
 }
 
-/// Returns the mount of this file or directory, or `None` if the kernel does not report it.
 pub(super) fn of(path: &Path) -> Option<Mount> {
     let number = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?.stx_mnt_id;
     parse(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, number)
@@ -133,7 +132,6 @@ impl Mount {
         }
     }
 
-    /// Returns true for a network file system on which csalock was not tested.
     fn is_untested(&self) -> bool {
         let kind = self.kind.as_str();
         kind.starts_with("fuse")
@@ -163,7 +161,6 @@ const NETWORK: [(u32, &str); 18] = [
     (0xBACB_ACBC, "vmhgfs"),
 ];
 
-/// Returns the name of a file system that other hosts may be using.
 pub(super) fn network(kind: FsType) -> Option<&'static str> {
     NETWORK.iter().find(|(number, _)| *number == kind.0 as u32).map(|(_, name)| *name)
 }

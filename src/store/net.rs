@@ -74,7 +74,6 @@ type Looked = (Duration, Result<Vec<SocketAddr>, CallError>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
 
-/// Connector for calls and for watches.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
@@ -85,7 +84,6 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// Connects to `HOST:PORT`, with TLS if that is configured.
     pub(super) fn dial(&self, server: &str) -> io::Result<Wire> {
         let socket = Socket::new(self.connect(server)?, self.call_deadline.clone())?;
         if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire::Plain(socket)) }

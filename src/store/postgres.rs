@@ -228,7 +228,6 @@ impl Postgres {
     }
 }
 
-/// Returns the number in this column; `None` for NULL.
 fn number(row: &Row, column: usize) -> Option<i64> {
     let bytes = row.get(column)?.as_deref()?;
     Some(i64::from_be_bytes(bytes.try_into().ok()?))
@@ -339,7 +338,6 @@ impl KnownLeases {
         *guarded(&self.time) = time.map(|time| (host.boottime(), time));
     }
 
-    /// Returns the server's time now, by a recent answer.
     fn time(&self, host: &dyn Host) -> Option<Duration> {
         let (at, time) = (*guarded(&self.time))?;
         let since = host.boottime().saturating_sub(at);

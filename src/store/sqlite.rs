@@ -74,7 +74,6 @@ const PAGE: &str = "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN
 /// Maximum number of bytes that a scan reads into memory at once, except for a single larger record.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Store in one SQLite database.
 pub struct Sqlite {
     path: PathBuf,
     host: Arc<dyn Host>,
@@ -103,7 +102,6 @@ impl Sqlite {
         Directory::open(&with_suffix(&self.path, "-waits"), Layout::Beside, self.host.clone())
     }
 
-    /// Returns the history file next to the database, which has the same users.
     fn history_file(&self) -> HistoryFile<'static> {
         let name = with_suffix(&self.path, "-history");
         HistoryFile { at: nix::fcntl::AT_FDCWD, name, like: self.path.clone() }

@@ -92,13 +92,11 @@ impl Remote {
         format!("ssh://{user}{at}{host}{port}{}", self.path)
     }
 
-    /// Returns the command for the shell of the host.
     fn command(&self) -> String {
         format!("csalock serve --stdio 'dir:{}'", self.path.replace('\'', "'\\''"))
     }
 }
 
-/// Store in a directory on another host.
 pub struct Ssh {
     client: Client,
 }
@@ -113,7 +111,6 @@ struct Cursor {
 }
 
 impl Ssh {
-    /// Returns a store in this directory. `program` replaces ssh(1).
     pub fn open(remote: &Remote, program: Option<OsString>, host: Arc<dyn Host>) -> Ssh {
         Ssh { client: Client::new(remote, program.unwrap_or_else(|| "ssh".into()), host) }
     }

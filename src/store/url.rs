@@ -43,7 +43,6 @@ pub enum Location {
     },
     Etcd(Cluster),
     Postgres(Database),
-    /// A directory on another host.
     Ssh(Remote),
 }
 
@@ -82,7 +81,6 @@ impl Location {
         }
     }
 
-    /// Returns the location of a store of the same kind in other files.
     pub(super) fn moved_to(&self, to: PathBuf) -> Location {
         let mut moved = self.clone();
         if let Location::Directory { path, .. } | Location::Sqlite { path } = &mut moved {
@@ -95,7 +93,6 @@ impl Location {
         matches!(self, Location::Sqlite { .. })
     }
 
-    /// Returns true if there is nothing at the path of a store in files.
     pub fn is_missing(&self) -> bool {
         self.path().is_some_and(|path| !path.exists())
     }
@@ -171,7 +168,6 @@ impl Location {
         OsString::from_vec(url)
     }
 
-    /// Returns true if the URL comes from [`Location::inherited_url`].
     pub fn is_inherited(url: &OsStr) -> bool {
         let (before, path) = url.as_bytes().split_at(path_at(url.as_bytes()));
         // An inherited URL has an absolute path.

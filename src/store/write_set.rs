@@ -22,7 +22,6 @@ pub enum CommitResult {
 }
 
 impl CommitResult {
-    /// Returns true if the changes stand.
     pub fn is_done(&self) -> bool {
         matches!(self, CommitResult::Done(_))
     }
@@ -98,7 +97,6 @@ impl Write<'_> {
 }
 
 impl<'a> LinesOfHistory<'a> {
-    /// Returns the lines that `make` returns.
     pub fn new(make: impl FnOnce() -> Vec<String> + 'a) -> LinesOfHistory<'a> {
         LinesOfHistory(LazyCell::new(Box::new(make)))
     }

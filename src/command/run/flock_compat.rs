@@ -51,7 +51,6 @@ impl FlockCompat {
         Ok(Some(FlockCompat { files, kinds }))
     }
 
-    /// Returns each file with the index of its lock, once for each kind.
     fn each(&self) -> impl Iterator<Item = (&Path, usize, FileLock)> {
         self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
     }

@@ -29,12 +29,10 @@ pub(super) struct Recurring<'a> {
 }
 
 impl<'a> Recurring<'a> {
-    /// Returns the job, unless the command is not one.
     pub(super) fn of(asked: &'a Run) -> Option<Recurring<'a>> {
         (asked.recurrence != Recurrence::default()).then_some(Recurring { asked })
     }
 
-    /// Returns true if the job must succeed once in a slot.
     pub(super) fn has_slots(&self) -> bool {
         self.asked.recurrence.once_per.is_some()
     }
@@ -138,8 +136,7 @@ impl<'a> Recurring<'a> {
         Ok(true)
     }
 
-    /// Returns the exit for a lock that was not acquired. With `--overdue` a busy lock is silent while the job has
-    /// succeeded in time.
+    /// With `--overdue` a busy lock is silent while the job has succeeded in time.
     pub(super) fn refused(
         &self,
         acquisition: &Acquisition<'_>,

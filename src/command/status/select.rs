@@ -189,7 +189,6 @@ pub(super) fn is_directory(typed: &OsStr) -> bool {
     typed.as_bytes().ends_with(b"/")
 }
 
-/// Returns true if the lock has no holder, no waiter and no value.
 pub(super) fn nothing_to_show(status: &LockStatus) -> bool {
     status.record.is_free() && status.record.value.is_none()
 }

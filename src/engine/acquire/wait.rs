@@ -54,7 +54,6 @@ impl Engine {
     }
 }
 
-/// Returns a process with entries in this record, and the supervisor that handles its end.
 fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watched {
     let owner = record.owners().find(|owner| owner.domain == *domain && owner.processes.contains(process));
     Watched { process: *process, supervisor: owner.and_then(|owner| owner.supervisor) }

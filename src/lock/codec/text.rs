@@ -14,7 +14,6 @@ use crate::lock::handle::HandleHash;
 pub(crate) trait Text: Sized {
     fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error>;
 
-    /// Fails if the text is invalid.
     fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Self, D::Error>;
 }
 

@@ -47,7 +47,6 @@ fn lease(ends: u64) -> Lease {
     Lease { clock: LeaseClock::FileSystem(Begun::default()), ends, wall: ends }
 }
 
-/// Returns the request of a job that runs as `pid` and wants the lock.
 fn wants(pid: i32, share: Mode) -> Acquire {
     wants_of(pid, share, 2)
 }
@@ -611,12 +610,10 @@ fn ask_with_pages<R: Request>(record: &Record, ask: &R, pages: &[(u64, Vec<Waite
     }
 }
 
-/// Returns the pids of the waiters, in order.
 fn waiters(record: &Record) -> Vec<i32> {
     record.waiters.iter().map(|waiter| waiter.process.pid).collect()
 }
 
-/// Returns a record with a holder, `count` waiters behind it and a page.
 fn crowded(count: usize) -> Record {
     let mut record = queue(&vec![Mode::Exclusive; count + 1]);
     record.pages = Some(Pages { first: 3, last: 3 });
@@ -681,7 +678,6 @@ fn a_waiter_on_a_page_in_transfer_leaves_by_the_record() {
     assert_eq!((record.pages, waiters(&record).last(), record.waiters.len()), (None, Some(&51), INLINE_WAITERS + 1));
 }
 
-/// Returns a record that process `pid` holds with this lifetime.
 fn held_by(pid: i32, lifetime: Lifetime) -> Record {
     let mut take = wants(pid, Mode::Exclusive);
     take.entry.lifetime = lifetime;
@@ -807,7 +803,6 @@ fn no_caller_evicts_an_owner_that_it_sees_alive() {
     assert!(matches!(step, Transition::Write { response: AcquireStep::Granted(..), .. }));
 }
 
-/// Returns the request of a caller that gives way to a newer one.
 fn wants_latest(pid: i32) -> Acquire {
     let mut request = wants(pid, Mode::Exclusive);
     request.entry.latest_only = true;

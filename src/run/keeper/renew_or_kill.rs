@@ -193,8 +193,7 @@ impl KeeperConfig<'_> {
         next_check
     }
 
-    /// Sends a signal to the owners. Without a pidfd (Linux before 5.3, some sandboxes), the pid counts as long as it still is
-    /// that of the owner.
+    /// Without a pidfd (Linux before 5.3, some sandboxes), the pid counts as long as it still is that of the owner.
     fn signal(&self, owners: &Owners<'_>, signal: Signal) {
         // The supervisor of a tree is an owner, too, but none of its processes.
         for (owner, pidfd) in owners.iter().filter(|(owner, _)| self.tree.is_none_or(|tree| tree.supervisor != **owner))
@@ -261,7 +260,6 @@ impl KeeperConfig<'_> {
     }
 }
 
-/// Returns true if this process still is the parent of the keeper.
 fn is_guarded(parent: Option<Pid>) -> bool {
     parent == Some(getppid())
 }

@@ -74,7 +74,6 @@ pub(super) struct EventLoop<'a> {
     pause: CommandPause,
     /// Next check of a command that must not run now.
     next_check: Option<Duration>,
-    /// True if a child of this process has ended since the last check.
     child_ended: bool,
     /// True if the command has ended, and others of its tree go on.
     is_left: bool,
@@ -161,7 +160,6 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Reacts to what happened while the command runs.
     fn react(&mut self) -> Result<()> {
         let event = self.drain();
         if std::mem::take(&mut self.child_ended) {

@@ -54,7 +54,6 @@ impl Drop for Channel {
     }
 }
 
-/// Notifies a waiter, if there is one.
 pub(super) fn notify(root: &Root, id: &[u8]) {
     let _ = root.drafts().map(|drafts| notify_file(drafts, &file_name(id)));
 }

@@ -303,7 +303,6 @@ impl Commit<'_> {
         synced.and_then(|()| self.root().sync()).map_err(Error::outcome_unknown)
     }
 
-    /// Returns a pointer with a new name, which tells the directory that it is made in.
     fn pointer(&self, stage: Stage, number: u64) -> Result<Pointer> {
         Ok(Pointer { stage, number, ident: self.store.ident()?, place: self.root().place })
     }
@@ -416,7 +415,6 @@ impl Listing {
         }
     }
 
-    /// Removes the records that this process has replaced, like [`Listing::remove_records`].
     pub(super) fn remove_replaced(&mut self) {
         for record in self.replaced.drain(..) {
             let _ = sys::remove_file(&self.directory, record.record().as_str());

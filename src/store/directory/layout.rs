@@ -64,7 +64,6 @@ pub(super) const WORK: &str = ".work";
 /// directory, so a killed user's empty directory would block its name for all others.
 pub(super) const LOCKS: &str = ".locks";
 
-/// The history, in the working directory.
 pub(super) const HISTORY: &str = "history";
 
 /// Prefixes in the working directory: the file with the highest removed version, and the marks of parked records.
@@ -91,7 +90,6 @@ const SEEN_OF_LONG: usize = 100;
 /// Maximum version number, so that the next number never begins anew with 0.
 const HIGHEST: u64 = u64::MAX >> 1;
 
-/// Returns true for the name of a draft in the working directory.
 pub(super) fn is_draft(name: &[u8]) -> bool {
     [NEW, CLOCK, CHANNEL, DEAD].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
 }
@@ -138,7 +136,6 @@ pub(crate) struct UniqueId {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Created, without a version number.
     Unnumbered,
     /// In use and never changed: the pointer file contains the record.
     Inline,
@@ -302,12 +299,10 @@ pub(super) fn number_of(digits: &str) -> Option<u64> {
     (number <= HIGHEST && number.to_string() == digits).then_some(number)
 }
 
-/// Returns the next version number; `None` if there is none.
 pub(super) fn next_version(number: u64) -> Option<u64> {
     (number < HIGHEST).then(|| number + 1)
 }
 
-/// Returns the part of a boot id that a [`UniqueId`] contains.
 pub(super) fn boot_tag(boot: &str) -> u32 {
     (boot_of(boot) >> 32) as u32
 }

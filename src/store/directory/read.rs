@@ -50,7 +50,6 @@ impl Entry {
         Entry { root: root.clone(), file_name: OsString::from_vec(file_name) }
     }
 
-    /// Returns true if both are the same place in the same open store.
     pub(super) fn is(&self, other: &Entry) -> bool {
         Arc::ptr_eq(&self.root, &other.root) && self.file_name == other.file_name
     }
@@ -138,7 +137,6 @@ impl Entry {
         })
     }
 
-    /// Returns the error for an entry that is not a directory.
     fn no_directory(&self, errno: Errno) -> Error {
         let found = fstatat(&self.root.directory, self.file_name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
         let kind = match found.map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT) {

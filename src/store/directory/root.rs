@@ -52,19 +52,16 @@ pub(super) struct Root {
     /// Mode of the directories in the store; `file_mode` is the mode of its files.
     pub(super) inner_mode: Mode,
     pub(super) file_mode: Mode,
-    /// Owner and group for the files that csalock creates in the store.
     pub(super) ownership: Ownership,
     pub(super) layout: Layout,
     pub(super) work: OnceLock<OwnedFd>,
     /// The token of the token file when this process last read it. Tokens only rise.
     pub(super) known_token: Mutex<Option<u64>>,
-    /// Set once the directories above the store are synced.
     pub(super) parents_synced: OnceLock<()>,
 }
 
 impl Root {
-    /// Opens the store at this path; returns `None` if it does not exist. `create` permits to create the directory with
-    /// the records in a directory with the sticky bit.
+    /// `create` permits to create the directory with the records in a directory with the sticky bit.
     pub(super) fn open(path: &Path, layout: Layout, create: bool) -> Result<Option<Root>> {
         let is_beside = layout == Layout::Beside;
         let directory = match open_through(path, !is_beside) {
@@ -267,7 +264,6 @@ fn of_home(error: Error, path: &Path, layout: Layout) -> Error {
     }
 }
 
-/// Returns the error for a store that [`open_through`] could not open.
 fn cannot_open(errno: Errno, path: &Path) -> Error {
     match errno {
         Errno::ENOTDIR if lstat(path).is_ok() => {
@@ -312,7 +308,6 @@ fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {
     }
 }
 
-/// Returns true if the entry with this name in a store's directory may be a record, as far as this can be determined.
 fn may_be_record(store: &OwnedFd, name: &[u8]) -> bool {
     match sys::open_directory(store, name).and_then(stranger_in) {
         Ok(stranger) => stranger.is_none(),
@@ -381,7 +376,6 @@ fn create_beside(path: &Path) -> Result<()> {
     }
 }
 
-/// Opens a directory; creates it if it does not exist.
 pub(super) fn open_or_put_directory(
     at: &OwnedFd,
     name: &str,
@@ -397,7 +391,6 @@ pub(super) fn open_or_put_directory(
     }
 }
 
-/// Returns the error for something else in the place of a directory that csalock works in.
 pub(super) fn not_a_directory(path: &Path) -> Error {
     let what = format!("{} is not a directory, as it must be to work in", escape_path(path));
     Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")

@@ -79,7 +79,6 @@ impl Directory {
     }
 }
 
-/// Removes drafts that were left behind; returns their number.
 fn sweep_drafts(root: &Root, drafts: &OwnedFd, now: Duration, dry_run: bool) -> Result<u64> {
     let failed = |errno| Error::os(errno, "sweep the store", &root.path);
     let now = if root.scope == Scope::Shared { root.file_system_time()? } else { now };

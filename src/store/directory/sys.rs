@@ -29,7 +29,6 @@ pub(in crate::store::directory) struct Ownership {
 }
 
 impl Ownership {
-    /// Returns the ownership for new files in this directory.
     pub(in crate::store::directory) fn in_directory(found: &FileStat) -> Ownership {
         let owner = Uid::from_raw(found.st_uid);
         let group = Gid::from_raw(found.st_gid);
@@ -73,7 +72,6 @@ impl Ownership {
     }
 }
 
-/// Opens a directory for listing it and for work in it.
 pub(super) fn open_directory(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<OwnedFd> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     answered(nix::fcntl::openat(at, name, flags, Mode::empty()))
@@ -183,7 +181,6 @@ fn sync_file(file: impl AsFd) -> Result<()> {
     }
 }
 
-/// Waits until the names in a directory are on disk.
 pub(super) fn sync_directory(directory: impl AsFd) -> Result<()> {
     match sync_file(directory) {
         // The file system does not support syncing directories. EROFS is different: ext4 returns it after an error that
@@ -272,7 +269,6 @@ pub(super) fn is_there(at: impl AsFd, path: &Path) -> Result<bool> {
     }
 }
 
-/// Visits the names in a directory that was just opened.
 pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     forget_listing(directory.as_fd());
     each_name_as_known(directory, visit)

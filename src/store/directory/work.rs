@@ -31,7 +31,6 @@ use crate::host::Host;
 use crate::name::escape_path;
 use crate::store::{Layout, Scope, guarded};
 
-/// Minimum time that a parked record keeps its place.
 const PARKED_AT_LEAST: Duration = Duration::from_secs(60);
 
 impl Root {
@@ -165,7 +164,6 @@ impl Root {
         self.sync()
     }
 
-    /// Waits until the names in the store, and the store itself, are on disk.
     pub(super) fn sync(&self) -> Result<()> {
         self.sync_names().map_err(|errno| Error::os(errno, "sync the store", &self.path))
     }
@@ -212,7 +210,6 @@ fn sync_above(store: &OwnedFd, layout: Layout) -> nix::Result<()> {
     }
 }
 
-/// Returns the error for a store with the highest version number, which cannot be reached by counting.
 pub(super) fn used_up(path: &Path) -> Error {
     let what = format!("no version number is left above those in {}", escape_path(path));
     Error::new(ErrorKind::Corrupt, what, "see who wrote that number there, and move it away")

@@ -98,7 +98,6 @@ impl Auth {
         guarded(&self.state).needless = true;
     }
 
-    /// Keeps a new token in memory and, if possible, in the directory.
     pub(super) fn remember(&self, token: &str) {
         guarded(&self.state).token = Some(token.to_string());
         let _ = self.directory(true).and_then(|directory| self.keep(&directory, token).ok());

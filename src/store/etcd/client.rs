@@ -243,7 +243,6 @@ impl Client {
         Ok((server, self.login.token(), line))
     }
 
-    /// Returns the error for a valid answer that does not fit the request.
     pub(super) fn nonsense(&self, what: &str) -> Error {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         Troubles(vec![(server, CallError::Strange(what.to_string()))]).error(&self.cluster)

@@ -159,7 +159,6 @@ impl Etcd {
         }
     }
 
-    /// Carries out effects one by one, as far as etcd accepts them.
     fn carry_out(&self, effects: &[Value]) {
         for effect in effects {
             let _ = self.client.ask::<Anything>("/v3/kv/txn", &json!({"success": [effect]}));

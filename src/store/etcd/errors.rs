@@ -51,7 +51,6 @@ impl Troubles {
         self.last().is_some_and(|last| last.says("lease not found"))
     }
 
-    /// Returns true if the cluster answered that it does not do this.
     pub(super) fn is_refusal(&self) -> bool {
         self.last().is_some_and(|last| matches!(last, CallError::Said(..)) && last.retry() == Retry::Answered)
     }

@@ -14,7 +14,6 @@ use super::errors::Troubles;
 use crate::name::escape;
 use crate::store::Finding;
 
-/// Maximum time of a request to one server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default, Deserialize)]
@@ -82,7 +81,6 @@ const FAULTS: [(&str, Releases); 4] = [
     ("users may bypass their roles", &[(4, 0..44), (5, 0..30), (6, 0..11)]),
 ];
 
-/// Returns a warning about a version with known faults.
 fn of_version(version: &str) -> Option<Finding> {
     let faults = faults(version);
     let found = format!("etcd {}: {}", escape(version.as_bytes()), faults.join("; "));

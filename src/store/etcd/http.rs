@@ -110,7 +110,6 @@ impl HttpRequest<'_> {
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) body: Vec<u8>,
-    /// True if the connection can be used again.
     pub(super) keeps_open: bool,
     /// Time of the server since 1970, in whole seconds, if the answer has it.
     pub(super) date: Option<Duration>,
@@ -282,7 +281,6 @@ fn strange(what: &str) -> CallError {
     CallError::Strange(format!("a strange answer: {what}"))
 }
 
-/// Returns the trusted authorities and the certificate of the client.
 pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
     let roots = trusted_roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());

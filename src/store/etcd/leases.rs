@@ -28,7 +28,6 @@ pub(super) struct Pending {
     pub(super) seconds: u64,
     /// Earliest end of the lease on CLOCK_BOOTTIME.
     pub(super) ends: Duration,
-    /// True if etcd has granted it.
     pub(super) is_granted: bool,
 }
 

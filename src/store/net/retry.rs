@@ -34,7 +34,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// Maximum time after a signal until a call notices it.
 const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 
-/// True while signals end calls.
 static SIGNALS_END_CALLS: AtomicBool = AtomicBool::new(false);
 
 /// While it exists, a pending signal ends each call to a server, or does not: a wait ends then, a release does not.
@@ -54,12 +53,10 @@ impl Drop for SignalsEndCalls {
     }
 }
 
-/// Returns true if a signal is pending that ends calls now.
 pub(in crate::store) fn is_interrupted(host: &dyn Host) -> bool {
     SIGNALS_END_CALLS.load(Ordering::SeqCst) && host.is_interrupted()
 }
 
-/// Returns the time after which a wait for a server must look for signals.
 pub(in crate::store) fn until_signal_check(left: Duration) -> Duration {
     if SIGNALS_END_CALLS.load(Ordering::SeqCst) { left.min(SIGNAL_CHECK) } else { left }
 }
@@ -184,7 +181,6 @@ pub(in crate::store) enum CallError {
     NamesFailed(String),
     /// The server cannot be reached, for this reason.
     Refused(String),
-    /// The server did not answer in time.
     Silent,
     Interrupted,
     /// The server closed the connection instead of answering.
@@ -194,7 +190,6 @@ pub(in crate::store) enum CallError {
     /// The server expects TLS, but the URL says otherwise.
     WantsTls,
     NoGateway,
-    /// The answer exceeded the maximum size.
     TooLong,
     Strange(String),
     /// gRPC status code and message of etcd.

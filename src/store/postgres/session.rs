@@ -110,7 +110,6 @@ impl Session {
         }
     }
 
-    /// Fails if the server is a standby.
     fn unless_standby(mut self) -> Done<Session> {
         let rows = self.exchange(&script("SELECT pg_is_in_recovery()", Duration::from_secs(4))?)?;
         let is_standby = rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()));

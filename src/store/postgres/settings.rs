@@ -57,7 +57,6 @@ pub(super) struct Methods {
     are_refused: bool,
 }
 
-/// Files and versions for TLS.
 #[derive(Clone, Default)]
 pub(super) struct Tls {
     /// Certificates of the authorities; without a file, those of the system.
@@ -176,12 +175,10 @@ impl Target {
         self.host.starts_with('/') && self.address.is_none()
     }
 
-    /// Returns the server as `HOST:PORT`.
     pub(super) fn server(&self) -> String {
         with_port(&self.host, self.port)
     }
 
-    /// Returns the place to connect to, as `HOST:PORT`.
     pub(super) fn place(&self) -> String {
         with_port(self.address.as_ref().unwrap_or(&self.host), self.port)
     }
@@ -277,7 +274,6 @@ impl Methods {
         Ok(Methods { names, are_refused })
     }
 
-    /// Returns true if the user accepts a login by this method.
     pub(super) fn permit(&self, method: &str) -> bool {
         self.names.is_empty() || self.names.iter().any(|name| name == method) != self.are_refused
     }

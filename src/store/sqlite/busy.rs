@@ -84,7 +84,6 @@ fn pause(span: Duration) -> bool {
     })
 }
 
-/// Returns the name of the VFS, for opening a database.
 #[expect(unsafe_code, reason = "SQLite's interface to the operating system is a table of C functions")]
 pub(super) fn vfs() -> &'static CStr {
     const NAME: &CStr = c"csalock";

@@ -54,7 +54,6 @@ static CONNECTIONS: Mutex<Vec<Weak<Mutex<Option<Database>>>>> = Mutex::new(Vec::
 /// frames.
 const MOST_OF_LOG: u64 = 12 * (4096 + 24);
 
-/// Returns a place for the connection of a store.
 pub(super) fn share() -> Shared {
     let place = Shared::default();
     let mut all = guarded(&CONNECTIONS);
@@ -70,7 +69,6 @@ pub(crate) fn close_before_fork() {
     all.iter().for_each(|place| *guarded(place) = None);
 }
 
-/// An open connection to the database.
 pub(super) struct Database {
     connection: Connection,
     /// Identity of the open file; `None` if it was missing, or had several names, when it was opened.
@@ -179,7 +177,6 @@ impl Sqlite {
         })
     }
 
-    /// Returns the connection, and opens it if necessary.
     fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
         match database {
             Some(database) => Ok(database),

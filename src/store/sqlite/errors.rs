@@ -20,7 +20,6 @@ const MOST_OF_COMMAND: usize = 256;
 
 const MOVE_IT_AWAY: &str = "nothing was changed; move it away when no process holds a lock in it";
 
-/// Cause of a failure.
 pub(super) enum Cause {
     Sqlite(rusqlite::Error),
     /// The database has other contents than csalock's: what is wrong, and a hint.
@@ -41,12 +40,10 @@ impl Cause {
         }
     }
 
-    /// Returns true if SQLite may not open a file or write it.
     pub(super) fn is_refused(&self) -> bool {
         matches!(self.code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
     }
 
-    /// Returns true if the database is invalid or could not be read.
     pub(super) fn looks_damaged(&self) -> bool {
         matches!(self.code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
     }
@@ -90,18 +87,15 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     Error::new(kind, format!("the database {} is kept locked by {by}", escape_path(path)), cure)
 }
 
-/// Returns the pid and the command line of a process, as messages show them.
 fn shown(pid: i32) -> String {
     let command = command_of(pid);
     format!("pid {pid} ({})", escape(&command[..command.len().min(MOST_OF_COMMAND)]))
 }
 
-/// Returns the cause for a database without the row that numbers the versions.
 pub(super) fn without_counter() -> Cause {
     Cause::Contents("has lost its row with the empty name, the last version number".to_string(), MOVE_IT_AWAY)
 }
 
-/// Returns the error for a failure of the database at `path`.
 pub(super) fn explain(cause: Cause, path: &Path) -> Error {
     let error = match cause {
         Cause::Contents(what, cure) => {

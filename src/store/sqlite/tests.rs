@@ -34,7 +34,6 @@ fn put(path: &Path) -> Result<CommitResult> {
     open(path)?.commit_and_finish(&WriteSet::of(b"x", None, Some(b"body")))
 }
 
-/// Returns the kinds of the failures of a read and of a write there.
 fn failures(path: &Path) -> (Option<ErrorKind>, Option<ErrorKind>) {
     let kind = |failed: Option<Error>| failed.map(|error| error.kind());
     (kind(open(path).and_then(|store| store.read(b"x")).err()), kind(put(path).err()))
@@ -48,7 +47,6 @@ fn with_database(change: &str) -> (TempDir, std::path::PathBuf) {
     (place, path)
 }
 
-/// Returns a connection to a database that has a rollback journal from now on.
 fn without_log(path: &Path) -> Connection {
     let connection = Connection::open(path).unwrap();
     assert_eq!(journal_mode(&connection, " = DELETE"), "delete");
@@ -225,7 +223,6 @@ fn with_a_log_a_writer_blocks_only_writers_and_a_reader_blocks_no_process() {
     assert!(matches!(write(), Ok(CommitResult::Done(_))));
 }
 
-/// Returns the sizes of the database and its log.
 fn sizes(path: &Path) -> (u64, u64) {
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
     (size(path), size(&with_suffix(path, "-wal")))

@@ -22,7 +22,6 @@ const LASTING: [&str; 7] = [
 
 #[derive(Debug)]
 pub(super) enum LinkError {
-    /// ssh(1) could not be started.
     NotStarted(io::Error),
     /// The connection has ended, with this message of ssh(1).
     Ended(String),

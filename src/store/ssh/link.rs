@@ -94,7 +94,6 @@ impl Link {
         Ok(())
     }
 
-    /// Sends a request, and returns the first reply to it.
     pub(super) fn ask(
         &mut self,
         host: &dyn Host,

@@ -209,7 +209,6 @@ impl Host for Clockwork {
     }
 }
 
-/// Returns a private store in a simulated file system.
 fn private_root(directory: OwnedFd, scope: Scope) -> Root {
     Root {
         has_channels: true,

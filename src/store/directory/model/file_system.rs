@@ -32,14 +32,11 @@ pub(crate) enum Node {
 /// A deliberate error of the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// Two renames of the same name may both succeed.
     TwoWinRename,
-    /// A rename can replace a directory that is not empty.
     ReplacesFullDirectory,
 }
 
 impl FileSystem {
-    /// Returns an empty store, or one with the tombstone of the lock.
     pub(crate) fn new(is_nfs: bool, has_tombstone: bool) -> FileSystem {
         let mut directories = BTreeMap::from([(STORE.to_string(), Names::new())]);
         if has_tombstone {
@@ -69,7 +66,6 @@ impl FileSystem {
         Ok(names)
     }
 
-    /// Makes a call for this client.
     pub(crate) fn apply(&mut self, client: usize, call: &Call, wrong: Option<Wrong>) -> Answer {
         let answer = self.try_to(call, wrong).unwrap_or_else(|errno| Answer::Failed(errno as i32));
         for place in call.places().into_iter().filter(|place| self.before.contains_key(*place)) {

@@ -16,7 +16,6 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 /// Identity of a directory: the name under which it was created, which is never used again.
 pub(crate) type Place = String;
 
-/// One system call on the shared file system.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Call {
     OpenDirectory { at: Place, name: String },

@@ -328,7 +328,6 @@ impl World {
     }
 }
 
-/// Runs an operation to its end without other clients.
 fn to_its_end(act: &Act, files: &mut FileSystem) -> Option<Found> {
     let mut answers = Vec::new();
     loop {

@@ -109,7 +109,6 @@ fn replies_are_lost_while_a_record_is_changed() {
     }
 }
 
-/// Checks that this error leads to two holders at once.
 fn two_hold_where(wrong: Wrong, clients: &[Script]) {
     let clients = clients.to_vec();
     let world = World { is_nfs: false, has_tombstone: false, clients, faults: NOTHING, wrong: Some(wrong) };
