@@ -68,7 +68,7 @@ pub struct Release(pub Credentials);
 pub struct Renew {
     pub credentials: Credentials,
     pub lifetime: Lifetime,
-    /// True if the holder has only waited under the grant until now ([`Grant::begin`]).
+    /// True if the holder has only waited under the grant until now (`Grant::begin`).
     pub begins: bool,
 }
 
