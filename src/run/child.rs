@@ -297,13 +297,25 @@ impl Tree {
         remains
     }
 
+    /// Returns the processes, parents first. `keeper` is the keeper of this process, which may still have its name.
+    fn processes(&self, keeper: Option<Pid>) -> Vec<ProcessId> {
+        let is_other = |child: &ProcStat| Some(Pid::from_raw(child.id().pid)) == keeper || self.is_other(child);
+        processes::descendants(&[self.supervisor, self.command], &is_other)
+    }
+
+    /// Returns true if a signal has stopped all processes.
+    pub(super) fn is_stopped(&self, keeper: Option<Pid>) -> bool {
+        let all = self.processes(keeper);
+        all.iter().filter(|process| **process != self.supervisor).all(|process| host::is_stopped(process.pid))
+    }
+
     /// Sends a signal to all processes but the command itself. Returns false if permission is denied for one of them.
-    pub(super) fn send(&self, signal: i32) -> bool {
+    pub(super) fn send(&self, signal: i32, keeper: Option<Pid>) -> bool {
         let (mut reached, mut is_allowed) = (BTreeSet::from([self.supervisor, self.command]), true);
         let mut was_empty = false;
         for _ in 0..MOST_SEARCHES {
-            let found = processes::descendants(&[self.supervisor, self.command], &|child| self.is_other(child));
-            let new: Vec<ProcessId> = found.into_iter().filter(|process| reached.insert(*process)).collect();
+            let found = self.processes(keeper).into_iter();
+            let new: Vec<ProcessId> = found.filter(|process| reached.insert(*process)).collect();
             // The children of a process that ends during a search are missed by that search.
             if new.is_empty() && was_empty {
                 break;

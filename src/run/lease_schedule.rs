@@ -35,7 +35,7 @@ use std::time::Duration;
 const ROUNDING: Duration = Duration::from_millis(5);
 
 /// Minimum delay of a limit that was missed, and of one that not even a busy machine sees so late.
-const MIN_DELAY: Duration = Duration::from_millis(50);
+const MIN_DELAY: Duration = Duration::from_millis(10);
 const MIN_SLEEP: Duration = Duration::from_secs(1);
 
 /// Minimum time that a command stays stopped for a store that does not answer: a machine that wakes up needs several seconds
@@ -109,7 +109,7 @@ impl LeaseSchedule {
     /// of this machine ran in time either, and the lock may still be ours.
     pub fn pause(self, due: StopTimes, now: Duration) -> Option<Pause> {
         let (delay, soon) = (now.saturating_sub(due.term), now + retry_pause(self.span));
-        let has_slept = delay >= MIN_SLEEP.max(self.span / 20) && soon >= due.kill;
+        let has_slept = delay >= MIN_SLEEP.max(self.span / 20);
         let until = if has_slept { now + MIN_PATIENCE.max(self.span / 2) } else { soon };
         let is_missed = delay >= MIN_DELAY && !self.span.is_zero();
         is_missed.then_some(Pause { lease_end: self.ends, began: now, until })
@@ -121,7 +121,7 @@ impl LeaseSchedule {
     }
 }
 
-/// The time while a command is stopped, because it is not known whether its lock is still held.
+/// The time for which a command is stopped, because it is not known whether its lock is still held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
     /// End of the lease at the beginning of the pause.
@@ -238,8 +238,8 @@ mod tests {
         let due = lease.supervisor(SECOND * 12);
         assert_eq!(lease.pause(due, 82 * SECOND), None, "it is seen in time");
         assert_eq!(lease.pause(due, 95 * SECOND).unwrap().until, 125 * SECOND, "it slept");
-        assert_eq!(lease.pause(lease.keeper(), 83 * SECOND).unwrap().until, 85 * SECOND, "it is late");
-        assert_eq!(lease.pause(due, 85 * SECOND).unwrap().until, 87 * SECOND, "SIGTERM can still come before the end");
+        assert_eq!(lease.pause(lease.keeper(), 84 * SECOND).unwrap().until, 86 * SECOND, "it is late");
+        assert_eq!(lease.pause(due, 83 * SECOND).unwrap().until, 85 * SECOND, "SIGTERM can still come before the end");
         assert_eq!(LeaseSchedule { span: Duration::ZERO, ..lease }.pause(due, 200 * SECOND), None, "the lock was lost");
         let pause = lease.pause(due, 200 * SECOND).unwrap();
         assert_eq!(pause.until, 230 * SECOND);

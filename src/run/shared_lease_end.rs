@@ -136,8 +136,12 @@ impl CommandPause {
         now: Duration,
         is_stopped: impl FnOnce() -> bool,
     ) -> (Option<Signal>, Option<Duration>) {
-        let paused_until = &shared.0.paused_until;
-        let pause = self.pause.or_else(|| lease.and_then(|(lease, due)| lease.pause(due, now)));
+        let paused_until = Duration::from_millis(shared.0.paused_until.load(Ordering::SeqCst));
+        let mut pause = self.pause.or_else(|| lease.and_then(|(lease, due)| lease.pause(due, now)));
+        if let Some(pause) = &mut pause {
+            // The other process may have more patience.
+            pause.until = pause.until.max(paused_until);
+        }
         let step = pause.map(|pause| lease.map_or(PauseStep::Resume, |(lease, _)| pause.step(lease.ends, now)));
         self.pause = pause.filter(|_| step != Some(PauseStep::Resume));
         match (step, pause) {
@@ -146,12 +150,12 @@ impl CommandPause {
                 let stop = (!is_stopped()).then_some(Signal::SIGSTOP);
                 if stop.is_some() {
                     self.has_stopped = true;
-                    paused_until.store(pause.until.as_millis() as u64, Ordering::SeqCst);
+                    shared.0.paused_until.store(pause.until.as_millis() as u64, Ordering::SeqCst);
                 }
                 (stop, Some(pause.until.min(now + STOP_INTERVAL)))
             }
             (Some(PauseStep::End), _) => {
-                paused_until.store(0, Ordering::SeqCst);
+                shared.end_pause();
                 (None, None)
             }
             _ if lease.is_none_or(|(_, due)| now < due.term) => {
@@ -159,10 +163,7 @@ impl CommandPause {
                 (was_stopped.then_some(Signal::SIGCONT), None)
             }
             // The other process may have stopped the command.
-            _ => {
-                let until = Duration::from_millis(paused_until.load(Ordering::SeqCst));
-                (None, Some(until).filter(|until| *until > now))
-            }
+            _ => (None, Some(paused_until).filter(|until| *until > now)),
         }
     }
 }

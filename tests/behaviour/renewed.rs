@@ -284,29 +284,45 @@ on_every_shared_store! {
         job.wait().complains(0, said);
     }
 
-    fn a_command_without_a_supervisor_goes_on_after_a_sleep(sandbox: &Sandbox) {
+    fn a_command_without_a_supervisor_is_ended_after_a_sleep(sandbox: &Sandbox) {
+        // Its caller, for example sudo(8), would see that it stops, and stop itself.
         let mut job = csalock(sandbox, &["run", "-F", "x", "dash", "-c", "echo; cat; :"]).spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
         sleep_beyond_the_lease(sandbox, &[keeper, job.pid()]);
-        job.send(Signal::SIGCONT);
         send(keeper, Signal::SIGCONT);
-        await_renewals(sandbox, "x", 2);
-        wait_until("the command goes on", || !is_stopped(job.pid()));
-        job.release();
-        job.wait().exits(0);
+        wait_until("the command is ended", || !lives(job.pid()));
+        assert_eq!(job.wait().signal, Some(9));
     }
 
     fn a_command_that_the_user_stopped_stays_stopped_after_a_sleep(sandbox: &Sandbox) {
-        let (job, command) = running(sandbox, &[]);
-        let keeper = the_keeper(sandbox);
-        sleep_beyond_the_lease(sandbox, &[keeper, job.pid(), command]);
-        job.send(Signal::SIGCONT);
-        send(keeper, Signal::SIGCONT);
-        await_renewals(sandbox, "x", 2);
-        assert!(is_stopped(command));
-        send(command, Signal::SIGCONT);
-        job.wait().exits(0);
+        for options in [&[][..], &["--tree"]] {
+            let (job, command) = running(sandbox, options);
+            let keeper = the_keeper(sandbox);
+            let all = [&[command][..], &children(command)].concat();
+            all.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
+            sleep_beyond_the_lease(sandbox, &[keeper, job.pid()]);
+            job.send(Signal::SIGCONT);
+            send(keeper, Signal::SIGCONT);
+            await_renewals(sandbox, "x", 2);
+            assert!(is_stopped(command), "{options:?}");
+            all.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
+            job.wait().exits(0);
+        }
+    }
+
+    fn a_keeper_that_dies_in_a_sleep_is_replaced_while_the_command_is_stopped(sandbox: &Sandbox) {
+        for options in [&[][..], &["--tree"]] {
+            let (job, command) = running(sandbox, options);
+            let keeper = the_keeper(sandbox);
+            sleep_beyond_the_lease(sandbox, &[keeper, job.pid(), command]);
+            send(keeper, Signal::SIGKILL);
+            job.send(Signal::SIGCONT);
+            send(command, Signal::SIGCONT);
+            await_renewals(sandbox, "x", 2);
+            wait_until("the command goes on", || !is_stopped(command));
+            job.wait().exits(0);
+        }
     }
 
     fn a_command_is_ended_after_a_sleep_in_which_another_host_acquired(sandbox: &Sandbox) {

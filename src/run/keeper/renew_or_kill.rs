@@ -14,7 +14,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{KeeperConfig, POLL_INTERVAL, drain, new_event, notify, pause, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
-use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, send};
+use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
@@ -84,10 +84,6 @@ impl KeeperConfig<'_> {
             let renew = || {
                 self.renew_loop(supervisor.is_some(), renew_now.as_fd(), &listeners, &ended);
                 if !ended.load(SeqCst) {
-                    // The locks were released while the owners were stopped, and the watch ends here.
-                    if self.shared_lease_end.end_pause() {
-                        self.owners.iter().for_each(|owner| _ = send(owner, Signal::CONT.as_raw()));
-                    }
                     detach::leave();
                 }
             };
@@ -153,12 +149,14 @@ impl KeeperConfig<'_> {
     /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
     fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, supervisor: Option<Pid>) -> Option<Duration> {
         let Some(ends) = self.shared_lease_end.load().filter(|_| self.kills) else {
-            return self.pause(watch, owners, None, is_guarded(supervisor));
+            return self.pause(watch, owners, None, supervisor);
         };
         let now = self.context.host.boottime();
-        let lease = *watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now));
+        // A keeper that replaces another one may see only now that the lease is over.
+        let known = watch.lease.or((ends <= now).then_some(LeaseSchedule { ends, span: self.context.lease() }));
+        let lease = *watch.lease.insert(LeaseSchedule::seen(known, ends, now));
         let StopTimes { term, kill, .. } = lease.keeper();
-        if let Some(next_check) = self.pause(watch, owners, Some(lease), is_guarded(supervisor)) {
+        if let Some(next_check) = self.pause(watch, owners, Some(lease), supervisor) {
             return Some(next_check);
         }
         if now >= kill {
@@ -179,14 +177,17 @@ impl KeeperConfig<'_> {
         watch: &mut LeaseWatch,
         owners: &Owners<'_>,
         lease: Option<LeaseSchedule>,
-        is_guarded: bool,
+        supervisor: Option<Pid>,
     ) -> Option<Duration> {
-        if self.timed || watch.terminated {
+        // The parent of a command that had no supervisor would see that it stops: sudo(8) then stops itself.
+        if self.timed || watch.terminated || supervisor.is_none() {
             return None;
         }
+        let is_guarded = is_guarded(supervisor);
         let due = |due: StopTimes| if is_guarded { StopTimes { term: due.kill, ..due } } else { due };
         let lease = lease.map(|lease| (lease, due(lease.keeper())));
-        let is_stopped = || self.tree.is_none() && owners.iter().all(|(owner, _)| is_stopped(owner.pid));
+        let all_stopped = || owners.iter().all(|(owner, _)| is_stopped(owner.pid));
+        let is_stopped = || self.tree.map_or_else(all_stopped, |tree| tree.is_stopped(None));
         let (signal, next_check) =
             watch.pause.step(self.shared_lease_end, lease, self.context.host.boottime(), is_stopped);
         signal.and_then(|signal| Signal::from_named_raw(signal as i32)).inspect(|signal| self.signal(owners, *signal));
@@ -208,7 +209,7 @@ impl KeeperConfig<'_> {
             };
         }
         if let Some(tree) = self.tree {
-            tree.send(signal.as_raw());
+            tree.send(signal.as_raw(), None);
         }
     }
 

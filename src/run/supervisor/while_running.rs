@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use rustix::process::WaitIdStatus;
 
 use super::Supervisor;
@@ -163,11 +164,11 @@ impl<'a> EventLoop<'a> {
     fn react(&mut self) -> Result<()> {
         let event = self.drain();
         if std::mem::take(&mut self.child_ended) {
-            self.command.reap_others(self.keeper.and_then(Keeper::process));
+            self.command.reap_others(self.keeper_pid());
         }
         // A process that was killed may have forked before.
         if let (Some(tree), Some((_, true))) = (self.tree, self.report.stopped) {
-            tree.send(Signal::SIGKILL as i32);
+            tree.send(Signal::SIGKILL as i32, self.keeper_pid());
         }
         let now = self.boottime();
         if self.report.stopped.is_none() && (event || self.is_due(now)) {
@@ -177,7 +178,11 @@ impl<'a> EventLoop<'a> {
     }
 
     fn tree_remains(&self) -> bool {
-        self.tree.is_some_and(|tree| tree.remains(self.keeper.and_then(Keeper::process)))
+        self.tree.is_some_and(|tree| tree.remains(self.keeper_pid()))
+    }
+
+    fn keeper_pid(&self) -> Option<Pid> {
+        self.keeper.and_then(Keeper::process)
     }
 
     /// Sends a signal to the command, or to its tree. Returns false if permission is denied.
@@ -187,8 +192,8 @@ impl<'a> EventLoop<'a> {
             let all = processes::descendants(&[self.process], &is_keeper);
             self.report.remaining.extend(all.into_iter().filter(|process| *process != self.process));
         }
-        let is_allowed = self.command.send(signal as i32);
-        self.tree.is_none_or(|tree| tree.send(signal as i32)) && is_allowed
+        let (is_allowed, keeper) = (self.command.send(signal as i32), self.keeper_pid());
+        self.tree.is_none_or(|tree| tree.send(signal as i32, keeper)) && is_allowed
     }
 
     fn boottime(&self) -> Duration {
@@ -242,7 +247,8 @@ impl<'a> EventLoop<'a> {
         let shared = self.supervisor.guarded.shared_lease_end.filter(|_| limits.kills && limits.ttl.is_none());
         let Some(shared) = shared else { return false };
         let lease = self.lease.map(|lease| (lease, lease.supervisor(limits.kill_after)));
-        let is_stopped = || self.tree.is_none() && is_stopped(self.process.pid);
+        let (tree, process, keeper) = (self.tree, self.process, self.keeper_pid());
+        let is_stopped = || tree.map_or_else(|| is_stopped(process.pid), |tree| tree.is_stopped(keeper));
         let (signal, next_check) = self.pause.step(shared, lease, now, is_stopped);
         if let Some(signal) = signal {
             self.send(signal);
