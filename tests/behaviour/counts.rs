@@ -47,6 +47,26 @@ fn a_release_to_a_waiter_makes_few_system_calls() {
     });
 }
 
+/// A wait of more than a second leaves a note of itself, which must not delay the command.
+#[test]
+fn a_command_starts_before_the_note_of_its_wait_is_removed() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let hold = format!("echo; until ls {} | grep -q '^%00'; do sleep 0.01; done", sandbox.store_path().display());
+    let mut holder = sandbox.csalock(["run", "L", "dash", "-c", &hold]).spawn();
+    holder.lines(1);
+    let mut wait = call(&sandbox, &["run", "-w", "inf", "L", TRUE]);
+    wait.env("CSALOCK_HANDLE", "0123456789abcdef0123456789abcdef");
+    let traced = trace(wait, None);
+    assert!(traced.status.success() && holder.wait().code == Some(0), "{traced:?}");
+    let last = |number: i64, path: &str| {
+        let is_it = |made: &Made| made.number == number as u64 && made.path.contains(path);
+        traced.made[0].iter().rposition(is_it)
+    };
+    let (started, removed) = (last(libc::SYS_sendmsg, ""), last(libc::SYS_unlinkat, "%00"));
+    assert!(started.is_some() && started < removed, "{started:?} {removed:?}: {traced:?}");
+    assert!(sandbox.is_tidy(), "no note is left");
+}
+
 /// Compares each count with its limit.
 fn check(what: &str, count: impl Fn(Kind, &[&str], usize) -> Option<(usize, usize)>) {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) || !has("strace") {
