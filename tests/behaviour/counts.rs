@@ -15,8 +15,8 @@ const RUN: &[&str] = &["run", "L", TRUE];
 const TRUE: &str = "/bin/true";
 
 const LIMITS: [(Kind, &[&str], usize); 7] = [
-    (Kind::Directory, RUN, 123),
-    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 123),
+    (Kind::Directory, RUN, 116),
+    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 116),
     (Kind::Directory, &["lock", "L"], 84),
     (Kind::Directory, &["unlock", "L"], 76),
     (Kind::Sqlite, RUN, 196),
