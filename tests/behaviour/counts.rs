@@ -47,6 +47,16 @@ fn a_release_to_a_waiter_makes_few_system_calls() {
     });
 }
 
+/// The release knows the record that the acquisition has written.
+#[test]
+fn a_run_of_a_free_lock_reads_no_record() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    sandbox.csalock(["run", "L", "true"]).run();
+    let traced = trace(call(&sandbox, RUN), None);
+    let is_opened = |made: &&Made| made.number == libc::SYS_openat as u64 && made.path.contains("rec.");
+    assert_eq!(traced.made.iter().flatten().filter(is_opened).count(), 1, "only the new record: {traced:?}");
+}
+
 /// A wait of more than a second leaves a note of itself, which must not delay the command.
 #[test]
 fn a_command_starts_before_the_note_of_its_wait_is_removed() {
