@@ -38,7 +38,7 @@ use crate::history::{HistoryLimits, Use};
 use crate::host::{Host, Unix};
 use crate::lock::{
     self, Break, Credentials, EndedGrant, Facts, Grant, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record,
-    Release, Request, Transition, decide,
+    Release, Request, Transition, Waiter, decide,
 };
 use crate::signals::StartupState;
 use crate::store::{CommitResult, Location, Scope, Store, Version, Versioned, WriteOptions};
@@ -84,6 +84,8 @@ pub struct Engine {
     location: Option<Location>,
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
+    /// Waits that ended with a grant and are still published, with their names.
+    granted_waits: Mutex<Vec<(Vec<u8>, Waiter)>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
@@ -115,6 +117,7 @@ impl Engine {
             location: None,
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),
+            granted_waits: Mutex::default(),
             #[cfg(debug_assertions)]
             trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
         }
@@ -233,6 +236,7 @@ impl Engine {
         let is_replaced = self.store.is_replaced();
         let ask = Release(Credentials { supervises: true, ..self.by_proof(proof)? });
         let released = self.apply_as(name, &ask, Remark { by: None, used: Some((proof, used)) })?;
+        self.retract_granted();
         let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
         Ok(if is_replaced { Err(lost()) } else { released })
     }
@@ -288,7 +292,7 @@ impl Engine {
 
     fn record_of(&self, name: &[u8], stored: Option<Versioned>) -> Result<VersionedRecord> {
         let Some(stored) = stored else { return Ok((None, Record::free(name))) };
-        let record = decode(&stored, &self.store.describe(name))?;
+        let record = decode(&stored, || self.store.describe(name))?;
         if record.name.is_empty() {
             return Ok((Some(stored.version), Record::free(name)));
         }
@@ -330,10 +334,10 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
 
 /// Reads a record. A torn record counts as absent if a power cut may have torn it: its name is then empty. Of a copied
 /// record only the parts count that depend on no process.
-fn decode(stored: &Versioned, place: &str) -> Result<Record> {
+fn decode(stored: &Versioned, place: impl FnOnce() -> String) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
-        Err(error) => Err(Error::corrupt(format!("{place}: {}", error.message())).in_version(stored.version)),
+        Err(error) => Err(Error::corrupt(format!("{}: {}", place(), error.message())).in_version(stored.version)),
         Ok(record) if stored.is_copy => Ok(record.into_copy()),
         decoded => decoded,
     }

@@ -82,7 +82,13 @@ impl Engine {
         if !attempt.may_leave_entry(&taken) {
             self.remove_witness(name, &request.handle.proof());
         }
-        attempt.retract();
+        let entry = &attempt.terms.entry;
+        // Without a lease, the supervisor of a command has time for that while the command runs.
+        let can_wait = entry.owner.supervisor.is_some() && entry.lifetime == Lifetime::WhileOwnerLives;
+        match &taken {
+            Ok(AcquireResult::Granted(..)) if can_wait => attempt.retract_later(),
+            _ => attempt.retract(),
+        }
         taken
     }
 

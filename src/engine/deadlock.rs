@@ -15,6 +15,7 @@ use super::Engine;
 use crate::error::Result;
 use crate::host::{Host, Invocation};
 use crate::lock::{Cycle, Facts, HandleHash, Liveness, ProcessId, Record, WaitEdges, WaitNode, Waiter, find_cycle};
+use crate::store::guarded;
 
 /// Delay after which a wait publishes its edges and checks for a deadlock. Most waits are shorter.
 pub(super) const DEADLOCK_DELAY: Duration = Duration::from_millis(1000);
@@ -81,6 +82,14 @@ impl Engine {
             self.change_edges(key, &|edges| edges.waits.retain(|(of, proof)| *proof != waiter.proof || of != name))
                 .map(drop)
         })
+    }
+
+    /// Removes the published edges of the waits of this process that ended with a grant. A command need not wait for this:
+    /// edges of a process that is not in the queue any more have no meaning.
+    pub fn retract_granted(&self) {
+        for (name, waiter) in std::mem::take(&mut *guarded(&self.granted_waits)) {
+            let _ = self.retract(&name, &waiter);
+        }
     }
 
     /// Changes the edges under this key and returns them. An unreadable object is removed, unless it gets edges.

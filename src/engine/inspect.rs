@@ -103,9 +103,10 @@ impl Engine {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
                 return Ok(());
             }
-            visit(
-                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.check_location(record, place)),
-            )
+            let record = stored
+                .and_then(|stored| decode(&stored, || place.to_string()))
+                .and_then(|record| self.check_location(record, place));
+            visit(record)
         })
     }
 

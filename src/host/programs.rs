@@ -46,7 +46,7 @@ pub(super) fn is_called_shell(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
 /// call, unless the call is such a string.
 pub(super) fn is_wrapper<'a>(stat: &ProcStat, arguments: &[Vec<u8>], ours: impl FnOnce() -> &'a [Vec<u8>]) -> bool {
     let is_shell = is_called_shell(stat, arguments);
-    if is_shell && !matches!(arguments, [_, option, _] if option == b"-c") {
+    if is_shell && !matches!(arguments, [_, option, string] if option == b"-c" && is_one_command(string)) {
         return false;
     }
     let [program, argument, ..] = ours() else { return false };

@@ -42,9 +42,6 @@ const RECORD: &str = "csalock";
 /// Maximum size of a record in bytes, enough for more than five thousand waiters.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
 
-/// Size in bytes from which hashing takes longer than asking the processor for instructions that do it.
-const LONG: usize = 2048;
-
 const MOST_PAGES: u64 = 10_000;
 
 pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
@@ -142,11 +139,7 @@ pub(crate) fn is_default<T: Default + PartialEq>(field: &T) -> bool {
 
 /// Returns the first 64 bits of the SHA-256.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
-    let digest: [u8; 32] = match bytes.len() {
-        ..LONG => Sha256::digest(bytes).into(),
-        _ => ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().try_into().unwrap_or_default(),
-    };
-    digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
+    Sha256::digest(bytes).iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
 pub fn encode(record: &Record) -> Vec<u8> {

@@ -100,7 +100,10 @@ impl<'a> Supervisor<'a> {
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.guarded.context.host.domain();
         let watched = (process, tree.as_ref());
-        let ended = EventLoop::new(&self, &mut command, watched, keeper.as_ref(), wake_socket.as_ref()).run()?;
+        let event_loop = EventLoop::new(&self, &mut command, watched, keeper.as_ref(), wake_socket.as_ref());
+        // The command has started, so it need not wait for this.
+        self.opened.each().for_each(|(_, engine)| engine.retract_granted());
+        let ended = event_loop.run()?;
         files.into_iter().for_each(Flock::unlock);
         let exit = match (ended.not_executed, keeper) {
             (Some(errno), keeper) => self.give_up(keeper.as_ref(), self.guarded.command_line.cannot_execute(errno)),

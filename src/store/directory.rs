@@ -96,7 +96,7 @@ impl Directory {
         *guarded(&self.seen) = Some((listing.entry.clone(), Some(listing)));
     }
 
-    /// Returns the record in this place if it has not changed since this process read it.
+    /// Returns the record in this place if it has not changed since this process read or wrote it.
     fn unchanged(&self, entry: &Entry) -> Option<Versioned> {
         match &*guarded(&self.seen) {
             Some((place, Some(listing))) if place.is(entry) => listing.unchanged_record(),

@@ -15,8 +15,8 @@ const RUN: &[&str] = &["run", "L", TRUE];
 const TRUE: &str = "/bin/true";
 
 const LIMITS: [(Kind, &[&str], usize); 7] = [
-    (Kind::Directory, RUN, 123),
-    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 123),
+    (Kind::Directory, RUN, 116),
+    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 116),
     (Kind::Directory, &["lock", "L"], 84),
     (Kind::Directory, &["unlock", "L"], 76),
     (Kind::Sqlite, RUN, 196),
@@ -45,6 +45,36 @@ fn a_release_to_a_waiter_makes_few_system_calls() {
         };
         Some((fewest(|| calls(kind, &["run", "L", "sh", "-c", wait])), limit))
     });
+}
+
+/// The release knows the record that the acquisition has written.
+#[test]
+fn a_run_of_a_free_lock_reads_no_record() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    sandbox.csalock(["run", "L", "true"]).run();
+    let traced = trace(call(&sandbox, RUN), None);
+    let is_opened = |made: &&Made| made.number == libc::SYS_openat as u64 && made.path.contains("rec.");
+    assert_eq!(traced.made.iter().flatten().filter(is_opened).count(), 1, "only the new record: {traced:?}");
+}
+
+/// A wait of more than a second leaves a note of itself, which must not delay the command.
+#[test]
+fn a_command_starts_before_the_note_of_its_wait_is_removed() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let hold = format!("echo; until ls {} | grep -q '^%00'; do sleep 0.01; done", sandbox.store_path().display());
+    let mut holder = sandbox.csalock(["run", "L", "dash", "-c", &hold]).spawn();
+    holder.lines(1);
+    let mut wait = call(&sandbox, &["run", "-w", "inf", "L", TRUE]);
+    wait.env("CSALOCK_HANDLE", "0123456789abcdef0123456789abcdef");
+    let traced = trace(wait, None);
+    assert!(traced.status.success() && holder.wait().code == Some(0), "{traced:?}");
+    let last = |number: i64, path: &str| {
+        let is_it = |made: &Made| made.number == number as u64 && made.path.contains(path);
+        traced.made[0].iter().rposition(is_it)
+    };
+    let (started, removed) = (last(libc::SYS_sendmsg, ""), last(libc::SYS_unlinkat, "%00"));
+    assert!(started.is_some() && started < removed, "{started:?} {removed:?}: {traced:?}");
+    assert!(sandbox.is_tidy(), "no note is left");
 }
 
 /// Compares each count with its limit.

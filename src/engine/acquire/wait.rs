@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::signals::Interrupt;
-use crate::store::{Topic, Version};
+use crate::store::{Topic, Version, guarded};
 
 /// Time past the end of a lease that covers the rounding of every clock.
 const ROUNDING: Duration = Duration::from_millis(1);
@@ -224,6 +224,13 @@ impl<'a> AcquireAttempt<'a> {
     pub(super) fn wake<'b>(&self, waiters: impl Iterator<Item = &'b HandleHash>) {
         for waiter in waiters.filter(|waiter| **waiter != self.terms.entry.proof) {
             self.engine.host.wake(WakeAddress::Waiter(waiter));
+        }
+    }
+
+    /// Leaves the edges of this wait, which has ended with a grant, to [`Engine::retract_granted`].
+    pub(super) fn retract_later(&mut self) {
+        if std::mem::take(&mut self.is_published) {
+            guarded(&self.engine.granted_waits).push((self.name.to_vec(), self.terms.entry.clone()));
         }
     }
 

@@ -344,7 +344,8 @@ impl<'a> EventLoop<'a> {
         let killed = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::was_killed);
         let by_keeper = killed && (exit == Exit::signalled(Signal::SIGKILL as i32) || self.tree.is_some());
         ExitReport {
-            not_executed: self.command.exec_error(),
+            // A child that could not execute the command has not ended with 0.
+            not_executed: if exit.code() == 0 { None } else { self.command.exec_error() },
             exit,
             run: RunEnd { exit: exit.code(), signal: by_signal, ran },
             shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),

@@ -35,7 +35,7 @@ use super::{Directory, sys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::name::escape_path;
-use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions, guarded};
+use crate::store::{CommitResult, Durability, Layout, Scope, Version, Versioned, WriteOptions, guarded};
 
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
@@ -95,7 +95,7 @@ impl Commit<'_> {
         match listing.number(&unnumbered, self.host()) {
             Ok(Some(numbered)) => {
                 self.sync_names(Some(&listing))?;
-                self.store.keep_listing(listing.moved_to(numbered));
+                self.store.keep_listing(listing.moved_to(numbered, Some(body)));
                 Ok(CommitResult::Done(numbered.version()))
             }
             // No process may number a record whose creation we report as failed.
@@ -191,7 +191,7 @@ impl Commit<'_> {
         // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
         if listing.advance(pointer, &next)? {
             self.sync_names(Some(&listing))?;
-            self.store.keep_listing(listing.moved_to(next));
+            self.store.keep_listing(listing.moved_to(next, Some(body)));
             return Ok(CommitResult::Done(next.version()));
         }
         // The reply to our rename may have been lost.
@@ -216,7 +216,7 @@ impl Commit<'_> {
         listing.remove_replaced();
         // A store that keeps no tombstone costs time, but the record is gone.
         if self.park().unwrap_or(false) {
-            let mut listing = listing.moved_to(end);
+            let mut listing = listing.moved_to(end, None);
             listing.remove_replaced();
             self.store.keep_listing(listing);
         } else if let Err(error) = listing.purge(&end, self.options.durability)
@@ -338,14 +338,15 @@ impl Listing {
         Ok(self.advance(unnumbered, &numbered)?.then_some(numbered))
     }
 
-    /// Returns the listing after a commit that put this pointer in place, provided that no other process commits.
-    fn moved_to(mut self, pointer: Pointer) -> Listing {
+    /// Returns the listing after a commit that put this pointer, and the record `body`, in place, provided that no other
+    /// process commits.
+    fn moved_to(mut self, pointer: Pointer, body: Option<&[u8]>) -> Listing {
         self.replaced.append(&mut self.records);
         if pointer.stage == Stage::Current {
             self.records.push(pointer.ident);
         }
         self.pointer = Some(pointer);
-        self.stored = None;
+        self.stored = body.map(|body| Versioned::new(pointer.version(), body.to_vec()));
         self
     }
 

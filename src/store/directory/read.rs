@@ -41,7 +41,7 @@ pub(super) struct Listing {
     /// The records that this process has replaced and not yet removed.
     pub(super) replaced: Vec<UniqueId>,
     pub(super) silly_renames: Vec<Vec<u8>>,
-    /// The record that the pointer leads to, if it was read.
+    /// The record that the pointer leads to, if this process has read or written it.
     pub(super) stored: Option<Versioned>,
 }
 
@@ -209,8 +209,8 @@ impl Listing {
         Ok(self.stored.clone())
     }
 
-    /// Returns the record that was read from here, if the pointer to it still stands. The look begins at the store,
-    /// because a user may have moved the record's directory away. On a shared store it would not save a request.
+    /// Returns the record that was read from here, or written, if the pointer to it still stands. The look begins at the
+    /// store, because a user may have moved the record's directory away. On a shared store it would not save a request.
     pub(super) fn unchanged_record(&self) -> Option<Versioned> {
         let stored = self.stored.as_ref()?;
         let Entry { root, file_name } = &self.entry;
