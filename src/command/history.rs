@@ -73,6 +73,9 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let now = context.host.wall();
     let style = output_style(&asked.common, asked.utc);
     let (begin, end) = period(asked, style.zone, now);
+    if begin > end {
+        return Err(Error::new(ErrorKind::InvalidInput, "--until is before --since", "exchange the two times").into());
+    }
     let exact = wanted.exact(&found);
     let refusals = if unreadable.is_empty() { wanted.unknown(&found, &location) } else { Vec::new() };
     refusals.iter().for_each(|refusal| asked.common.note_unless_json(refusal));
@@ -93,10 +96,18 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         print_json(&found.chain(refused).collect::<Vec<_>>())?;
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
-        if asked.at.is_some() && found.is_empty() {
-            let [from, to] = [begin, end].map(|at| style.zone.full(Duration::from_millis(at)));
-            let when = if from == to { format!("at {from}") } else { format!("from {from} to {to}") };
-            asked.common.note(&format!("the history shows no lock that was held {when}"));
+        if found.is_empty() && refusals.is_empty() && unreadable.is_empty() {
+            let time = |at| style.zone.full(Duration::from_millis(at));
+            let when = match (begin, end) {
+                (0, u64::MAX) => String::new(),
+                (0, end) => format!(" until {}", time(end)),
+                (begin, u64::MAX) => format!(" since {}", time(begin)),
+                (begin, end) if time(begin) == time(end) => format!(" at {}", time(begin)),
+                (begin, end) => format!(" from {} to {}", time(begin), time(end)),
+            };
+            let such = if asked.names.is_empty() { "" } else { " such" };
+            let store = escape(location.url().as_encoded_bytes());
+            asked.common.note(&format!("the history of {store} shows no{such} lock that was held{when}"));
         }
     }
     let kind = unreadable.last().map(Error::kind).or(refusals.first().map(|refusal| refusal.kind));

@@ -118,6 +118,13 @@ impl Location {
                 "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or etcds://HOST/PREFIX",
             )
         };
+        if bytes.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "the URL of the store is empty",
+                "use dir:PATH, or another URL",
+            ));
+        }
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
             _ if bytes.contains(&b'/') => (&b"dir"[..], bytes),

@@ -47,11 +47,15 @@ fn table(text: &str) -> String {
 
 const HEADER: &str = "NAME|END|\n";
 
+const EMPTY: &str = "csalock: the history of STORE shows no lock that was held\n";
+
 on_every_store! {
     fn an_empty_history_is_shown_without_creating_files(sandbox: &Sandbox) {
-        sandbox.csalock(["history"]).run();
+        sandbox.csalock(["history"]).stderr(EMPTY).run();
         sandbox.csalock(["history", "-q", "x", "y*"]).capture().exits(81);
         sandbox.csalock(["history", "--json"]).stdout("[]\n").run();
+        let said = "csalock: --until is before --since; exchange the two times\n";
+        sandbox.csalock(["history", "--since", "2h", "--until", "3h"]).status(64).stderr(said).run();
         assert!(!sandbox.store_exists());
         assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
     }
@@ -269,7 +273,7 @@ on_every_store! {
             assert_eq!(names(words), wanted, "{words:?}");
         }
         let at = |words: &[&str]| sandbox.csalock(["history"].iter().chain(words)).env(CLOCK, still::noon());
-        at(&["--at", "02:13"]).stderr("csalock: the history shows no lock that was held from TIME to TIME\n").run();
+        at(&["--at", "02:13"]).stderr("csalock: the history of STORE shows no lock that was held from TIME to TIME\n").run();
         at(&["--at", "02:13", "--json"]).stdout("[]\n").run();
         let no_time = "is not a time or a duration; use for example 12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or \
                        2026-11-21T02:13:05Z";
@@ -331,7 +335,7 @@ on_every_store! {
         sandbox.csalock(["run", "x", "true"]).run();
         std::thread::sleep(Duration::from_millis(2100));
         let young = |words: &[&str]| sandbox.csalock(["history"].iter().chain(words)).env("CSALOCK_HISTORY_AGE", "1s");
-        young(&[]).run();
+        young(&[]).stderr(EMPTY).run();
         young(&["--json"]).stdout("[]\n").run();
         assert_eq!(ends(&past(sandbox, &[])), ["x released true"]);
         // Stores with a key for each line remove the lines now and then.

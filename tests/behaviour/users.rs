@@ -428,8 +428,8 @@ fn the_home_of_another_user_is_named_as_the_cause() {
     let call = || Anne.csalock(&sandbox, "", &["run", "x", "true"]).without("XDG_STATE_HOME");
     let told = |doing| {
         format!(
-            "csalock: cannot {doing} the store SANDBOX/home/.local/state/csalock: Permission denied; SANDBOX/home is the home of \
-             another user: set HOME to that of this user (su -, sudo -H), or name another store with --store or CSALOCK_STORE\n"
+            "csalock: cannot {doing} the store SANDBOX/home/.local/state/csalock: Permission denied; SANDBOX/home belongs to another \
+             user: set HOME if it is not the home of this one (su -, sudo -H), or name another store with --store or CSALOCK_STORE\n"
         )
     };
     call().status(77).stderr(told("open")).run();

@@ -256,8 +256,8 @@ fn of_home(error: Error, path: &Path, layout: Layout) -> Error {
     let is_foreign = |home: &&Path| stat(*home).is_ok_and(|found| found.st_uid != geteuid().as_raw());
     match home.filter(|_| error.kind() == ErrorKind::Denied && !geteuid().is_root()).filter(is_foreign) {
         Some(home) => error.with_hint(format!(
-            "{} is the home of another user: set HOME to that of this user (su -, sudo -H), or name another store with \
-             --store or CSALOCK_STORE",
+            "{} belongs to another user: set HOME if it is not the home of this one (su -, sudo -H), or name another store \
+             with --store or CSALOCK_STORE",
             escape_path(home)
         )),
         None => error,
@@ -268,7 +268,7 @@ fn cannot_open(errno: Errno, path: &Path) -> Error {
     match errno {
         Errno::ENOTDIR if lstat(path).is_ok() => {
             let what = format!("{} is not a store: {}", escape_path(path), errno.desc());
-            let cure = "see who made it, and move it away, or name another store with --store";
+            let cure = "check the path: name a directory with --store, or move the file away";
             Error::new(ErrorKind::Corrupt, what, cure)
         }
         Errno::ELOOP if stat(path).err() != Some(Errno::ELOOP) => {
@@ -303,7 +303,7 @@ fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {
         (Err(errno), _) => Err(Error::os(errno, "list the store", path)),
         (Ok(()), Some(name)) => {
             let what = format!("{} is not a store: {name} is in it", escape_path(path));
-            Err(Error::new(ErrorKind::Corrupt, what, "see the path; name a new directory, or an empty one"))
+            Err(Error::new(ErrorKind::Corrupt, what, "check the path; name a new directory, or an empty one"))
         }
     }
 }

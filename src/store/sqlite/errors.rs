@@ -112,7 +112,7 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => failed(
             ErrorKind::Corrupt,
             "is damaged, or no database at all",
-            "nothing was changed; move it away, or name another store with --store",
+            "nothing was changed; check the path: name another store with --store, or move the file away",
         ),
         Some(ErrorCode::Unknown) => failed(ErrorKind::Corrupt, "lacks what csalock put in it", MOVE_IT_AWAY),
         Some(ErrorCode::CannotOpen) if path.as_os_str().len() >= LONGEST_PATH => {

@@ -198,7 +198,8 @@ fn a_link_in_place_of_the_store_is_followed_if_no_other_user_can_have_created_it
 fn a_foreign_object_in_place_of_the_store_is_named_and_left_alone() {
     let sandbox = Sandbox::new(Kind::Directory);
     let outside = Outside::new(&sandbox);
-    let foreign = "is not a store: Not a directory; see who made it, and move it away, or name another store";
+    let foreign =
+        "is not a store: Not a directory; check the path: name a directory with --store, or move the file away";
     let mut strange = vec![
         ("ln -s $STORE", 69, "its links lead to each other without an end; correct them, or name the real path"),
         ("mkfifo", 65, foreign),
