@@ -39,6 +39,11 @@ pub fn is_path(name: &[u8]) -> bool {
     name.contains(&b'/') || matches!(name, b"." | b"..")
 }
 
+/// Returns true if an argument means the locks of all files in a directory.
+pub(crate) fn is_directory(typed: &OsStr) -> bool {
+    typed.as_bytes().ends_with(b"/")
+}
+
 /// A relative path starts at `current`. Returns an error if the current directory was removed: `current` is empty then.
 pub fn absolute(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     let path = Path::new(path);

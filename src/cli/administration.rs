@@ -104,8 +104,8 @@ pub struct Overdue {
 /// Check the history for two holders at once and for falling tokens
 ///
 /// Changes nothing. Replays the history of a store and reports grants that exclude each other and overlap, and tokens
-/// that do not rise within a name. It also reports what it cannot know. Exits with 0 if it finds no fault, and with 65
-/// otherwise.
+/// that do not rise within a name. It also reports what it cannot know. Exits with 0 if it finds no fault, with 65 if it
+/// finds one, and with 81 if a name has no history.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock audit [OPTION]... [NAME]...")]
 pub struct Audit {
@@ -173,7 +173,7 @@ pub struct Gc {
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock doctor [OPTION]... [NAME]")]
 pub struct Doctor {
-    /// Check the store of this lock; for a path without a chosen store, the store beside that file
+    /// Check the store of this lock; for a path without a chosen store, the store beside that file, or in DIR/
     #[arg(value_name = "NAME")]
     pub name: Option<OsString>,
     /// Options of every command.

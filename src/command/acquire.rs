@@ -1,7 +1,7 @@
 //! The sequence of every command that acquires: request, wait, then grant or refusal.
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +20,13 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::ExpectedTurn;
-use crate::host::processes::descendants;
 use crate::host::{self, Host, ThisProcess, command_of};
 use crate::lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Refusal,
 };
 use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
-use crate::run::child::is_keeper;
+use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames, left_by_end};
+use crate::run::child::{remaining, started_by};
 use crate::signals::{Interrupt, Signals};
 use crate::store::{Location, StoreDeadline};
 
@@ -167,11 +166,20 @@ impl<'a> Acquisition<'a> {
         progress.locks_file = self.locks_file;
         let mut replacement =
             self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after, &request.owner));
-        acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
-            let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
-            let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
-            progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
-        })
+        let ended =
+            acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
+                let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
+                let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
+                progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
+            });
+        // `--busy replace` is for one lock.
+        for (owner, started) in replacement.into_iter().flat_map(|replacement| replacement.started.into_values()) {
+            if matches!(ended, Ok(AcquireAllResult::Granted(..))) {
+                let name = escape(&opened.target(0).display_name);
+                tell_of_remaining(self.common, opened.reporter(0).host, &name, &owner, started);
+            }
+        }
+        ended
     }
 
     /// Writes a value, if necessary after a wait for its lock, and reports the wait.
@@ -230,6 +238,20 @@ impl<'a> Acquisition<'a> {
     }
 }
 
+/// Tells which of these processes go on, although the holder that had started them was ended.
+pub(super) fn tell_of_remaining(
+    common: &Common,
+    host: &dyn Host,
+    name: &str,
+    holder: &Owner,
+    started: BTreeSet<ProcessId>,
+) {
+    let remaining = if common.quiet { Vec::new() } else { remaining(host, started) };
+    if !remaining.is_empty() {
+        common.note(&left_by_end(name, holder, &remaining));
+    }
+}
+
 const HOLDER_CHECK: Duration = Duration::from_millis(500);
 
 /// The end of the holders that `--busy replace` found when it entered the queue. A later holder came before the caller,
@@ -242,12 +264,21 @@ struct HolderReplacement<'a> {
     holders: Option<Vec<HandleHash>>,
     /// The processes that were asked to end, and when they are killed next, on CLOCK_BOOTTIME.
     asked: BTreeMap<ProcessId, Duration>,
+    /// The owners of these processes, and the processes that they had started.
+    started: BTreeMap<ProcessId, (Arc<Owner>, BTreeSet<ProcessId>)>,
 }
 
 impl<'a> HolderReplacement<'a> {
     fn new(common: &'a Common, kill_after: Duration, by: &Owner) -> HolderReplacement<'a> {
         let request = EndRequest { by: by.clone(), replaces: true }.into();
-        HolderReplacement { common, kill_after, request, holders: None, asked: BTreeMap::new() }
+        HolderReplacement {
+            common,
+            kill_after,
+            request,
+            holders: None,
+            asked: BTreeMap::new(),
+            started: BTreeMap::new(),
+        }
     }
 
     /// Sends the signals that are due. Returns the maximum time until the next call.
@@ -282,6 +313,9 @@ impl<'a> HolderReplacement<'a> {
             return;
         }
         let name = escape(&target.display_name);
+        let found: Vec<ProcessId> = started_by(process).collect();
+        let (_, started) = self.started.entry(process).or_insert_with(|| (grant.owner.clone(), BTreeSet::new()));
+        started.extend(&found);
         match self.asked.get(&process).copied() {
             None => {
                 self.common.note(&format!("lock {name}: asked its holder to end: {}", reporter.holder(grant)));
@@ -299,9 +333,8 @@ impl<'a> HolderReplacement<'a> {
                 self.common.note(&format!("lock {name}: killed its holder, pid {}", process.pid));
                 // A supervisor that holds on after the end of its command waits for the processes that this left.
                 let is_left = supervisor == Some(process) && grant.owner.processes.first() != Some(&process);
-                let all = if is_left { descendants(&[process], &is_keeper) } else { vec![process] };
-                for process in all.iter().skip(usize::from(is_left)) {
-                    let _ = host::send(process, libc::SIGKILL);
+                for process in if is_left { found } else { vec![process] } {
+                    let _ = host::send(&process, libc::SIGKILL);
                 }
                 self.asked.insert(process, now.saturating_add(HOLDER_CHECK));
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
-use super::context::{Context, print, print_json};
+use super::context::{Context, eprint_line, print, print_json};
 use super::history::{Filter, none_in, standing};
 use crate::cli::Audit;
 use crate::engine::{Engine, LockStatus};
@@ -56,13 +56,23 @@ pub(super) fn run(context: &Context, asked: &Audit) -> anyhow::Result<Exit> {
         );
         report.unknown.push(("clock", what));
     }
+    // The name of a record that cannot be read is unknown.
+    let known = material.grants.iter().chain(&material.ended);
+    let unknown_names = if material.unreadable.is_empty() { wanted.unknown(known, &location) } else { Vec::new() };
+    let is_of_nothing = material.grants.is_empty() && !unknown_names.is_empty();
     let has_faults = !audit.faults.is_empty() || !material.unreadable.is_empty();
     if asked.common.json {
+        report.unknown.extend(unknown_names.iter().map(|refusal| ("name", refusal.message.clone())));
         print_json(&report.json())?;
-    } else if has_faults || !asked.common.quiet {
-        print(report.text(&context.host.name(), style))?;
+    } else {
+        // A mistyped name must not pass the quiet check of every night.
+        unknown_names.iter().for_each(|refusal| eprint_line(&refusal.to_string()));
+        if has_faults || !(asked.common.quiet || is_of_nothing) {
+            print(report.text(&context.host.name(), style))?;
+        }
     }
-    Ok(if has_faults { ErrorKind::Corrupt.into() } else { Exit::Done })
+    let unknown_name = unknown_names.first().map_or(Exit::Done, |refusal| refusal.kind.into());
+    Ok(if has_faults { ErrorKind::Corrupt.into() } else { unknown_name })
 }
 
 fn example(past: &Past) -> String {

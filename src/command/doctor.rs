@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::history::HoldTimes;
 use crate::host::Host;
 use crate::lock::{Grant, Liveness, Page, encode_auxiliary};
-use crate::name::{escape, shell_quote};
+use crate::name::{escape, is_directory, shell_quote};
 use crate::report::{OutputStyle, Zone, findings_text, json};
 use crate::signals::Signals;
 use crate::store::{CommitResult, Finding, Location, Scope, Scratch, Store, Verdict, Version, WriteSet};
@@ -36,6 +36,7 @@ const TRIES: u32 = 3;
 pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
     let location = match &asked.name {
         None => context.store(&asked.common),
+        Some(name) if is_directory(name) => context.store_in(&asked.common, name).map(|(location, _)| location),
         Some(name) => context.target(&asked.common, name).map(|target| target.location),
     };
     // An interrupt is handled when none of our traces are left in the store.

@@ -77,7 +77,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         return Err(Error::new(ErrorKind::InvalidInput, "--until is before --since", "exchange the two times").into());
     }
     let exact = wanted.exact(&found);
-    let refusals = if unreadable.is_empty() { wanted.unknown(&found, &location) } else { Vec::new() };
+    let refusals = if unreadable.is_empty() { wanted.unknown(found.iter(), &location) } else { Vec::new() };
     refusals.iter().for_each(|refusal| asked.common.note_unless_json(refusal));
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
     found.retain(|past| stood(past) && wanted.has(&past.name, &exact));
@@ -153,10 +153,14 @@ impl Filter {
     }
 
     /// Returns a report about each requested name or pattern that no grant in this store has.
-    fn unknown(&self, found: &[Past], location: &Location) -> Vec<RefusalReport> {
+    pub(super) fn unknown<'p>(
+        &self,
+        found: impl Iterator<Item = &'p Past> + Clone,
+        location: &Location,
+    ) -> Vec<RefusalReport> {
         let has = |wanted: &[u8], name: &[u8]| wanted == name || glob::matches(wanted, name);
-        let names = self.names.iter().filter(|name| !found.iter().any(|past| past.name == **name));
-        let patterns = self.patterns.iter().filter(|pattern| !found.iter().any(|past| has(pattern, &past.name)));
+        let names = self.names.iter().filter(|name| !found.clone().any(|past| past.name == **name));
+        let patterns = self.patterns.iter().filter(|pattern| !found.clone().any(|past| has(pattern, &past.name)));
         let store = escape(location.url().as_encoded_bytes());
         let refusal = |name: &Vec<u8>| {
             let message = format!("store {store} has no history of {}", escape(name));

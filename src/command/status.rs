@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Context as _;
 
-use self::select::{Selected, is_directory, nothing_to_show, select, select_store, stores};
+use self::select::{Selected, nothing_to_show, select, select_store, stores};
 use super::context::{Context, Stdout};
 use crate::cli::{Common, Status};
 use crate::engine::{Engine, LockRef, LockStatus};
@@ -17,7 +17,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{HoldTimes, Past};
-use crate::name::{escape, is_path, shell_quote};
+use crate::name::{escape, is_directory, is_path, shell_quote};
 use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
 use crate::store::{HistoryCursor, Location};
 use crate::terminal;

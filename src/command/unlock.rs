@@ -1,6 +1,7 @@
 //! `csalock unlock`: releases or breaks locks: those with the given names, all held ones, or all of the caller.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -8,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::acquire::tell_of_remaining;
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use crate::cli::Unlock;
 use crate::duration::shown as span;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::processes::descendants;
 use crate::host::{Caller, ThisProcess, command_of, end_process};
 use crate::lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, ProcessId,
@@ -22,7 +23,7 @@ use crate::lock::{
 };
 use crate::name::escape;
 use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
-use crate::run::child::is_keeper;
+use crate::run::child::started_by;
 use crate::store::Location;
 
 /// Number of searches for processes below a supervisor, after which it counts as one that waits for none.
@@ -33,10 +34,18 @@ const LOOK: Duration = Duration::from_millis(100);
 
 enum Freed {
     Released(Grant),
-    /// The grants whose holders have ended, or whose leases are over.
-    Ended(Vec<Grant>),
+    /// The holders that have ended, or whose leases are over.
+    Ended(Vec<EndedHolder>),
     /// The grants that `--force` broke or found ended; none for an unreadable record.
     Broken(Vec<EndedGrant>),
+}
+
+struct EndedHolder {
+    grant: Grant,
+    /// Processes that the holder had started before it was asked to end; `None` if the holder cannot be seen here.
+    started: Option<BTreeSet<ProcessId>>,
+    /// True if the lock is over but no process could stop the holder.
+    is_not_stopped: bool,
 }
 
 type Unlocked = std::result::Result<Freed, NotHolder>;
@@ -141,11 +150,13 @@ fn tell(
     match outcome {
         Ok(Freed::Released(_)) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
         Ok(Freed::Released(_)) => {}
-        Ok(Freed::Ended(grants)) => {
-            for grant in grants {
-                print(format!("ended {name}: held by {}\n", reporter.grant(grant, "")))?;
+        Ok(Freed::Ended(holders)) => {
+            for holder in holders {
+                print(format!("ended {name}: held by {}\n", reporter.grant(&holder.grant, "")))?;
             }
-            tell_file_lock(asked, target, grants, reporter);
+            holders.iter().for_each(|holder| tell_left(asked, &name, holder, reporter));
+            let grants: Vec<Grant> = holders.iter().map(|holder| holder.grant.clone()).collect();
+            tell_file_lock(asked, target, &grants, reporter);
         }
         Ok(Freed::Broken(endings)) if endings.is_empty() => {
             print(format!("removed {name}: its record was unreadable\n"))?
@@ -169,6 +180,14 @@ fn tell(
     Ok(())
 }
 
+fn tell_left(asked: &Unlock, name: &str, holder: &EndedHolder, reporter: &Reporter<'_>) {
+    let owner = &holder.grant.owner;
+    if holder.is_not_stopped {
+        asked.common.note(&format!("lock {name}: its lease is over, and {}", reporter.not_stopped(owner)));
+    }
+    tell_of_remaining(&asked.common, reporter.host, name, owner, holder.started.iter().flatten().copied().collect());
+}
+
 /// Tells which other processes have locked the file of a lock whose holders have lost it: the holders may have waited for
 /// that file, and the next holder waits, too.
 fn tell_file_lock(asked: &Unlock, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
@@ -186,7 +205,7 @@ fn document(
     let name = &target.display_name;
     match outcome {
         Ok(Freed::Released(grant)) => json::outcome(name, "released", [grant], reporter),
-        Ok(Freed::Ended(grants)) => json::outcome(name, "ended", grants, reporter),
+        Ok(Freed::Ended(holders)) => json::outcome(name, "ended", holders.iter().map(|holder| &holder.grant), reporter),
         Ok(Freed::Broken(endings)) => {
             let is_broken = endings.iter().any(|ending| ending.reason == EndReason::Broken);
             let result = if is_broken { "broken" } else { "removed" };
@@ -238,20 +257,37 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
         };
         Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
     };
-    let held = standing()?;
     let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
-    for grant in &held {
-        end_holder(context, engine, asked, target, grant, request.as_ref())?;
+    let mut ended = Vec::new();
+    for grant in standing()? {
+        let started = end_holder(context, engine, asked, target, &grant, request.as_ref())?;
+        ended.push(EndedHolder { grant, started, is_not_stopped: false });
     }
     while !standing()?.is_empty() {
         context.host.sleep(LOOK);
     }
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
-    Ok(if held.is_empty() { broken.map(Freed::Broken) } else { Ok(Freed::Ended(held)) })
+    if ended.is_empty() {
+        return Ok(broken.map(Freed::Broken));
+    }
+    find_not_stopped(engine, target, &mut ended);
+    Ok(Ok(Freed::Ended(ended)))
 }
 
-/// Ends the live processes of a holder, innermost first. Of a holder that cannot be seen here, it ends the renewal of the
-/// lease: the csalock there then ends its command before the lease is over.
+/// Finds the scripts that cannot be seen here, and that have not ended or released the lock before the end of the lease.
+fn find_not_stopped(engine: &Engine, target: &LockRef, ended: &mut [EndedHolder]) {
+    // The csalock of a command ends it before the end of the lease.
+    let unseen = |holder: &&mut EndedHolder| holder.started.is_none() && holder.grant.owner.supervisor.is_none();
+    for holder in ended.iter_mut().filter(unseen) {
+        let endings = engine.record(&target.name).map(|record| record.ended_grants).unwrap_or_default();
+        let ending = endings.iter().find(|ending| ending.grant.proof == holder.grant.proof);
+        let is_over = |ending: &EndedGrant| matches!(ending.reason, EndReason::Expired | EndReason::Broken);
+        holder.is_not_stopped = ending.is_some_and(is_over);
+    }
+}
+
+/// Ends the live processes of a holder, innermost first, and returns the processes that they had started. Of a holder that cannot be seen here, it ends the renewal of the
+/// lease, and returns `None`: the csalock there then ends its command before the lease is over.
 /// The record keeps `request` for the history, because the holder itself may release the lock.
 fn end_holder(
     context: &Context,
@@ -260,14 +296,14 @@ fn end_holder(
     target: &LockRef,
     grant: &Grant,
     request: Option<&Arc<EndRequest>>,
-) -> Result<()> {
+) -> Result<Option<BTreeSet<ProcessId>>> {
     let (name, owner) = (escape(&target.display_name), &grant.owner);
     let liveness = |process| context.host.liveness(&owner.domain, process, engine.store().scope());
     let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process) == Liveness::Alive).collect();
     // The processes of a grant are of one host.
     let is_here = !live.is_empty() || owner.processes.iter().any(|process| liveness(process) == Liveness::Dead);
     if !is_here {
-        return end_elsewhere(engine, asked, target, grant, request);
+        return end_elsewhere(engine, asked, target, grant, request).map(|()| None);
     }
     let own = context.ancestor_processes()?;
     if live.iter().any(|process| own.contains(process)) {
@@ -277,19 +313,25 @@ fn end_holder(
     // A store that takes no more writes, as a full disk, is no reason to let the holder go on.
     let _ =
         engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: false });
-    live.into_iter().try_for_each(|process| end_process_of_holder(asked, &name, owner, process))
+    let mut started = BTreeSet::new();
+    for process in live {
+        started.extend(end_one(asked, &name, owner, process)?);
+    }
+    Ok(Some(started))
 }
 
-/// Ends one process of a holder, and tells if that needed SIGKILL.
-fn end_process_of_holder(asked: &Unlock, name: &str, owner: &Owner, process: &ProcessId) -> Result<()> {
+/// Ends one process of a holder, and tells if that needed SIGKILL. Returns the processes that it had started.
+fn end_one(asked: &Unlock, name: &str, owner: &Owner, process: &ProcessId) -> Result<BTreeSet<ProcessId>> {
     // A supervisor that goes on after its command waits for the processes that this left, and its lock ends with them.
     let waits = owner.supervisor == Some(*process) && owner.processes.first() != Some(process);
     let in_vain = Cell::new(0);
+    let started: RefCell<BTreeSet<ProcessId>> = RefCell::new(started_by(*process).collect());
     let to_kill = || {
-        let mut found = descendants(&[*process], &is_keeper);
+        let found: Vec<ProcessId> = started_by(*process).collect();
+        started.borrow_mut().extend(&found);
         // A process whose parent ends meanwhile may be missed once.
-        in_vain.set(if found.len() > 1 { 0 } else { in_vain.get() + 1 });
-        if waits && in_vain.get() < MOST_SEARCHES_IN_VAIN { found.split_off(1) } else { vec![*process] }
+        in_vain.set(if found.is_empty() { in_vain.get() + 1 } else { 0 });
+        if waits && in_vain.get() < MOST_SEARCHES_IN_VAIN { found } else { vec![*process] }
     };
     let is_killed = end_process(process, asked.kill_after, &to_kill).map_err(|errno| {
         let what = format!("lock {name}: pid {} cannot be ended: {errno}", process.pid);
@@ -303,7 +345,7 @@ fn end_process_of_holder(asked: &Unlock, name: &str, owner: &Owner, process: &Pr
         };
         asked.common.note_unless_json(&format!("lock {name}: {what}"));
     }
-    Ok(())
+    Ok(started.into_inner())
 }
 
 /// Ends the renewal of a grant whose holder cannot be seen here.
@@ -328,8 +370,9 @@ fn end_elsewhere(
     };
     engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: true })?;
     let until = Zone::Local.full(Duration::from_millis(lease.wall));
-    let asked_to = format!("is asked to end, and has the lock until {until} at the latest");
-    asked.common.note_unless_json(&format!("lock {name}: its holder on {host} {asked_to}"));
+    let is_asked = if grant.owner.supervisor.is_some() { "is asked to end" } else { "cannot be stopped from here" };
+    let what = format!("its holder on {host} {is_asked}, and has the lock until {until} at the latest");
+    asked.common.note_unless_json(&format!("lock {name}: {what}"));
     Ok(())
 }
 

@@ -166,8 +166,12 @@ impl Reporter<'_> {
                 "its command on {} goes on until csalock there notices the break, with its lease at the latest",
                 escape(party.host.as_bytes())
             )),
-            _ => Some(format!("{} was not stopped, and may go on as if it held the lock", self.party(party))),
+            _ => Some(self.not_stopped(party)),
         }
+    }
+
+    pub(crate) fn not_stopped(&self, owner: &Owner) -> String {
+        format!("{} was not stopped, and may go on as if it held the lock", self.party(owner))
     }
 
     /// Returns the end of the lease that counts until the holder renews it: no other end of the holder shows here.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Reporter, Zone};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockSet};
-use crate::lock::{JobState, NotHolder, Success};
+use crate::lock::{JobState, NotHolder, Owner, ProcessId, Success};
 use crate::name::escape;
 use crate::run::lease_schedule::StopReason;
 use crate::run::supervisor::Notice;
@@ -56,17 +56,27 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
         ),
         Notice::NotReleased(lock, error) => format!("{} could not be released: {error}", shown(lock)),
         Notice::Remaining(processes) => {
-            let pids: Vec<String> = processes.iter().map(|process| process.pid.to_string()).collect();
-            format!(
-                "processes of the ended command go on without lock {names}: pid {}; to end them too, use --tree",
-                pids.join(", pid ")
-            )
+            format!("{}; to end them too, use --tree", remaining("command", &names, processes))
         }
         Notice::Silent => format!(
             "lock {names} could not be released: the store does not answer; it is released when that answers again, \
              and at the latest its lease ends it"
         ),
     }
+}
+
+fn remaining(ended: &str, names: &str, processes: &[ProcessId]) -> String {
+    let pids: Vec<String> = processes.iter().map(|process| process.pid.to_string()).collect();
+    format!("processes of the ended {ended} go on without lock {names}: pid {}", pids.join(", pid "))
+}
+
+/// Returns a message about these processes, which a holder had started before another process ended it.
+pub(crate) fn left_by_end(name: &str, holder: &Owner, processes: &[ProcessId]) -> String {
+    let left = remaining("holder", name, processes);
+    // The supervisor of a tree is one of the owners, and a command without a supervisor is its own.
+    let could_be_tree = holder.supervisor.is_some_and(|supervisor| !holder.processes.contains(&supervisor));
+    let tree = if could_be_tree { "; `csalock run --tree` ends them too" } else { "" };
+    format!("{left}; kill them if they do harm{tree}")
 }
 
 /// Returns a clause about a job that has not succeeded in time, at the time `now` of its store.

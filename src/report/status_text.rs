@@ -376,11 +376,17 @@ impl LockBlock<'_> {
             (Ok(_), Lifetime::UntilReleased) => {
                 format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
             }
-            (Ok(Liveness::Unknown | Liveness::Missing), Lifetime::Keepalive(lease)) => format!(
-                "{end} ends the holder and the lock, with the lease at {} at the latest; csalock cannot see from here \
-                 whether the holder lives; if it does not, {force} ends the lock at once",
-                self.reporter.time(lease.wall)
-            ),
+            (Ok(Liveness::Unknown | Liveness::Missing), Lifetime::Keepalive(lease)) => {
+                let until = format!("with the lease at {} at the latest", self.reporter.time(lease.wall));
+                let ends = match grant.owner.supervisor {
+                    Some(_) => format!("ends the holder and the lock, {until}"),
+                    None => format!("ends the lock, {until}, but does not stop the holder"),
+                };
+                format!(
+                    "{end} {ends}; csalock cannot see from here whether the holder lives; if it does not, {force} ends \
+                     the lock at once"
+                )
+            }
             (Ok(liveness @ (Liveness::Unknown | Liveness::Missing)), lifetime) => {
                 let kill = self.reporter.owner(&grant.owner).filter(|_| *liveness == Liveness::Unknown);
                 let kill = kill.map(|owner| self.kill_elsewhere(grant, owner.pid)).unwrap_or_default();

@@ -35,13 +35,17 @@ use super::timer::wait_readable;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host;
 use crate::host::processes::{self, ProcStat};
+use crate::host::{self, Host};
 use crate::lock::ProcessId;
 use crate::signals::{self, Interrupt, Signals, StartupState};
 
 /// A message that carries a file. The other one has the numbers of the grant, and is the start.
 const FILE: &[u8] = b"F";
+
+/// Number of looks at the processes that an ended process had started, and the time between two of them.
+const LOOKS_AT_REMAINING: u32 = 10;
+const TO_LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The child before the start. It is killed if this value is dropped.
 pub struct SleepingChild<'a> {
@@ -333,8 +337,27 @@ impl Tree {
 }
 
 /// Returns true for a process of csalock that renews a lease. Such a process ends by itself, after its owner.
-pub(crate) fn is_keeper(process: &ProcStat) -> bool {
+fn is_keeper(process: &ProcStat) -> bool {
     [detach::NAME, keeper::NAME].iter().any(|name| process.program == name.to_bytes())
+}
+
+/// Returns the processes that come from this one and live, without keepers.
+pub(crate) fn started_by(process: ProcessId) -> impl Iterator<Item = ProcessId> {
+    processes::descendants(&[process], &is_keeper).into_iter().skip(1)
+}
+
+/// Returns which of these processes go on. Some may have received the signal that ended their parent, and are about to
+/// end, so this takes up to 100 ms.
+pub(crate) fn remaining(host: &dyn Host, processes: BTreeSet<ProcessId>) -> Vec<ProcessId> {
+    let mut remaining: Vec<ProcessId> = processes.into_iter().collect();
+    for _ in 0..LOOKS_AT_REMAINING {
+        remaining.retain(|process| host.process(process.pid).is_ok_and(|found| found == Some(*process)));
+        if remaining.is_empty() {
+            break;
+        }
+        let _ = wait_readable([], Some(TO_LOOK_AGAIN));
+    }
+    remaining
 }
 
 pub(super) fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {

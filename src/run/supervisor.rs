@@ -8,7 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use self::while_running::{EventLoop, ExitReport};
-use super::child::{RunningCommand, SleepingChild, Tree};
+use super::child::{RunningCommand, SleepingChild, Tree, remaining};
 use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
@@ -21,7 +21,6 @@ use crate::history::{RunEnd, Use};
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId, ReportSuccess};
 use crate::run::detach;
-use crate::run::timer::wait_readable;
 use crate::store::{Scope, StoreDeadline, answers};
 
 mod while_running;
@@ -111,7 +110,10 @@ impl<'a> Supervisor<'a> {
             (None, None) => Ok(self.release_and_report(&ended, None, wake_socket)),
         };
         command.reap();
-        self.tell_of_remaining(ended.remaining);
+        let remaining = remaining(self.guarded.context.host.as_ref(), ended.remaining);
+        if !remaining.is_empty() {
+            (self.tell)(&Notice::Remaining(&remaining));
+        }
         exit
     }
 
@@ -137,20 +139,6 @@ impl<'a> Supervisor<'a> {
             }
         }
         child.start(numbers, files)
-    }
-
-    /// Tells which of these processes live. Some of them received the signal that ended the command, and are about to end.
-    fn tell_of_remaining(&self, remaining: BTreeSet<ProcessId>) {
-        let host = &self.guarded.context.host;
-        let mut remaining: Vec<ProcessId> = remaining.into_iter().collect();
-        for _ in 0..LOOKS_AT_REMAINING {
-            remaining.retain(|process| host.process(process.pid).is_ok_and(|found| found == Some(*process)));
-            if remaining.is_empty() {
-                return;
-            }
-            let _ = wait_readable([], Some(TO_LOOK_AGAIN));
-        }
-        (self.tell)(&Notice::Remaining(&remaining));
     }
 
     /// Releases the locks of a command that does not run for this reason.
@@ -251,10 +239,6 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Interval between checks that the store has answered.
 const LOOK: Duration = Duration::from_millis(250);
-
-/// Number of looks at the processes that a command left behind, and the time between two of them.
-const LOOKS_AT_REMAINING: u32 = 10;
-const TO_LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Maximum time that a store may take to answer a release, however long the lease is.
 const TO_RELEASE: Duration = Duration::from_secs(10);

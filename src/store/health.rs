@@ -90,7 +90,7 @@ fn access(path: &Path, there: &Path) -> Option<Finding> {
     let mut text = rights(&found);
     let mut directory = Some(found).filter(Metadata::is_dir);
     if there != path {
-        text = format!("to be made by the first lock in {}: {text}", escape_path(there));
+        text = format!("to be made by the first lock in {}, which has {text}", escape_path(there));
     } else if directory.is_none() {
         directory = there.parent().and_then(|directory| std::fs::metadata(directory).ok());
         text.extend(directory.iter().map(|directory| format!("; its directory: {}", rights(directory))));

@@ -193,7 +193,7 @@ on_every_store_of_files! {
         let mut wanted = vec![
             format!("good store: {what} STORE: not there yet"),
             MOUNT.into(),
-            format!("good access: to be made by the first lock in {}: mode 0755, owner {user}, group {group}",
+            format!("good access: to be made by the first lock in {}, which has mode 0755, owner {user}, group {group}",
                     sandbox.path("").display().to_string().trim_end_matches('/')),
         ];
         if !sandbox.is_of_files() {
@@ -361,10 +361,21 @@ on_every_store_of_files! {
         let before = content(&sandbox.path("files"));
         let done = sandbox.csalock(["doctor", "--json", "./file"]).without("CSALOCK_STORE").capture();
         let (code, findings) = examined(&done, sandbox);
-        assert_eq!((code, content(&sandbox.path("files"))), (0, before));
+        assert_eq!((code, content(&sandbox.path("files"))), (0, before.clone()));
         has(&findings, "good store: the locks of the files beside it, in ");
         has(&findings, "good records: 1 held, 0 waiting");
         has(&findings, LOCKS);
+        // `status` shows the same locks of files in a directory.
+        for directory in ["./", "../files/"] {
+            let done = sandbox.csalock(["doctor", "--json", directory]).without("CSALOCK_STORE").capture();
+            let (code, findings) = examined(&done, sandbox);
+            assert_eq!((code, content(&sandbox.path("files"))), (0, before.clone()));
+            has(&findings, "good store: the locks of the files beside it, in SANDBOX/files/.csalock");
+            has(&findings, "good records: 1 held, 0 waiting");
+        }
+        let done = sandbox.csalock(["doctor", "./none/"]).without("CSALOCK_STORE").capture();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(69), ""));
+        assert!(done.stdout.contains("name a directory that exists"), "{done:?}");
         let done = sandbox.csalock(["doctor", "--json", "./none/file"]).without("CSALOCK_STORE").capture();
         let (code, findings) = examined(&done, sandbox);
         assert_eq!((code, findings.len()), (69, 1));

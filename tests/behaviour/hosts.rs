@@ -33,6 +33,12 @@ fn on<'a>(sandbox: &'a Sandbox, host: u8, arguments: &[&str]) -> Call<'a> {
     sandbox.csalock_by(&words, arguments).env("CSALOCK_LEASE", LEASE)
 }
 
+fn script_on<'a>(sandbox: &'a Sandbox, host: u8, script: &str) -> Call<'a> {
+    let words = enter(&sandbox.path(format!("host{host}")), host);
+    let words: Vec<&str> = words.iter().map(String::as_str).chain(["dash", "-c", script]).collect();
+    sandbox.call(words[0], &words[1..]).env("CSALOCK_LEASE", LEASE)
+}
+
 on_every_shared_store! {
     fn a_job_runs_once_in_a_slot_on_two_hosts(sandbox: &Sandbox) {
         require!(has_namespaces("hosts"));
@@ -119,6 +125,37 @@ on_every_shared_store! {
         let past: serde_json::Value = serde_json::from_str(&document).unwrap();
         let by = &past[0]["ended_by"];
         assert_eq!((&past[0]["host"], &by["host"], &by["reason"]), (&"host1".into(), &"host2".into(), &"end".into()), "{past}");
+    }
+
+    fn a_script_on_another_host_is_not_stopped_at_the_end_of_its_lease(sandbox: &Sandbox) {
+        require!(has_namespaces("hosts"));
+        let mut holder = script_on(sandbox, 1, "csalock lock x; echo $$; read line; echo went on").spawn();
+        let pid = holder.lines(1)[0].clone();
+        let done = on(sandbox, 2, &["unlock", "--force", "--end", "x"]).capture();
+        let said = format!("\
+csalock: lock x: its holder on host1 cannot be stopped from here, and has the lock until TIME at the latest
+csalock: lock x: its lease is over, and pid {pid} on host1 (user {}) was not stopped, and may go on as if it held the lock
+", nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name);
+        assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(0), sandbox.plain(&said)), "{done:?}");
+        assert!(done.stdout.starts_with(&format!("ended x: held by pid {pid} on host1 ")), "{done:?}");
+        holder.tell("go");
+        assert_eq!(holder.wait().stdout, format!("{pid}\nwent on\n"));
+    }
+
+    fn a_script_on_another_host_that_releases_before_the_end_of_its_lease_is_not_named(sandbox: &Sandbox) {
+        require!(has_namespaces("hosts"));
+        let script = "csalock lock x; echo; read line; csalock unlock x";
+        let mut holder = script_on(sandbox, 1, script).env("CSALOCK_LEASE", "10m").ready();
+        let ends = on(sandbox, 2, &["unlock", "--force", "--end", "x"]).env("CSALOCK_LEASE", "10m").spawn();
+        wait_until("the lease is the last one", || {
+            let record = sandbox.record("x");
+            record.is_some_and(|record| matches!(record.holders[0].lifetime, csalock::lock::Lifetime::ExpiresAt(_)))
+        });
+        holder.tell("go");
+        holder.wait().exits(0);
+        let done = ends.wait();
+        let said = "csalock: lock x: its holder on host1 cannot be stopped from here, and has the lock until TIME at the latest\n";
+        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(0), said), "{done:?}");
     }
 
     fn a_holder_on_another_host_without_a_short_lease_must_be_ended_there(sandbox: &Sandbox) {

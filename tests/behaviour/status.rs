@@ -279,10 +279,20 @@ on_every_store! {
                 grant.lifetime = csalock::lock::Lifetime::Keepalive(store.leases().grant(Duration::from_secs(3600)).unwrap());
             }
         });
-        let end = "break    `csalock unlock --force --end kept` ends the holder and the lock, with the lease at TIME at the latest; \
-                   csalock cannot see from here whether the holder lives; if it does not, `csalock unlock --force kept` ends the \
-                   lock at once";
-        assert_eq!(facts("kept", 0).last().map(String::as_str), Some(end));
+        let end = |what: &str| format!(
+            "break    `csalock unlock --force --end kept` ends {what}; csalock cannot see from here whether the holder lives; \
+             if it does not, `csalock unlock --force kept` ends the lock at once"
+        );
+        let of_script = end("the lock, with the lease at TIME at the latest, but does not stop the holder");
+        assert_eq!(facts("kept", 0).last(), Some(&of_script));
+        sandbox.edit("kept", |record| {
+            for grant in &mut record.holders {
+                let owner = grant.owner_mut();
+                owner.supervisor = owner.processes.first().copied();
+            }
+        });
+        let of_command = end("the holder and the lock, with the lease at TIME at the latest");
+        assert_eq!(facts("kept", 0).last(), Some(&of_command));
         let row = sandbox.csalock(["status", "kept", "none"]).capture().stdout;
         let is_until = |word: &str| word.contains(':') && word.ends_with('?');
         assert!(row.lines().any(|line| line.contains("web1") && line.split_whitespace().any(is_until)), "{row}");

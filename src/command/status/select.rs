@@ -11,6 +11,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
+use crate::name::is_directory;
 use crate::report::{Reporter, Zone};
 use crate::store::Location;
 
@@ -182,11 +183,6 @@ impl Scan<'_> {
         };
         is_selected.then(|| name.to_vec())
     }
-}
-
-/// Returns true if an argument means the locks of all files in a directory.
-pub(super) fn is_directory(typed: &OsStr) -> bool {
-    typed.as_bytes().ends_with(b"/")
 }
 
 pub(super) fn nothing_to_show(status: &LockStatus) -> bool {

@@ -14,9 +14,9 @@ use super::Supervisor;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::RunEnd;
-use crate::host::{WakeSocket, is_stopped, processes};
+use crate::host::{WakeSocket, is_stopped};
 use crate::lock::ProcessId;
-use crate::run::child::{RunningCommand, Tree, is_keeper};
+use crate::run::child::{RunningCommand, Tree, started_by};
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
 use crate::run::lease_schedule::{LeaseSchedule, StopReason, StopTimes};
@@ -189,8 +189,7 @@ impl<'a> EventLoop<'a> {
     fn send(&mut self, signal: Signal) -> bool {
         // The parents may end now, and without --tree nothing tells later that their children came from the command.
         if self.tree.is_none() && matches!(signal, Signal::SIGTERM | Signal::SIGKILL) {
-            let all = processes::descendants(&[self.process], &is_keeper);
-            self.report.remaining.extend(all.into_iter().filter(|process| *process != self.process));
+            self.report.remaining.extend(started_by(self.process));
         }
         let (is_allowed, keeper) = (self.command.send(signal as i32), self.keeper_pid());
         self.tree.is_none_or(|tree| tree.send(signal as i32, keeper)) && is_allowed
