@@ -78,7 +78,8 @@ pub enum Use {
     Unknown,
     /// `run` called a command, which has ended.
     Run(RunEnd),
-    /// `run` called no command. Such a grant is not in the history, where it would count as a short or long hold.
+    /// `run` called no command. Such a grant is not in the history, where it would count as a short or long hold, unless a
+    /// process ended its holder.
     Nothing,
 }
 

@@ -13,11 +13,11 @@ mod times;
 
 pub(crate) use doctor::findings_text;
 pub(crate) use history::{AuditReport, ending_rows, endings_header, failure, timeline};
-pub(crate) use holder::{Reporter, locked_by};
+pub(crate) use holder::{FileLocks, Reporter, locked_by};
 pub(crate) use json::{Document, json};
 pub(crate) use metrics::Metrics;
 pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, name_and_store};
-pub(crate) use run::{due, in_future, left_by_end, notice, overdue, runs};
+pub(crate) use run::{due, in_future, left_by_end, lost_while_waiting, notice, overdue, runs};
 pub(crate) use status_text::{LockBlock, LockTable};
 pub(crate) use table::{OutputStyle, cut, indented, wrapped};
 pub(crate) use times::{Moment, Zone, millis_of, timestamp};

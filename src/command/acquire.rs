@@ -220,7 +220,7 @@ impl<'a> Acquisition<'a> {
                     ));
                 }
                 if self.locks_file && matches!(refusal, Refusal::Busy(_)) {
-                    report.add_file_lock(opened.target(*at), &reporter);
+                    report.add_file_lock(reporter.file_lock(opened.target(*at), &report.holders).as_ref());
                 }
                 report.expected = self.turn.get().cloned();
                 if let Some((_, Some(_))) = report.expected {

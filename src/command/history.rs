@@ -97,21 +97,25 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
         if found.is_empty() && refusals.is_empty() && unreadable.is_empty() {
-            let time = |at| style.zone.full(Duration::from_millis(at));
-            let when = match (begin, end) {
-                (0, u64::MAX) => String::new(),
-                (0, end) => format!(" until {}", time(end)),
-                (begin, u64::MAX) => format!(" since {}", time(begin)),
-                (begin, end) if time(begin) == time(end) => format!(" at {}", time(begin)),
-                (begin, end) => format!(" from {} to {}", time(begin), time(end)),
-            };
-            let such = if asked.names.is_empty() { "" } else { " such" };
-            let store = escape(location.url().as_encoded_bytes());
-            asked.common.note(&format!("the history of {store} shows no{such} lock that was held{when}"));
+            asked.common.note(&none_shown(asked, &location, (begin, end), style.zone));
         }
     }
     let kind = unreadable.last().map(Error::kind).or(refusals.first().map(|refusal| refusal.kind));
     Ok(kind.map_or(Exit::Done, Exit::from))
+}
+
+/// Returns the message for an empty answer about this time.
+fn none_shown(asked: &History, location: &Location, (begin, end): (u64, u64), zone: Zone) -> String {
+    let time = |at| zone.full(Duration::from_millis(at));
+    let when = match (begin, end) {
+        (0, u64::MAX) => String::new(),
+        (0, end) => format!(" until {}", time(end)),
+        (begin, u64::MAX) => format!(" since {}", time(begin)),
+        (begin, end) if time(begin) == time(end) => format!(" at {}", time(begin)),
+        (begin, end) => format!(" from {} to {}", time(begin), time(end)),
+    };
+    let (store, such) = (location.url(), if asked.names.is_empty() { "" } else { " such" });
+    format!("the history of {} shows no{such} lock that was held{when}", escape(store.as_encoded_bytes()))
 }
 
 /// Returns the first and the last millisecond of the time that the caller asked for, since 1970.

@@ -18,6 +18,7 @@ use crate::cli::{Busy, OnLost, Run};
 use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
+use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::report::notice;
 use crate::run::child::SleepingChild;
@@ -214,7 +215,7 @@ struct Held {
 fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
     let tell = |message: &Notice<'_>| call.asked.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
-    let Held { grants, files } = match call.acquire(opened, Some(&child))? {
+    let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket())? {
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
@@ -230,10 +231,14 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
 
 /// Becomes the command (`-F`). Returns only if that fails.
 fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
-    let Held { grants, files } = match call.acquire(opened, None)? {
+    let proof = call.guarded.handle.proof();
+    let wake_socket = call.flock_compat.and_then(|_| WakeSocket::new(WakeAddress::Supervisor(&proof)));
+    let Held { grants, files } = match call.acquire(opened, None, wake_socket.as_ref())? {
         Ok(held) => held,
         Err(exit) => return Ok(exit),
     };
+    // A keeper of the command binds its own.
+    drop(wake_socket);
     let inherited = files.iter().try_for_each(Flock::to_be_inherited);
     let error = match inherited {
         Ok(()) => call.guarded.exec(opened, &grants, variables, call.numbers(&grants)),
@@ -245,11 +250,12 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
 
 impl RunCall<'_> {
     /// Acquires everything that the command needs, or returns the exit of csalock without a command. `child` is the
-    /// process that will be the command, unless this process will.
+    /// process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
     fn acquire(
         &self,
         opened: &OpenLockSet<'_>,
         child: Option<&SleepingChild<'_>>,
+        wake_socket: Option<&WakeSocket>,
     ) -> anyhow::Result<std::result::Result<Held, Exit>> {
         let lease = opened.lease();
         let request = self.request(child.is_none(), lease.is_some())?;
@@ -266,7 +272,7 @@ impl RunCall<'_> {
                 return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
             }
         };
-        let prepared = self.prepare(opened, grants, evicted.as_ref(), child);
+        let prepared = self.prepare(opened, grants, evicted.as_ref(), (child, wake_socket));
         if !matches!(prepared, Ok(Ok(_))) {
             self.guarded.release(opened, None)?;
         }
@@ -279,11 +285,11 @@ impl RunCall<'_> {
         opened: &OpenLockSet<'_>,
         mut grants: Vec<Grant>,
         evicted: Option<&(usize, EndedGrant)>,
-        child: Option<&SleepingChild<'_>>,
+        events: (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
     ) -> Result<std::result::Result<Held, Exit>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
-            match flock_compat.take(self, opened, &mut grants, child)? {
+            match flock_compat.take(self, opened, &mut grants, events)? {
                 Ok(locked) => files = locked,
                 Err(exit) => return Ok(Err(exit)),
             }

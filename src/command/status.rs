@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{HoldTimes, Past};
 use crate::name::{escape, is_directory, is_path, shell_quote};
-use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
+use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
 use crate::store::{HistoryCursor, Location};
 use crate::terminal;
 
@@ -180,7 +180,9 @@ impl<'a> Page<'a> {
                 status.expected_turn(&engine.hold_times(&lock.name), None, self.context.host.wall())
             });
             let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
-            let document = json::status(name, status, (turn.as_ref(), last.as_ref()), store, reporter);
+            let named = named.filter(|_| self.asked.names.len() == 1);
+            let file = named.and_then(|(lock, _)| reporter.file_lock(lock, &status.record.holders));
+            let document = json::status(name, status, (turn.as_ref(), last.as_ref(), file.as_ref()), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }
@@ -193,7 +195,7 @@ impl<'a> Page<'a> {
         }
         if let Some(named) = named.filter(|_| is_alone) {
             let file = reporter.file_lock(named.0, &status.record.holders);
-            self.block = Details::default().lines(self.context, named, status, reporter, self.style, file.as_deref());
+            self.block = Details::default().lines(self.context, named, status, reporter, self.style, file.as_ref());
         } else if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
         }
@@ -263,7 +265,7 @@ impl Details {
         status: &LockStatus,
         reporter: &Reporter<'_>,
         style: OutputStyle,
-        file: Option<&str>,
+        file: Option<&FileLocks>,
     ) -> Vec<String> {
         self.read_past(context, lock, engine);
         LockBlock { lock, status, reporter, past: &self.past, times: &self.times, file, style }.lines()

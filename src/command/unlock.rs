@@ -87,14 +87,14 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
                 lock.presented = context.presented_handle(asked.handle.as_deref());
                 lock.elsewhere = context.elsewhere(target, not_holder);
                 lock.similar = context.similar(&asked.common, target, not_holder);
+                let holders = &not_holder.holders;
+                lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
                 let mut refusal = match asked.token.filter(|_| !not_holder.holders.is_empty()) {
                     Some(token) => lock.other_token(&not_holder.holders, token),
                     None if asked.force && !not_holder.holders.is_empty() => lock.changed_hands(&not_holder.holders),
                     None => lock.not_holder(not_holder),
                 };
-                if !refusal.holders.is_empty() {
-                    refusal.add_file_lock(target, &reporter);
-                }
+                refusal.add_file_lock(lock.file.as_ref());
                 Some(refusal)
             }
             Ok(_) => None,

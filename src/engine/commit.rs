@@ -165,9 +165,10 @@ impl Engine {
     }
 
     /// Notifies the supervisors and keepers of ended grants. A supervisor knows its own releases and sees its command die.
+    /// A break is told for every grant, because a caller without either may wait for the file of its lock.
     fn wake_supervisors(&self, before: &Record, after: &Record) {
         let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
-        let is_over = |grant: &&Grant| is_heard(grant) && after.holder(&grant.proof).is_none();
+        let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
         for grant in before.holders.iter().filter(is_over) {
             let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
             let is_known = |ending: &EndedGrant| match ending.reason {
@@ -175,7 +176,8 @@ impl Engine {
                 EndReason::Released => ending.grant.owner.supervisor != grant.owner.supervisor,
                 EndReason::Expired | EndReason::Broken => false,
             };
-            if !ending.is_some_and(is_known) {
+            let is_broken = ending.is_some_and(|ending| ending.reason == EndReason::Broken);
+            if is_broken || (is_heard(grant) && !ending.is_some_and(is_known)) {
                 self.wake_supervisor(&grant.proof);
             }
         }

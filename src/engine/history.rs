@@ -40,7 +40,9 @@ impl Engine {
                     match used.map_or(Use::Unknown, |(_, used)| used) {
                         Use::Unknown => {}
                         Use::Run(run) => past.run = Some(run),
-                        Use::Nothing => return None,
+                        Use::Nothing if ending.grant.end_request.is_none() => return None,
+                        // The process that ended the holder finds its trace.
+                        Use::Nothing => {}
                     }
                 }
                 EndReason::Died | EndReason::Expired => {}

@@ -1,5 +1,6 @@
 //! The words for holders, waiters and turns: process, host and user, since when, until when and why, and how grants end.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -103,10 +104,9 @@ impl Reporter<'_> {
         }
     }
 
-    /// Returns a clause about the processes that have locked the file of a lock with flock(2) or fcntl(2), unless these
-    /// holders of the lock are among them: a holder may wait for that file. The search takes time on a host with many open
-    /// files.
-    pub(crate) fn file_lock(&self, lock: &LockRef, holders: &[Grant]) -> Option<String> {
+    /// Returns the processes that have locked the file of a lock with flock(2) or fcntl(2), unless these holders of the
+    /// lock are among them: a holder may wait for that file. The search takes time on a host with many open files.
+    pub(crate) fn file_lock(&self, lock: &LockRef, holders: &[Grant]) -> Option<FileLocks> {
         let path = Path::new(OsStr::from_bytes(&lock.display_name));
         if !path.is_absolute() {
             return None;
@@ -114,10 +114,9 @@ impl Reporter<'_> {
         let processes = holders.iter().flat_map(|grant| grant.owner.processes.iter().chain(&grant.owner.supervisor));
         let own: Vec<i32> = processes.map(|process| process.pid).collect();
         let foreign = file_locks(path).into_iter().filter(|(_, pids)| !pids.iter().any(|pid| own.contains(pid)));
-        let clause =
-            |(kind, pids): (FileLock, Vec<i32>)| locked_by(kind, pids.into_iter().map(|pid| (pid, command_of(pid))));
-        let clauses: Vec<String> = foreign.map(clause).collect();
-        (!clauses.is_empty()).then(|| clauses.join("; and "))
+        let named = |pids: Vec<i32>| pids.into_iter().map(|pid| (pid, command_of(pid))).collect();
+        let found: Vec<_> = foreign.map(|(kind, pids)| (kind, named(pids))).collect();
+        (!found.is_empty()).then_some(FileLocks(found))
     }
 
     /// Returns true if the owner is stopped, and cannot release the lock.
@@ -216,8 +215,38 @@ impl Reporter<'_> {
     }
 }
 
+/// The pid and the command of a visible process.
+type Seen = (i32, Vec<u8>);
+
+/// The locks of a file, each with the visible processes that hold it.
+pub(crate) struct FileLocks(pub(crate) Vec<(FileLock, Vec<Seen>)>);
+
+impl fmt::Display for FileLocks {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let clauses = self.0.iter().map(|(kind, holders)| locked_by(*kind, holders.iter().cloned()));
+        formatter.write_str(&clauses.collect::<Vec<_>>().join("; and "))
+    }
+}
+
+impl FileLocks {
+    /// Returns how the file becomes free, as a command to the reader.
+    pub(super) fn how_to_free(&self) -> String {
+        let pids: BTreeSet<i32> = self.0.iter().flat_map(|(_, holders)| holders).map(|(pid, _)| *pid).collect();
+        let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
+        match pids.as_slice() {
+            [pid] => format!("wait until pid {pid} unlocks the file, or end that process with `kill {pid}`"),
+            [] => "wait until the file is unlocked; see lslocks(8)".to_string(),
+            pids if pids.len() > MOST_NAMED => "wait until the file is unlocked; see lslocks(8)".to_string(),
+            pids => {
+                let (each, kill) = (pids.join(" and "), pids.join(" "));
+                format!("wait until pids {each} unlock the file, or end these processes with `kill {kill}`")
+            }
+        }
+    }
+}
+
 /// Returns a clause about a file that these processes, pid and command, have locked with this call.
-pub(crate) fn locked_by(lock: FileLock, holders: impl IntoIterator<Item = (i32, Vec<u8>)>) -> String {
+pub(crate) fn locked_by(lock: FileLock, holders: impl IntoIterator<Item = Seen>) -> String {
     let (call, program) = (lock.name(), if lock == FileLock::Flock { "flock(1)" } else { "dpkg(1)" });
     let mut who: Vec<String> =
         holders.into_iter().map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();

@@ -11,7 +11,7 @@ use serde_json::Value as JsonValue;
 
 use super::history::signal_name;
 use super::holder::{holders, user};
-use super::{RefusalReport, Reporter};
+use super::{FileLocks, RefusalReport, Reporter};
 use crate::duration::rfc3339_millis;
 use crate::engine::{LockRef, LockStatus};
 use crate::error::{Error, ErrorKind};
@@ -134,12 +134,12 @@ pub(super) fn mode(mode: Mode) -> &'static str {
     }
 }
 
-/// The document of `status` for a lock, under the name for display. `turn` is that of a caller that comes now, and
-/// `store` is given if the locks of several stores are shown.
+/// The document of `status` for a lock. `turn` is that of a caller that comes now, and `store` is given if the locks of several
+/// stores are shown.
 pub(crate) fn status(
     name: &[u8],
     status: &LockStatus,
-    (turn, last): (Option<&ExpectedTurn>, Option<&Past>),
+    (turn, last, file): (Option<&ExpectedTurn>, Option<&Past>, Option<&FileLocks>),
     store: Option<&Location>,
     reporter: &Reporter<'_>,
 ) -> Document {
@@ -175,7 +175,20 @@ pub(crate) fn status(
         .with_some("job", record.job.as_ref().map(|state| job(state, reporter.host.wall())))
         .with_some("expected", turn.map(|turn| expected(turn, None)))
         .with_some("last_run", last.map(last_run))
+        .with_some("file_locked_by", file.map(file_locked_by))
         .with_some("store", store.map(|store| text(store.url().as_encoded_bytes())))
+}
+
+/// A lock whose holders are all hidden has an entry without pid and command.
+fn file_locked_by(FileLocks(found): &FileLocks) -> Field {
+    let entries = found.iter().flat_map(|(lock, holders)| {
+        let seen = holders.iter().map(Some).chain(holders.is_empty().then_some(None));
+        seen.map(|seen| {
+            let known = Document::new().with("pid", seen.map(|(pid, _)| *pid));
+            known.with("command", seen.map(|(_, command)| text(command))).with("lock", lock.name())
+        })
+    });
+    Field::Documents(entries.collect())
 }
 
 fn holder(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> Document {
@@ -409,7 +422,6 @@ pub(crate) fn taken(taken: &[(LockRef, Grant)], refusal: &RefusalReport) -> Docu
     Document::new().with_list("taken", ids).and(refusal.json(refusal.kind.into(), None))
 }
 
-/// The document of `lookup` for a name.
 pub(crate) fn id_of(name: &[u8], id: &[u8]) -> Document {
     Document::new().with("name", text(name)).with("id", text(id))
 }
@@ -431,7 +443,6 @@ pub(crate) fn newest_token(file: &[u8], token: u64, is_complete: bool) -> Docume
     Document::new().with("file", text(file)).with("token", token).with("complete", is_complete)
 }
 
-/// The document of `doctor` for the store with this URL.
 pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {
     let word = |verdict| match verdict {
         Verdict::Good => "good",

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::Reporter;
+use super::{FileLocks, Reporter};
 use crate::duration::shown as span;
 use crate::engine::LockRef;
 use crate::environment::Environment;
@@ -41,9 +41,9 @@ impl RefusalReport {
         RefusalReport { lock: Some(lock.to_vec()), ..self }
     }
 
-    /// Adds the processes that have locked the file of the lock, if the holders of the lock are not among them.
-    pub(crate) fn add_file_lock(&mut self, lock: &LockRef, reporter: &Reporter<'_>) {
-        if let Some(file) = reporter.file_lock(lock, &self.holders) {
+    /// Adds the processes that have locked the file of the lock, from [`Reporter::file_lock`].
+    pub(crate) fn add_file_lock(&mut self, file: Option<&FileLocks>) {
+        if let Some(file) = file {
             self.message.push_str(&format!("; its file is {file}"));
         }
     }
@@ -80,6 +80,8 @@ pub(crate) struct RefusedLock<'a> {
     pub(crate) elsewhere: Option<Location>,
     /// The lock that is held under a similar name, which the caller may mean.
     pub(crate) similar: Option<LockRef>,
+    /// The other processes that have locked the file of the lock, for which its holders may wait.
+    pub(crate) file: Option<FileLocks>,
 }
 
 /// The settings of a caller that hints name: options, or variables for a caller without options.
@@ -106,6 +108,7 @@ impl<'a> RefusedLock<'a> {
             presented: None,
             elsewhere: None,
             similar: None,
+            file: None,
         }
     }
 
@@ -355,11 +358,14 @@ impl<'a> RefusedLock<'a> {
     }
 
     /// Returns how to end the holders, if that is possible from here: it is better than a break, after which a holder
-    /// may go on beside the next.
+    /// may go on beside the next. While another process has locked the file, the end of a holder would free nothing.
     fn how_to_end(&self, grants: &[Grant]) -> Option<String> {
         let holder = if grants.len() == 1 { "holder" } else { "holders" };
         let are_reached = grants.iter().all(|grant| self.reporter.can_be_ended(grant));
-        are_reached.then(|| format!("end its {holder} with {}", self.csalock("unlock --force --end")))
+        are_reached.then(|| match &self.file {
+            Some(file) => file.how_to_free(),
+            None => format!("end its {holder} with {}", self.csalock("unlock --force --end")),
+        })
     }
 }
 

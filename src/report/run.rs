@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{Reporter, Zone};
 use crate::duration::shown as span;
-use crate::engine::{LockRef, LockSet};
+use crate::engine::{Engine, LockRef, LockSet};
+use crate::error::{Error, ErrorKind};
 use crate::lock::{JobState, NotHolder, Owner, ProcessId, Success};
 use crate::name::escape;
 use crate::run::lease_schedule::StopReason;
@@ -38,13 +39,7 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
         }
         Notice::Lost(lock, engine, released) => {
             let how = match released {
-                Ok(Err(NotHolder { ending: Some(ending), .. })) => {
-                    format!("it was held by {}", Reporter::new(engine).ending(ending))
-                }
-                Ok(Err(NotHolder { store_was_replaced: true, .. })) => {
-                    "its store was moved, replaced or removed, so other callers did not see the grant".to_string()
-                }
-                Ok(_) => "its record has no trace of the grant".to_string(),
+                Ok(released) => how_lost(engine, released.as_ref().err()),
                 Err(error) => format!("its lease is over, and it could not be released: {error}"),
             };
             let lock = shown(lock);
@@ -77,6 +72,25 @@ pub(crate) fn left_by_end(name: &str, holder: &Owner, processes: &[ProcessId]) -
     let could_be_tree = holder.supervisor.is_some_and(|supervisor| !holder.processes.contains(&supervisor));
     let tree = if could_be_tree { "; `csalock run --tree` ends them too" } else { "" };
     format!("{left}; kill them if they do harm{tree}")
+}
+
+/// Returns the error about a lock that was lost before its file was locked, so that no command ran.
+pub(crate) fn lost_while_waiting(lock: &LockRef, engine: &Engine, not_holder: &NotHolder) -> Error {
+    let (lock, how) = (escape(&lock.display_name), how_lost(engine, Some(not_holder)));
+    let what = format!("lost during the wait for its file: lock {lock}: {how}");
+    Error::new(ErrorKind::Lost, what, "the command was not run")
+}
+
+fn how_lost(engine: &Engine, not_holder: Option<&NotHolder>) -> String {
+    match not_holder {
+        Some(NotHolder { ending: Some(ending), .. }) => {
+            format!("it was held by {}", Reporter::new(engine).ending(ending))
+        }
+        Some(NotHolder { store_was_replaced: true, .. }) => {
+            "its store was moved, replaced or removed, so other callers did not see the grant".to_string()
+        }
+        _ => "its record has no trace of the grant".to_string(),
+    }
 }
 
 /// Returns a clause about a job that has not succeeded in time, at the time `now` of its store.

@@ -8,7 +8,7 @@ use super::json::{mode, state};
 use super::run::{due, runs, within};
 use super::table::wrapped;
 use super::table::{Column, OutputStyle, Table};
-use super::{Reporter, describe_value};
+use super::{FileLocks, Reporter, describe_value};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
 use crate::history::{HoldTimes, Past};
@@ -171,8 +171,8 @@ pub(crate) struct LockBlock<'a> {
     /// Grants of this lock that have ended, the last one last.
     pub(crate) past: &'a [Past],
     pub(crate) times: &'a HoldTimes,
-    /// Text about the processes that have locked the file of this name, from [`Reporter::file_lock`].
-    pub(crate) file: Option<&'a str>,
+    /// The processes that have locked the file of this name, from [`Reporter::file_lock`].
+    pub(crate) file: Option<&'a FileLocks>,
     pub(crate) style: OutputStyle,
 }
 
@@ -189,7 +189,7 @@ impl LockBlock<'_> {
             self.add_holder(&mut lines, &number, holder);
         }
         if let Some(file) = self.file {
-            self.add(&mut lines, "file", file);
+            self.add(&mut lines, "file", &file.to_string());
         }
         if let Some(value) = &record.value {
             self.add(&mut lines, "value", &shown_value(value));
@@ -403,6 +403,8 @@ impl LockBlock<'_> {
                 let pid = self.reporter.owner(&grant.owner)?.pid;
                 if self.reporter.is_stopped(grant) {
                     format!("`kill -CONT {pid}` continues the holder; {end} ends it and the lock")
+                } else if let Some(file) = self.file {
+                    format!("the holder may wait for the file: {}", file.how_to_free())
                 } else {
                     format!("{end} ends the holder and then the lock")
                 }

@@ -29,7 +29,7 @@ use super::detach::exit_now;
 use super::timer::wait_readable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{FileLock, Host};
+use crate::host::{FileLock, Host, WakeSocket};
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
 use crate::signals::Signals;
@@ -68,6 +68,10 @@ pub struct FlockWait<'a> {
     /// Runs when the wait begins and while it continues; returns the longest delay until the next call. An error ends
     /// the wait.
     pub on_tick: &'a mut dyn FnMut() -> Result<Option<Duration>>,
+    /// Receives a wake-up when a grant may have ended.
+    pub wake_socket: Option<&'a WakeSocket>,
+    /// Tells after a wake-up whether `on_tick` must run at once. It must change no grant, which is a wake-up itself.
+    pub is_lost: &'a dyn Fn() -> bool,
 }
 
 impl Flock {
@@ -229,13 +233,15 @@ impl FlockWait<'_> {
                 // The helper may have acquired the lock at the last moment.
                 return Ok((!helper.stop()).then_some(Flocked::Busy));
             }
-            if look_at.is_some_and(|at| at <= now) {
+            let is_woken = self.wake_socket.is_some_and(WakeSocket::was_woken);
+            if look_at.is_some_and(|at| at <= now) || (is_woken && (self.is_lost)()) {
                 look_at = self.look_again_at()?;
             }
             let next = self.until.into_iter().chain(look_at).min();
-            wait_readable([self.signals.all_events()?], next.map(|next| next.saturating_sub(now))).map_err(
-                |errno| Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again"),
-            )?;
+            let events = [self.signals.all_events()?].into_iter().chain(self.wake_socket.map(AsFd::as_fd));
+            wait_readable(events, next.map(|next| next.saturating_sub(now))).map_err(|errno| {
+                Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again")
+            })?;
         }
     }
 

@@ -71,6 +71,11 @@ impl<'a> Supervisor<'a> {
         Ok(Supervisor { guarded, opened, wake_socket, new_end, tell, released: RefCell::default() })
     }
 
+    /// Returns the socket that receives a wake-up when another process changes or ends a grant.
+    pub fn wake_socket(&self) -> Option<&WakeSocket> {
+        self.wake_socket.as_ref()
+    }
+
     /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end and
     /// releases the locks. Returns the exit of csalock.
     /// Returns an error if the command could not be executed; the locks are then released.

@@ -7,7 +7,7 @@ use crate::engine::{LockRef, LockStatus};
 use crate::history::HoldTimes;
 use crate::host::{Fake, FileLock, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
-use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, Zone, json, locked_by};
+use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, Reporter, Zone, json};
 use crate::store::{Location, Scope};
 
 /// Returns true if the text does not move a cursor, colour, reorder or hide text.
@@ -37,6 +37,7 @@ pub(super) fn show(record: Record) {
         record,
     };
     let record = &status.record;
+    let file = FileLocks(vec![(FileLock::Flock, vec![(1, record.name.to_vec())])]);
     for width in [None, Some(0), Some(20), Some(80)] {
         let style = OutputStyle { colour: false, width, zone: Zone::Utc };
         let mut table = LockTable::new(style, "here", reporter.host.wall());
@@ -49,14 +50,15 @@ pub(super) fn show(record: Record) {
             reporter: &reporter,
             past: &[],
             times: &HoldTimes::default(),
-            file: Some(&locked_by(FileLock::Flock, [(1, record.name.to_vec())])),
+            file: Some(&file),
             style,
         };
         let mut lines = block.lines();
         lines.extend([header, row(0)]);
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");
     }
-    let document = json(&json::status(&record.name, &status, (None, None), None, &reporter)).expect("it is a document");
+    let facts = (None, None, Some(&file));
+    let document = json(&json::status(&record.name, &status, facts, None, &reporter)).expect("it is a document");
     assert!(is_harmless(&document), "{document:?}");
     serde_json::from_str::<serde_json::Value>(&document).expect("it is JSON");
     for grant in &record.holders {

@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use crate::sandbox::{Job, Sandbox, is_root, proc, wait_until};
 
+mod told;
+
 const BUSY: &str = "csalock: lock SANDBOX/files/f is busy: its file is locked with flock(2), as flock(1) does it, by pid \
                     PID: cat; wait longer with -w, or see lslocks(8)\n";
 
@@ -288,44 +290,39 @@ on_every_store! {
         next.wait().is(0, "ran\n", "");
     }
 
-    fn a_lock_that_is_broken_while_its_file_is_waited_for_is_not_used(sandbox: &Sandbox) {
-        let mut old = old_holder(sandbox, "f");
-        let next = waiter(sandbox, &[], &["touch", "ran"]);
-        sandbox.csalock(["unlock", "--force", "./f"]).capture().exits(0);
-        old.release();
-        next.wait().says(81, " is not held any more: ");
+    fn a_break_ends_the_wait_for_the_file_at_once(sandbox: &Sandbox) {
+        let old = old_holder(sandbox, "f");
+        for options in [&[][..], &["-F"], &["--ttl", "1h"]] {
+            let next = waiter(sandbox, options, &["touch", "ran"]);
+            sandbox.csalock(["unlock", "--force", "./f"]).capture().exits(0);
+            // The file stays locked meanwhile.
+            let done = next.wait();
+            let said = "csalock: lost during the wait for its file: lock SANDBOX/files/f: it was held by pid PID on HOST (user USER) \
+                        since TIME (AGE ago): touch ran, until it was broken by --force; the command was not run\n";
+            assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(85), said), "{options:?}");
+        }
+        old.wait().exits(0);
         assert!(!sandbox.path("files/ran").exists() && is_free(sandbox, "f"));
     }
 
-    fn a_waiter_is_told_the_holder(sandbox: &Sandbox) {
-        let mut old = old_holder(sandbox, "f");
-        let next = waiter(sandbox, &["-v"], &["true"]);
-        let said = "csalock: waiting for lock SANDBOX/files/f: its file is locked with flock(2), as flock(1) does it, by pid \
-                    PID: cat\n";
-        wait_until("it is told", || sandbox.plain(&next.said()) == said);
-        old.release();
-        let done = next.wait();
-        assert_eq!(sandbox.plain(&done.stderr), format!("{said}csalock: lock SANDBOX/files/f was acquired, token TOKEN\n"));
-    }
-
-    fn status_shows_which_flock_user_has_the_file(sandbox: &Sandbox) {
-        let shown = || {
-            let done = sandbox.csalock(["status", "-v", "./f"]).capture();
-            let file = done.stdout.lines().find(|line| line.starts_with("file "));
-            file.map(|line| sandbox.plain(line))
-        };
-        let by_cat = Some("file     locked with flock(2), as flock(1) does it, by pid PID: cat".to_string());
-        for options in [&[][..], &["-F"], &["--ttl", "1h"]] {
-            let mut old = old_holder(sandbox, "f");
-            assert_eq!(shown(), by_cat);
-            let next = waiter(sandbox, options, &["dash", "-c", "csalock status -v ./f"]);
-            assert_eq!(shown(), by_cat);
-            old.release();
-            // The holder's own lock of the file says nothing more.
-            let done = next.wait();
-            assert!(done.stdout.contains("\nholder ") && !done.stdout.contains("\nfile "), "{done:?}");
+    fn the_history_names_the_call_that_ended_a_waiter_for_the_file(sandbox: &Sandbox) {
+        let _old = old_holder(sandbox, "f");
+        for (words, reason) in [
+            (&["unlock", "--force", "--end", "./f"][..], "end"),
+            (&["run", "--busy", "replace", "-w", "inf", "./f", "true"], "replace"),
+        ] {
+            let next = waiter(sandbox, &[], &["touch", "ran"]);
+            let mut ends = sandbox.csalock(words).spawn();
+            assert_eq!(next.wait().seen_by_shell(), 128 + Signal::SIGTERM as i32);
+            wait_until("it has ended", || ends.has_ended());
+            ends.wait().exits(0);
+            let text = sandbox.csalock(["history", "--json"]).capture().line();
+            let past: Vec<Value> = serde_json::from_str(&text).unwrap();
+            let ended = past.iter().rev().find(|past| past["command"] == "touch ran").unwrap();
+            assert_eq!((&ended["ended"], &ended["exit_code"]), (&"released".into(), &Value::Null), "{text}");
+            assert_eq!(ended["ended_by"]["reason"], reason, "{text}");
         }
-        assert_eq!(shown(), None);
+        assert!(!sandbox.path("files/ran").exists());
     }
 
     fn a_call_that_did_not_get_the_file_is_no_run_in_the_history(sandbox: &Sandbox) {
@@ -367,87 +364,6 @@ on_every_store! {
         old.release();
         next.wait().exits(0);
         sandbox.csalock(["audit"]).stdout("no fault in 2 grants of 1 lock\n").run();
-    }
-
-    fn the_holder_of_the_file_is_named_beside_a_waiter_for_it(sandbox: &Sandbox) {
-        let mut old = old_holder(sandbox, "f");
-        let next = waiter(sandbox, &[], &["true"]);
-        let held = "held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: true";
-        let file = "its file is locked with flock(2), as flock(1) does it, by pid PID: cat";
-        let busy = format!("csalock: lock SANDBOX/files/f in store STORE is busy: {held}; {file}; wait longer with -w, or see `csalock status SANDBOX/files/f`\n");
-        for option in ["--flock", "--fcntl"] {
-            sandbox.csalock(["run", option, "-n", "./f", "true"]).status(75).stderr(&busy).run();
-        }
-        let mut third = sandbox.csalock(["run", "--flock", "-vw", "inf", "./f", "true"]).spawn();
-        let said = format!("csalock: waiting for lock SANDBOX/files/f: {}; {file}\n", &held["held by ".len()..]);
-        wait_until("it is told", || sandbox.plain(&third.said()) == said);
-        third.kill();
-        let other = sandbox.csalock(["unlock", "./f"]).capture();
-        let said = format!("csalock: lock SANDBOX/files/f in store STORE belongs to another holder: {held}; {file}; give its handle");
-        assert!(other.code == Some(82) && sandbox.plain(&other.stderr).starts_with(&said), "{other:?}");
-        let broken = sandbox.csalock(["unlock", "--force", "./f"]).capture();
-        let said = format!("csalock: lock SANDBOX/files/f: {}; see lslocks(8)\n", file.replace("is locked", "is still locked"));
-        assert_eq!((broken.code, sandbox.plain(&broken.stderr)), (Some(0), said));
-        old.release();
-        next.wait().exits(81);
-        // Nothing is said of the file while the holder of the lock has it.
-        let mut job = holder(sandbox, &[]);
-        let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
-        assert!(done.code == Some(75) && !done.stderr.contains("its file"), "{done:?}");
-        let broken = sandbox.csalock(["unlock", "--force", "./f"]).capture();
-        assert_eq!((broken.code, broken.stderr.as_str()), (Some(0), ""));
-        job.release();
-        job.wait();
-    }
-
-    fn status_shows_which_user_of_fcntl_has_the_file(sandbox: &Sandbox) {
-        let shown = || {
-            let done = sandbox.csalock(["status", "-v", "./f"]).capture();
-            let file = done.stdout.lines().find(|line| line.starts_with("file "));
-            file.map(|line| sandbox.plain(line))
-        };
-        let open = "import fcntl, struct, sys\nf = open('f', 'a')\n";
-        let wait = "print('holds', flush=True)\nsys.stdin.read()\n";
-        sandbox.file("files/posix", format!("{open}fcntl.lockf(f, fcntl.LOCK_EX)\n{wait}"));
-        let whole = "struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)";
-        sandbox.file("files/ofd", format!("{open}fcntl.fcntl(f, fcntl.F_OFD_SETLK, {whole})\n{wait}"));
-        for script in ["posix", "ofd"] {
-            let mut other = sandbox.call("python3", [script]).ready();
-            let by = format!("locked with fcntl(2), as dpkg(1) does it, by pid PID: python3 {script}");
-            assert_eq!(shown(), Some(format!("file     {by}")));
-            let said = format!("csalock: lock SANDBOX/files/f is busy: its file is {by}; wait longer with -w, or see lslocks(8)\n");
-            sandbox.csalock(["run", "--fcntl", "-n", "./f", "true"]).status(75).stderr(&said).run();
-            let words = ["run", "--fcntl", "-w", "inf", "./f", "csalock", "status", "-v", "./f"];
-            let next = sandbox.csalock(words).spawn();
-            wait_until("it has the lock", || sandbox.state("./f") == "held");
-            assert_eq!(shown(), Some(format!("file     {by}")));
-            let flock = old_holder(sandbox, "f");
-            let both = "file     locked with flock(2), as flock(1) does it, by pid PID: cat; and ";
-            assert_eq!(shown(), Some(format!("{both}{by}")));
-            flock.wait().exits(0);
-            other.release();
-            // The holder's own lock of the file says nothing more.
-            let done = next.wait();
-            assert!(done.stdout.contains("\nholder ") && !done.stdout.contains("\nfile "), "{done:?}");
-        }
-        assert_eq!(shown(), None);
-    }
-
-    fn three_holders_are_named_and_the_others_counted(sandbox: &Sandbox) {
-        let script = "exec 9> f; flock 9; for i in 1 2 3 4; do sleep 60 & done; echo ready; cat";
-        let _old = sandbox.script("dash", script).ready();
-        let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
-        let said = sandbox.plain(&done.stderr);
-        assert!(done.code == Some(75) && said.contains("; and pid PID: sleep 60; and "), "{said}");
-        assert!(said.ends_with(" more; wait longer with -w, or see lslocks(8)\n"), "{said}");
-    }
-
-    fn a_holder_of_another_user_is_named_as_well(sandbox: &Sandbox) {
-        require!(is_root("two users"));
-        std::fs::set_permissions(sandbox.path("files"), PermissionsExt::from_mode(0o1777)).unwrap();
-        let _old = old_holder(sandbox, "f");
-        let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).without("CSALOCK_STORE").user(1234).capture();
-        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(75), BUSY));
     }
 
     fn a_missing_file_is_created_and_an_existing_file_stays_as_it_is(sandbox: &Sandbox) {

@@ -344,7 +344,10 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
             .stdin(std::process::Stdio::null());
         String::from_utf8(process.output().unwrap().stdout).unwrap()
     };
+    let locked = std::fs::File::create(folder.path().join("locked")).unwrap();
+    locked.lock().unwrap();
     let printed = [
+        run("status", &[folder.path().join("locked").to_str().unwrap()]),
         run("lock", &["--forever", "name"]),
         run("status", &["name"]),
         run("unlock", &["--force", "name"]),

@@ -17,10 +17,10 @@ use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{FileLock, command_of, file_locks};
+use crate::host::{FileLock, WakeSocket, command_of, file_locks};
 use crate::lock::{Grant, Renew};
 use crate::name::{escape, is_path, shell_quote};
-use crate::report::{RefusedLock, locked_by};
+use crate::report::{locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
 use crate::run::lease_schedule::{renewal_pause, retry_pause};
@@ -62,7 +62,7 @@ impl FlockCompat {
         call: &RunCall<'_>,
         opened: &OpenLockSet<'_>,
         grants: &mut [Grant],
-        child: Option<&SleepingChild<'_>>,
+        (child, wake_socket): (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
     ) -> Result<std::result::Result<Vec<Flock>, Exit>> {
         let policy = call.asked.taking.waiting.wait_policy(opened.lease());
         let until = policy.limit.map(|_| policy.end(call.began));
@@ -86,6 +86,8 @@ impl FlockCompat {
                 child,
                 until,
                 on_tick: &mut look,
+                wake_socket,
+                is_lost: &|| is_lost(call, opened),
             };
             let wait = (!policy.is_none()).then_some(&mut wait);
             match Flock::take(kind, file, mode, wait)? {
@@ -135,20 +137,25 @@ fn keep_waiting(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Gran
     }
 }
 
+/// Returns true if a record is known to have a grant of this call no more.
+fn is_lost(call: &RunCall<'_>, opened: &OpenLockSet<'_>) -> bool {
+    let proof = call.guarded.handle.proof();
+    opened
+        .each()
+        .any(|(target, engine)| engine.record(&target.name).is_ok_and(|record| record.holder(&proof).is_none()))
+}
+
 /// Keeps the locks while we wait for a file; a time limit, and the time for which the locks count as held, start only when
 /// the wait is over. Updates the grants.
 /// Returns true if they have a lease.
 /// Returns an error if a lock was lost.
 fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
-    for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
+    for ((target, engine), grant) in opened.each().zip(&mut *grants) {
         let credentials = engine.by_proof(call.guarded.handle.proof())?;
         let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.asked.taking.lifetime()))?;
         match engine.apply(&target.name, &Renew { credentials, lifetime, begins: true })? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
-            Err(not_holder) => {
-                let refusal = RefusedLock::new(target, &opened.reporter(at)).not_holder(&not_holder);
-                return Err(Error::new(refusal.kind, refusal.message, refusal.hint));
-            }
+            Err(not_holder) => return Err(lost_while_waiting(target, engine, &not_holder)),
         }
     }
     Ok(grants.iter().any(|grant| grant.lifetime.lease().is_some()))
