@@ -51,10 +51,11 @@ on_every_store! {
 
     fn a_dead_holder_whose_grant_is_still_recorded_holds_nothing(sandbox: &Sandbox) {
         // The command and its csalock die together, so the record keeps the grant until the next caller removes it.
-        let daemon = "until [ -e go ]; do sleep 0.01; done\n\
+        // The group of the call is killed at its end, and the daemon must have left it by then.
+        let daemon = "touch begun; until [ -e go ]; do sleep 0.01; done\n\
                       csalock run --reentrant x sh -c 'echo $CSALOCK_TOKEN' > said\nmv said done\n";
         sandbox.file("files/daemon", daemon);
-        let script = "setsid -f sh ./daemon > /dev/null 2>&1; echo $CSALOCK_TOKEN; kill -9 $PPID $$";
+        let script = "setsid -f sh ./daemon > /dev/null 2>&1; until [ -e begun ]; do sleep 0.01; done; echo $CSALOCK_TOKEN; kill -9 $PPID $$";
         let dead = sandbox.csalock(["run", "x", "sh", "-c", script]).capture().stdout;
         sandbox.await_abandoned("x");
         sandbox.script("dash", "touch go").run();
