@@ -104,7 +104,9 @@ fn no_caller_acquires_early_on_file_systems_with_whole_seconds() {
     while !(930..960).contains(&of_second()) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let text = format!("trap '' TERM; while :; do cut -d' ' -f1 /proc/uptime >> {}; sleep 0.02; done", log.display());
+    // The shell itself writes: a child would outlive it by a moment.
+    let note = format!("read up rest < /proc/uptime; echo $up >> {}", log.display());
+    let text = format!("trap '' TERM; while :; do {note}; sleep 0.02; done");
     let job = in_store(sandbox.csalock(["run", "x", "dash", "-c", &text]), &store).spawn();
     let keeper = || keepers(job.pid()).first().copied();
     wait_until("there is a keeper", || keeper().is_some() && log.exists());
