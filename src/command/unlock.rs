@@ -16,7 +16,7 @@ use crate::duration::shown as span;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{Caller, ThisProcess, command_of, end_process};
+use crate::host::{self, Caller, ThisProcess, command_of, end_process};
 use crate::lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, ProcessId,
     Release,
@@ -286,9 +286,9 @@ fn find_not_stopped(engine: &Engine, target: &LockRef, ended: &mut [EndedHolder]
     }
 }
 
-/// Ends the live processes of a holder, innermost first, and returns the processes that they had started. Of a holder that cannot be seen here, it ends the renewal of the
-/// lease, and returns `None`: the csalock there then ends its command before the lease is over.
-/// The record keeps `request` for the history, because the holder itself may release the lock.
+/// Ends the live processes of a holder, innermost first, and returns the processes that they had started. Of a holder
+/// that cannot be seen here, it ends the renewal of the lease, and returns `None`: the csalock there then ends its
+/// command. The record keeps `request` for the history, because the holder itself may release the lock.
 fn end_holder(
     context: &Context,
     engine: &Engine,
@@ -310,14 +310,14 @@ fn end_holder(
         let hint = format!("release it with `csalock unlock {}`", target.shell_arg);
         return Err(Error::new(ErrorKind::InvalidInput, format!("lock {name} is held by the caller itself"), hint));
     }
-    // A store that takes no more writes, as a full disk, is no reason to let the holder go on.
-    let _ =
-        engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: false });
-    let mut started = BTreeSet::new();
-    for process in live {
-        started.extend(end_one(asked, &name, owner, process)?);
+    // A caller that may not end the holder leaves no request. A store that takes no more writes, as a full disk, is no
+    // reason to let the holder go on.
+    if live.iter().all(|process| host::send(process, 0) != Err(nix::errno::Errno::EPERM)) {
+        let ask = AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: false };
+        let _ = engine.apply(&target.name, &ask);
     }
-    Ok(Some(started))
+    let started = live.into_iter().map(|process| end_one(asked, &name, owner, process)).collect::<Result<Vec<_>>>()?;
+    Ok(Some(started.into_iter().flatten().collect()))
 }
 
 /// Ends one process of a holder, and tells if that needed SIGKILL. Returns the processes that it had started.

@@ -417,6 +417,20 @@ fn a_user_who_may_only_look_sees_no_history() {
     }
 }
 
+#[test]
+fn a_caller_that_may_not_end_the_holder_leaves_no_trace_in_the_history() {
+    require!(is_root("another user") && has("setpriv"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let store = sandbox.store_at("shared/store");
+    place(&sandbox, "shared", (0, 0, 0o1777));
+    place(&sandbox, "shared/store", (0, 0, 0o1777));
+    let holder = Root.csalock(&sandbox, &store, &["run", "x", "dash", "-c", "echo; cat; :"]).ready();
+    assert_eq!(Anne.code(&sandbox, &store, &["unlock", "--force", "--end", "x"]), 77);
+    holder.wait().exits(0);
+    let past = Root.csalock(&sandbox, &store, &["history", "--json"]).capture().stdout;
+    assert!(past.contains("\"ended\":\"released\"") && past.contains("\"ended_by\":null"), "{past}");
+}
+
 /// As su(1) and sudo(8) keep it.
 #[test]
 fn the_home_of_another_user_is_named_as_the_cause() {
