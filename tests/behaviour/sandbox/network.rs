@@ -13,6 +13,8 @@ pub(crate) const ALONE: [&str; 8] =
 pub(crate) struct Network {
     switch: Namespace,
     hosts: Vec<Namespace>,
+    /// The files with the boot ids and machine ids of the hosts.
+    identities: tempfile::TempDir,
 }
 
 /// A process that keeps a network namespace.
@@ -25,7 +27,8 @@ impl Network {
         if !has_namespaces("a network of one's own") || !tools.into_iter().all(has) {
             return None;
         }
-        let network = Network { switch: Namespace::new()?, hosts: Vec::new() };
+        let network =
+            Network { switch: Namespace::new()?, hosts: Vec::new(), identities: tempfile::tempdir().unwrap() };
         network.switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward");
         (0..hosts).try_fold(network, |mut network, number| {
             let host = Namespace::new()?;
@@ -59,9 +62,22 @@ impl Network {
         self.hosts[host].enter()
     }
 
-    /// The words that run a program there which sees no processes but its own, as on a machine of its own.
+    /// The words that run a program there as on a machine of its own: it sees no processes but its own, and the boot id and
+    /// the machine id are those of the host. Other hosts cannot know whether its processes live.
     pub(crate) fn on_a_machine(&self, host: usize) -> Vec<String> {
-        self.on(host).into_iter().chain(ALONE.map(str::to_string)).collect()
+        let file = |name: &str, text: String| {
+            let path = self.identities.path().join(format!("{name}{host}"));
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let boot = file("boot", format!("{host:08}-0000-4000-8000-000000000000\n"));
+        let machine = file("machine", format!("{host:032}\n"));
+        let identity = format!(
+            "mount --bind {boot} /proc/sys/kernel/random/boot_id
+             [ ! -e /etc/machine-id ] || mount --bind {machine} /etc/machine-id
+             \"$@\"; exit $?"
+        );
+        self.on(host).into_iter().chain(ALONE.map(|word| word.replace(ALONE[6], &identity))).collect()
     }
 
     /// The words that run a program where all hosts are reached whose cables are not cut.
