@@ -110,6 +110,10 @@ impl Database {
         if user.is_some_and(|user| user.contains(':')) {
             return Err(NO_PASSWORD);
         }
+        // A password with a slash would be taken for a port and a name, and shown.
+        if database.name.contains('@') {
+            return Err("an @ in the name of a database is %40, and a slash in a password does not belong there");
+        }
         let is_port = |port: &String| port.parse::<u16>().is_ok_and(|port| port > 0);
         if !hosts.iter().all(|(_, port)| port.as_ref().is_none_or(is_port)) {
             return Err("the server is HOST:PORT, a list of them, or an encoded path of a socket's directory");
