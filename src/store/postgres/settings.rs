@@ -1,15 +1,14 @@
-//! Connection settings, found as libpq (PostgreSQL 18) finds them: the URL, the service file, the environment, defaults;
-//! and what csalock does with each setting of libpq.
+//! Connection settings, found as libpq (PostgreSQL 18) finds them: the URL, the environment, defaults; and what
+//! csalock does with each setting of libpq.
 //!
 //! A user who asks for protection must not get less than from psql(1). So a setting that restricts the connection is
 //! implemented or refused; only the others may be ignored.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use Treatment::{Ignored, Implemented, Only};
 
-use super::auth::{password_of, service};
+use super::auth::password_of;
 use super::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
@@ -88,7 +87,6 @@ pub(super) struct Settings {
 /// Sources of settings, in order.
 struct Sources<'a> {
     database: &'a Database,
-    service: BTreeMap<String, String>,
     variables: &'a Variables<'a>,
     home: PathBuf,
 }
@@ -104,8 +102,7 @@ impl Sources<'_> {
     }
 
     fn find_both(&self, key: &str, variable: &str) -> Option<String> {
-        let of_service = || self.service.get(key).cloned();
-        self.database.option(key).or_else(of_service).or_else(|| self.variable(variable))
+        self.database.option(key).or_else(|| self.variable(variable))
     }
 
     /// Returns the file that a setting names, or this one in the home directory if that exists.
@@ -123,15 +120,10 @@ impl Sources<'_> {
 }
 
 impl Settings {
-    /// Fails if a setting is invalid or refused, or the named service is unknown.
+    /// Fails if a setting is invalid or refused.
     pub(super) fn new(database: &Database, variables: &Variables<'_>, uid: u32) -> Result<Settings> {
         let home = variables("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
-        let mut from = Sources { database, service: BTreeMap::new(), variables, home };
-        if let Some(name) = from.find("service") {
-            let own = from.find("servicefile").map_or_else(|| from.home.join(".pg_service.conf"), PathBuf::from);
-            let system = from.variable("PGSYSCONFDIR").unwrap_or_else(|| "/etc/postgresql-common".to_string());
-            from.service = service(&name, &[own, PathBuf::from(system).join("pg_service.conf")])?;
-        }
+        let from = Sources { database, variables, home };
         check(&|key, variable| from.find_both(key, variable))?;
         let user = database.parts().and_then(|(user, _)| user).or_else(|| from.find("user"));
         let user = user.or_else(|| user_name(uid)).unwrap_or_default();
@@ -296,7 +288,7 @@ pub(super) enum Treatment {
     Ignored,
 }
 
-/// A setting: its key in URLs and service files, its environment variable, and what csalock does with it.
+/// A setting: its key in URLs, its environment variable, and what csalock does with it.
 pub(super) struct Setting(pub(super) &'static str, pub(super) &'static str, pub(super) Treatment);
 
 /// All settings. An empty name means that there is none of that kind.
@@ -313,8 +305,6 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("require_auth", "PGREQUIREAUTH", Implemented),
     Setting("requirepeer", "PGREQUIREPEER", Implemented),
     Setting("requiressl", "PGREQUIRESSL", Implemented),
-    Setting("service", "PGSERVICE", Implemented),
-    Setting("servicefile", "PGSERVICEFILE", Implemented),
     Setting("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Implemented),
     Setting("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Implemented),
     Setting("sslcert", "PGSSLCERT", Implemented),
@@ -324,12 +314,12 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("sslrootcert", "PGSSLROOTCERT", Implemented),
     Setting("sslsni", "PGSSLSNI", Implemented),
     Setting("user", "PGUSER", Implemented),
-    Setting("", "PGSYSCONFDIR", Implemented),
     Setting("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"], "csalock has no GSSAPI encryption")),
     Setting("min_protocol_version", "PGMINPROTOCOLVERSION", Only(&["3.0"], "csalock speaks version 3.0")),
     Setting("replication", "", Only(&["false", "off", "no", "0"], "csalock does not replicate")),
     Setting("scram_client_key", "", Only(&[], "csalock logs in with a password")),
     Setting("scram_server_key", "", Only(&[], "csalock logs in with a password")),
+    Setting("service", "PGSERVICE", Only(&[], "csalock reads no service files; use the URL, and ~/.pgpass")),
     Setting("sslcertmode", "PGSSLCERTMODE", Only(&["disable", "allow"], "csalock cannot insist on its certificate")),
     Setting("sslcrldir", "PGSSLCRLDIR", Only(&[], "csalock reads no directories of revocations; use sslcrl")),
     Setting("sslnegotiation", "PGSSLNEGOTIATION", Only(&["postgres"], "csalock has no direct TLS")),
@@ -355,12 +345,14 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("oauth_client_secret", "", Ignored),
     Setting("oauth_issuer", "", Ignored),
     Setting("oauth_scope", "", Ignored),
+    Setting("servicefile", "PGSERVICEFILE", Ignored),
     Setting("sslcompression", "PGSSLCOMPRESSION", Ignored),
     Setting("sslkeylogfile", "", Ignored),
     Setting("tcp_user_timeout", "", Ignored),
     Setting("", "PGDATESTYLE", Ignored),
     Setting("", "PGGEQO", Ignored),
     Setting("", "PGLOCALEDIR", Ignored),
+    Setting("", "PGSYSCONFDIR", Ignored),
     Setting("", "PGTZ", Ignored),
 ];
 
