@@ -23,8 +23,8 @@
 //!
 //! **Standbys.** A commit waits for the synchronous standby, if there is one, and other transactions see it only then. If
 //! that wait is cut short, they see the commit although the standby lacks it. So after a commit without a sure answer, a
-//! process reads nothing before another commit has its answer: that one is later in the write-ahead log. For the commits
-//! of other processes the engine asks before an answer that promises them ([`Store::settle`]).
+//! process reads nothing before another commit has its answer: that one is later in the write-ahead log. [`Store::settle`]
+//! is for the commits of other processes.
 //!
 //! **Other roles** may create functions and operators in schemas of the search_path, which would take the place of those
 //! of PostgreSQL. Each request sets it first ([`session`]), and each function of the schema sets it too.
@@ -111,12 +111,9 @@ impl Database {
         if user.is_some_and(|user| user.contains(':')) {
             return Err(NO_PASSWORD);
         }
-        // A password with a slash would be taken for a port and a name, and shown.
-        if database.name.contains('@') {
-            return Err("an @ in the name of a database is %40, and a slash in a password does not belong there");
-        }
         let is_port = |port: &String| port.parse::<u16>().is_ok_and(|port| port > 0);
-        if !hosts.iter().all(|(_, port)| port.as_ref().is_none_or(is_port)) {
+        // In `u:1/secret@h/d` the password would be taken for a port and a name, and shown.
+        if name.contains('@') || !hosts.iter().all(|(_, port)| port.as_ref().is_none_or(is_port)) {
             return Err("the server is HOST:PORT, a list of them, or an encoded path of a socket's directory");
         }
         let keys = || options.split('&').filter(|option| !option.is_empty()).map(|option| option.split_once('='));

@@ -127,9 +127,7 @@ impl Location {
         }
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
-            _ if looks_like_login(bytes) || bytes.contains(&b'@') && !bytes.contains(&b'/') => {
-                return Err(wrong("no store has such a URL"));
-            }
+            _ if looks_like_login(bytes) => return Err(wrong("no store has such a URL")),
             _ if bytes.contains(&b'/') => (&b"dir"[..], bytes),
             _ => {
                 let url = escape(bytes);
@@ -220,10 +218,10 @@ fn public_part(url: &[u8]) -> String {
     format!("{}{user}{}{options}", escape(&url[..at]), escape(&url[from..end]))
 }
 
-/// Returns true for a path that is probably a URL without its scheme or colon, or a list of libpq's settings.
+/// Returns true for text that is probably a URL without its scheme or colon, or a list of libpq's settings.
 fn looks_like_login(path: &[u8]) -> bool {
     let has = |part: &[u8]| path.windows(part.len()).any(|window| window == part);
-    (has(b"//") && has(b"@")) || has(b"password=")
+    (has(b"@") && (has(b"//") || !has(b"/"))) || has(b"password=")
 }
 
 fn path_at(url: &[u8]) -> usize {
@@ -324,7 +322,7 @@ mod tests {
             ("//u:sEcReT@h/d", "store ...@h/d: no store"),
             ("postgres://u:sEc?ReT@h/d", "store postgres://...: the server"),
             ("postgres://u:sEc=ReT@h/d", "store postgres://...: a password"),
-            ("postgres://u:1/sEcReT@h/d", "store postgres://...@h/d: an @"),
+            ("postgres://u:1/sEcReT@h/d", "store postgres://...@h/d: the server"),
             ("postgres://u%3AsEcReT@h/d", "store postgres://...@h/d: a password"),
             ("postgres://h/d?passw%6Frd=sEcReT", "store postgres://h/d?...: its options"),
             ("ssh://u%3asEcReT@h/p", "store ssh://...@h/p: a password"),

@@ -24,8 +24,7 @@ const SHARE: Duration = Duration::from_secs(4);
 /// Server and timeline of an answer, with a slash at the end if commits wait for a synchronous standby.
 const ORIGIN: &str = "$.origin() || CASE current_setting('synchronous_standby_names') WHEN '' THEN '' ELSE '/' END";
 
-/// Commit that changes nothing, and whose answer therefore only says that all earlier commits stand on that server. Unlike
-/// an update, it needs no privilege and waits for no other one.
+/// Commit without changes, whose answer says that all earlier ones stand. Unlike an update it needs no privilege.
 const FLUSH: &str = "SELECT $origin, pg_logical_emit_message(true, 'csalock', '')";
 
 /// True if more than half of the server's connections are in use.
@@ -122,8 +121,8 @@ impl Postgres {
         guarded(&self.client.origin).get_or_insert_with(|| origin.clone());
     }
 
-    /// Waits until all commits that this process has read stand on the synchronous standby, if there is one. Fails if it has
-    /// read from a server that another one has replaced, and may lack some of them.
+    /// Waits until all that this process has read stands on the synchronous standby, if there is one.
+    /// Fails if another server has taken over since, which may lack some of it.
     pub(super) fn settle_reads(&self) -> Result<()> {
         let known = guarded(&self.client.origin).clone();
         let Some(known) = known.filter(|origin| origin.ends_with(b"/")) else { return Ok(()) };

@@ -64,7 +64,6 @@ pub(super) struct Tls {
     pub(super) own: Option<(PathBuf, PathBuf)>,
     /// Lowest and highest version, of 2 and 3.
     pub(super) versions: (u8, u8),
-    pub(super) sends_name: bool,
 }
 
 /// Everything that a connection needs. It has a password, so it cannot be printed.
@@ -136,7 +135,6 @@ impl Settings {
             revoked: from.file("sslcrl", "root.crl"),
             own: None,
             versions: versions(&from)?,
-            sends_name: from.one_of("sslsni", &["1", "0"])? == 0,
         };
         if from.find("sslcertmode").as_deref() != Some("disable") {
             tls.own = from.file("sslcert", "postgresql.crt").zip(from.file("sslkey", "postgresql.key"));
@@ -224,12 +222,10 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
 fn mode(from: &Sources<'_>) -> Result<(SslMode, bool)> {
     use SslMode::*;
     let is_system = from.find("sslrootcert").as_deref() == Some("system");
-    let is_old = from.find("requiressl").is_some_and(|value| value.starts_with('1'));
     let names = ["prefer", "disable", "allow", "require", "verify-ca", "verify-full"];
     let modes = [Prefer, Disable, Allow, Require, VerifyCa, VerifyFull];
     let mode = match from.find("sslmode") {
         None if is_system => VerifyFull,
-        None if is_old => Require,
         _ => modes[from.one_of("sslmode", &names)?],
     };
     if is_system && mode != VerifyFull {
@@ -304,7 +300,6 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("port", "PGPORT", Implemented),
     Setting("require_auth", "PGREQUIREAUTH", Implemented),
     Setting("requirepeer", "PGREQUIREPEER", Implemented),
-    Setting("requiressl", "PGREQUIRESSL", Implemented),
     Setting("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Implemented),
     Setting("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Implemented),
     Setting("sslcert", "PGSSLCERT", Implemented),
@@ -312,17 +307,18 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("sslkey", "PGSSLKEY", Implemented),
     Setting("sslmode", "PGSSLMODE", Implemented),
     Setting("sslrootcert", "PGSSLROOTCERT", Implemented),
-    Setting("sslsni", "PGSSLSNI", Implemented),
     Setting("user", "PGUSER", Implemented),
     Setting("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"], "csalock has no GSSAPI encryption")),
     Setting("min_protocol_version", "PGMINPROTOCOLVERSION", Only(&["3.0"], "csalock speaks version 3.0")),
     Setting("replication", "", Only(&["false", "off", "no", "0"], "csalock does not replicate")),
+    Setting("requiressl", "PGREQUIRESSL", Only(&["0"], "use sslmode=require")),
     Setting("scram_client_key", "", Only(&[], "csalock logs in with a password")),
     Setting("scram_server_key", "", Only(&[], "csalock logs in with a password")),
     Setting("service", "PGSERVICE", Only(&[], "csalock reads no service files; use the URL, and ~/.pgpass")),
     Setting("sslcertmode", "PGSSLCERTMODE", Only(&["disable", "allow"], "csalock cannot insist on its certificate")),
     Setting("sslcrldir", "PGSSLCRLDIR", Only(&[], "csalock reads no directories of revocations; use sslcrl")),
     Setting("sslnegotiation", "PGSSLNEGOTIATION", Only(&["postgres"], "csalock has no direct TLS")),
+    Setting("sslsni", "PGSSLSNI", Only(&["1"], "csalock sends the name of the server")),
     Setting("sslpassword", "", Only(&[], "csalock cannot decrypt a key")),
     Setting(
         "target_session_attrs",

@@ -18,12 +18,6 @@ const LASTING: [&str; 5] = [
     "Bad port ",
 ];
 
-/// Exit status of ssh(1) after an error of its own, or if a signal ended the program there.
-const ERROR_OF_SSH: i32 = 255;
-
-/// Exit statuses of a shell that cannot execute a program, or does not find it.
-const NOT_EXECUTED: [i32; 2] = [126, 127];
-
 #[derive(Debug)]
 pub(super) enum LinkError {
     NotStarted(io::Error),
@@ -40,16 +34,17 @@ pub(super) enum LinkError {
 }
 
 impl LinkError {
-    /// Returns the error for a connection that ended. `printed` also has the banner of the server and the words of login
-    /// scripts, so before the greeting only lines of ssh(1) itself count, and those of the program that has set the exit
-    /// `status` of ssh(1). After the greeting no words count.
+    /// Returns the error for a connection that ended. `printed` has the words of banners and login scripts too, so only lines
+    /// of ssh(1) count, and of the program that the exit `status` is from. After the greeting no words count.
     pub(super) fn ended(printed: &str, status: Option<i32>, is_greeted: bool) -> LinkError {
         let mut lines = printed.lines().rev().map(str::trim).filter(|line| !line.is_empty());
         let last = lines.clone().next().unwrap_or_default();
         let lasting = match status {
             _ if is_greeted => None,
-            None | Some(ERROR_OF_SSH) => lines.find(|line| LASTING.iter().any(|part| line.contains(part))),
-            Some(status) if NOT_EXECUTED.contains(&status) => Some(last),
+            // An error of ssh(1), or a signal ended the program there.
+            None | Some(255) => lines.find(|line| LASTING.iter().any(|part| line.contains(part))),
+            // A shell cannot execute the program.
+            Some(126 | 127) => Some(last),
             Some(_) => lines.find(|line| line.starts_with("csalock:")),
         };
         LinkError::Ended(crate::name::escape(lasting.unwrap_or(last).as_bytes()), lasting.is_some())

@@ -229,8 +229,8 @@ impl Link {
             if status.is_some() {
                 break;
             }
-            let mut polled = Vec::new();
-            polled.extend(self.stderr.iter().map(|stderr| PollFd::new(stderr.as_fd(), PollFlags::POLLIN)));
+            let stderr = self.stderr.iter().map(|stderr| PollFd::new(stderr.as_fd(), PollFlags::POLLIN));
+            let mut polled: Vec<PollFd<'_>> = stderr.collect();
             let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(Duration::from_millis(20))), None);
         }
         LinkError::ended(&String::from_utf8_lossy(&self.printed), status, self.session.is_some())
