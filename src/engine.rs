@@ -290,6 +290,12 @@ impl Engine {
         self.record_of(name, self.store.read(name)?)
     }
 
+    /// Waits until all that this process has read certainly stands. An answer needs that if it promises what another
+    /// process has committed, for that process may have died before its commit was safe.
+    pub fn settle(&self) -> Result<()> {
+        self.store.settle()
+    }
+
     fn record_of(&self, name: &[u8], stored: Option<Versioned>) -> Result<VersionedRecord> {
         let Some(stored) = stored else { return Ok((None, Record::free(name))) };
         let record = decode(&stored, || self.store.describe(name))?;
@@ -319,6 +325,9 @@ impl Engine {
                 Ok(step) => {
                     #[cfg(debug_assertions)]
                     self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
+                    if matches!(&step, Transition::Done(response) if R::promises(response)) {
+                        self.settle()?;
+                    }
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),

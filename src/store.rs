@@ -154,6 +154,12 @@ pub trait Store: Upkeep + Send + Sync {
     /// Lets go of what other processes may need while this one waits for a lock.
     fn before_wait(&self) {}
 
+    /// Waits until all that this process has read stands, even after a failover. A commit that was answered does; one whose
+    /// process has died may be visible before that.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn leases(&self) -> &dyn Leases;
 
     /// Subscribes to wake-ups or changes, if the store reports them.

@@ -254,6 +254,9 @@ pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<
         }
         Ok(())
     })?;
+    if !names.is_empty() {
+        engine.settle()?;
+    }
     names.sort();
     Ok((names, unreadable))
 }

@@ -52,6 +52,7 @@ impl Engine {
         loop {
             let (_, record) = self.read(name)?;
             let Some(mut value) = record.value else { return Ok(None) };
+            self.settle()?;
             if let Some(bytes) = value.inline.take() {
                 return Ok(Some((value, bytes)));
             }
@@ -123,8 +124,10 @@ impl Engine {
         written.map(WriteResult::from)
     }
 
+    /// Returns the grant that claims the name permanently, if there is one; it stands.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
-        Ok(self.claim_in(&self.inspect(name)?))
+        let claim = self.claim_in(&self.inspect(name)?);
+        claim.map(|grant| self.settle().map(|()| grant)).transpose()
     }
 
     /// Returns the grant in this status that claims the name permanently, if there is one.

@@ -24,6 +24,10 @@ impl Request for Acquire {
         acquire(record, self, facts)
     }
 
+    fn promises(step: &AcquireStep) -> bool {
+        matches!(step, AcquireStep::Granted(..) | AcquireStep::Refused(Refusal::Claimed(_)))
+    }
+
     fn with_tokens(step: AcquireStep, version: u64) -> AcquireStep {
         let with_token = |grant: Grant| Grant { token: grant.token.or(Some(version)), ..grant };
         match step {

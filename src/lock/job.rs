@@ -169,6 +169,10 @@ pub enum RunStart {
 impl Request for BeginRun {
     type Response = Result<RunStart, NotHolder>;
 
+    fn promises(response: &Self::Response) -> bool {
+        response.is_ok()
+    }
+
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<RunStart>, Query> {
         let at = match find(record, &self.credentials, facts)? {
             Match::Grant(at) => at,

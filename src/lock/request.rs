@@ -29,6 +29,12 @@ pub trait Request: Loggable {
         response
     }
 
+    /// Returns true if this response, without a commit, promises that a grant, a claim, a value or a run of a job is in the
+    /// record. So the record must stand by then.
+    fn promises(_response: &Self::Response) -> bool {
+        false
+    }
+
     /// Returns the grants that this response ended, if a record that knows none of them proves the commit of `next`.
     fn ended(_response: &Self::Response, _next: &Record) -> Vec<HandleHash> {
         Vec::new()

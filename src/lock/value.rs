@@ -125,6 +125,10 @@ impl Request for Writing {
         decide_write(record, self, facts)
     }
 
+    fn promises(response: &Self::Response) -> bool {
+        matches!(response, Ok(_) | Err(WriteRefusal::VersionMismatch(Some(_))))
+    }
+
     fn repeat(&mut self) {
         self.credentials.repeated = true;
     }

@@ -4,9 +4,9 @@
 //! affects them. After a reboot that clock starts again; only then the wall clock counts. Containers may have boot ids of
 //! their own. Two boot ids mean one boot if the wall clock at its beginning is the same.
 //!
-//! **Shared.** Each host counts on its own CLOCK_BOOTTIME ([`crate::lock::age`]). No clock that a user may set ends a
-//! lease: neither a host's wall clock nor the store's time (that of an NFS server or of a database). csalock never compares
-//! clocks of two hosts.
+//! **Shared.** Each host counts on its kernel's CLOCK_BOOTTIME, too ([`crate::lock::age`]): a process in a time namespace
+//! may renew a lease that others count. No clock that a user may set ends a lease: neither a host's wall clock nor the
+//! store's time (that of an NFS server or of a database). csalock never compares clocks of two hosts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -113,7 +113,7 @@ pub(super) fn lend_shared(
     let lease = lend_local(host, span)?;
     let begun = Begun {
         boot: boot_of(&host.pid_space()?.boot),
-        at: host.boottime().as_micros() as u64,
+        at: kernel_time(host)?.as_micros() as u64,
         span: span.as_millis() as u64,
     };
     let now = store_time()?;
@@ -135,7 +135,7 @@ pub(super) fn remaining_shared(
     match &lease.clock {
         LeaseClock::FileSystem(begun) if begun.boot == boot_of(&host.pid_space()?.boot) => {
             let ends = Duration::from_micros(begun.at).saturating_add(span_of(begun));
-            Ok(ends.saturating_sub(host.boottime()))
+            Ok(ends.saturating_sub(kernel_time(host)?))
         }
         // Another host started the lease for a grant of this host.
         LeaseClock::FileSystem(begun) => {
@@ -181,7 +181,7 @@ impl Seen {
         store_time: impl FnOnce() -> Result<Duration>,
     ) -> Result<Duration> {
         let Since { at, span, .. } = self.since(host, (lease, begun), sightings, store_time)?;
-        Ok(at.saturating_add(span).saturating_sub(host.boottime()))
+        Ok(at.saturating_add(span).saturating_sub(kernel_time(host)?))
     }
 
     /// Returns the sightings of these leases that the next process of this host needs.
@@ -201,7 +201,7 @@ impl Seen {
         if unknown.is_empty() {
             return Ok(Vec::new());
         }
-        let (boot, now, store) = (boot_of(&host.pid_space()?.boot), host.boottime(), store_time()?);
+        let (boot, now, store) = (boot_of(&host.pid_space()?.boot), kernel_time(host)?, store_time()?);
         let at = |at: Duration| Moment { boottime: at, store: store.saturating_sub(now.saturating_sub(at)) };
         Ok(unknown.into_iter().map(|(lease, seen)| Sighting { lease: lease.clone(), boot, at: at(seen) }).collect())
     }
@@ -217,7 +217,7 @@ impl Seen {
         if let Some(known) = guarded(&self.0).get(&key) {
             return Ok(*known);
         }
-        let (boot, now) = (boot_of(&host.pid_space()?.boot), host.boottime());
+        let (boot, now) = (boot_of(&host.pid_space()?.boot), kernel_time(host)?);
         let is_ours = begun.boot == boot || sightings.iter().any(|seen| seen.boot == boot && seen.lease == *lease);
         // A store that does not report its time proves nothing.
         let store = is_ours.then(|| store_time().ok()).flatten();

@@ -23,7 +23,8 @@
 //!
 //! **Standbys.** A commit waits for the synchronous standby, if there is one, and other transactions see it only then. If
 //! that wait is cut short, they see the commit although the standby lacks it. So after a commit without a sure answer, a
-//! process reads nothing before another commit has its answer: that one is later in the write-ahead log.
+//! process reads nothing before another commit has its answer: that one is later in the write-ahead log. [`Store::settle`]
+//! is for the commits of other processes.
 //!
 //! **Other roles** may create functions and operators in schemas of the search_path, which would take the place of those
 //! of PostgreSQL. Each request sets it first ([`session`]), and each function of the schema sets it too.
@@ -111,7 +112,8 @@ impl Database {
             return Err(NO_PASSWORD);
         }
         let is_port = |port: &String| port.parse::<u16>().is_ok_and(|port| port > 0);
-        if !hosts.iter().all(|(_, port)| port.as_ref().is_none_or(is_port)) {
+        // In `u:1/secret@h/d` the password would be taken for a port and a name, and shown.
+        if name.contains('@') || !hosts.iter().all(|(_, port)| port.as_ref().is_none_or(is_port)) {
             return Err("the server is HOST:PORT, a list of them, or an encoded path of a socket's directory");
         }
         let keys = || options.split('&').filter(|option| !option.is_empty()).map(|option| option.split_once('='));
@@ -174,13 +176,13 @@ fn decoded(text: &str) -> Option<String> {
 /// Maximum number of changes in one transaction.
 const MOST_AT_ONCE: usize = 32;
 
-const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $.origin(), \
+const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $origin, \
                     floor(1000 * extract(epoch FROM clock_timestamp()))::bigint \
                     FROM $.removed b LEFT JOIN $.records r ON r.name = $1 WHERE b.bucket = get_byte(sha256($1), 0)";
-const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM \
+const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN body END, name, (SELECT $origin) FROM \
                     (SELECT *, sum(octet_length(body)) OVER (ORDER BY name) - octet_length(body) AS before FROM \
                     (SELECT * FROM $.records WHERE name > $1 ORDER BY name LIMIT 256) page) page \
-                    WHERE before < 1048576 AND (SELECT $.origin()) IS NOT NULL ORDER BY name";
+                    WHERE before < 1048576 ORDER BY name";
 
 pub struct Postgres {
     client: Client,
@@ -242,6 +244,7 @@ impl Store for Postgres {
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
         self.leases.note_time(&*self.client.host, number(row, 4));
+        self.note_origin(row, 3);
         let bucket = number(row, 2).map(i64::unsigned_abs);
         let found = self.stored(row, name);
         self.absences.note(name, bucket.filter(|_| found == Ok(None)));
@@ -257,6 +260,7 @@ impl Store for Postgres {
                 return Ok(());
             }
             for mut row in rows {
+                self.note_origin(&row, 3);
                 let name = row.get_mut(2).and_then(Option::take).ok_or_else(|| self.nonsense())?;
                 let found = self.stored(&mut row, &name).and_then(|found| found.ok_or_else(|| self.nonsense()));
                 visit(&self.describe(&name), found)?;
@@ -284,6 +288,10 @@ impl Store for Postgres {
     fn finish(&self, set: &WriteSet<'_>) {
         self.notify(set);
         self.prune_history(set);
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.settle_reads()
     }
 
     fn leases(&self) -> &dyn Leases {

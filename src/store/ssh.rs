@@ -57,7 +57,7 @@ impl Remote {
         let rest = rest.strip_prefix("//").ok_or("two slashes and a host come after the colon")?;
         let (server, path) = rest.split_once('/').filter(|(_, path)| !path.is_empty()).ok_or("its path is missing")?;
         let (user, server) = server.rsplit_once('@').map_or((None, server), |(user, server)| (Some(user), server));
-        if user.is_some_and(|user| user.contains(':')) {
+        if user.is_some_and(|user| user.contains(':') || user.to_ascii_lowercase().contains("%3a")) {
             return Err("a password does not belong there, where every user sees it; ssh(1) uses keys and agents");
         }
         let (host, port) = match server.rsplit_once(':') {

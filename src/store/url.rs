@@ -127,6 +127,7 @@ impl Location {
         }
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
+            _ if looks_like_login(bytes) => return Err(wrong("no store has such a URL")),
             _ if bytes.contains(&b'/') => (&b"dir"[..], bytes),
             _ => {
                 let url = escape(bytes);
@@ -198,15 +199,29 @@ impl Location {
     }
 }
 
-/// Returns a URL for messages, which cron and logs keep: without its user and options, which may contain a password.
+/// Returns a refused URL for messages, which cron and logs keep: without its user, its options, and all that comes after
+/// an equals sign, which may contain a password, even if the URL lacks slashes or is a list of settings.
 fn public_part(url: &[u8]) -> String {
-    let Some(at) = url.windows(3).position(|three| three == b"://").map(|at| at + 3) else { return escape(url) };
-    let end = url.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(url.len()).max(at);
+    let scheme = url.iter().position(|byte| !byte.is_ascii_alphanumeric()).filter(|at| url[*at] == b':');
+    let at = scheme.map_or(0, |colon| colon + if url[colon..].starts_with(b"://") { 3 } else { 1 });
+    if [&b"dir:"[..], b"sqlite:"].contains(&&url[..at]) {
+        return escape(url);
+    }
+    let end = url[at..].iter().position(|byte| b"?#=".contains(byte)).map_or(url.len(), |length| at + length);
+    if url[end..].contains(&b'@') {
+        return format!("{}...", escape(&url[..at]));
+    }
     // A password may contain a slash, too.
     let from = url[at..end].iter().rposition(|byte| *byte == b'@').map_or(at, |user| at + user + 1);
     let user = if from > at { "...@" } else { "" };
     let options = if end < url.len() { "?..." } else { "" };
     format!("{}{user}{}{options}", escape(&url[..at]), escape(&url[from..end]))
+}
+
+/// Returns true for text that is probably a URL without its scheme or colon, or a list of libpq's settings.
+fn looks_like_login(path: &[u8]) -> bool {
+    let has = |part: &[u8]| path.windows(part.len()).any(|window| window == part);
+    (has(b"@") && (has(b"//") || !has(b"/"))) || has(b"password=")
 }
 
 fn path_at(url: &[u8]) -> usize {
@@ -264,7 +279,7 @@ mod tests {
             ("postgres://u@h:1/d?schema=s", "postgres://u@h:1/d?schema=s"),
             ("postgresql://h", "postgres://h/"),
             ("postgres://%2Frun%2Fp:5/d", "postgres://%2Frun%2Fp:5/d"),
-            ("postgres:///?service=x&sslmode=require", "postgres:///?service=x&sslmode=require"),
+            ("postgres:///?sslmode=require", "postgres:///?sslmode=require"),
         ] {
             assert_eq!(parse(typed).map(|location| location.url()), Ok(meant.into()), "{typed}");
             assert_eq!(parse(meant).map(|location| location.url()), Ok(meant.into()), "{meant}");
@@ -298,6 +313,22 @@ mod tests {
             ("etcd://h/p#sEcReT", "store etcd://h/p?...: it has no options"),
             ("ssh://root:sEcReT@h/p", "store ssh://...@h/p: a password"),
             ("redis://u:sEcReT@h?x", "store redis://...@h?...: it has no options"),
+            ("postgres:u:sEcReT@h/d", "store postgres:...@h/d: two slashes"),
+            ("etcd:/u:sEcReT@h/d", "store etcd:...@h/d: two slashes"),
+            ("u:sEcReT@h:/p", "store u:...@h:/p: no store"),
+            ("u:sEcReT@h", "store u:...@h: no store"),
+            ("sEcReT@h", "store ...@h: no store"),
+            ("postgres//u:sEcReT@h/d", "store ...@h/d: no store"),
+            ("//u:sEcReT@h/d", "store ...@h/d: no store"),
+            ("postgres://u:sEc?ReT@h/d", "store postgres://...: the server"),
+            ("postgres://u:sEc=ReT@h/d", "store postgres://...: a password"),
+            ("postgres://u:1/sEcReT@h/d", "store postgres://...@h/d: the server"),
+            ("postgres://u%3AsEcReT@h/d", "store postgres://...@h/d: a password"),
+            ("postgres://h/d?passw%6Frd=sEcReT", "store postgres://h/d?...: its options"),
+            ("ssh://u%3asEcReT@h/p", "store ssh://...@h/p: a password"),
+            ("host=h password=sEcReT", "store host?...: no store"),
+            ("host=/run password=sEcReT", "store host?...: no store"),
+            ("password=sEcReT", "store password?...: no store"),
         ] {
             let error = parse(url).unwrap_err().to_string();
             assert!(error.contains(shown) && !error.contains("sEc"), "{error}");

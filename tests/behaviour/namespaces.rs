@@ -83,6 +83,16 @@ on_every_store_of_files! {
     }
 }
 
+on_every_shared_store! {
+    fn a_lease_that_was_renewed_in_a_time_namespace_ends_the_command_in_time(sandbox: &Sandbox) {
+        require!(has_time_namespaces());
+        let script = "unshare -Tf --boottime 100000 csalock renew --ttl 2s x && echo renewed; exec sleep 10000";
+        let done = by(sandbox, &["env"], &["run", "x", "dash", "-c", script]).capture();
+        assert!(done.code == Some(85) && done.stdout == "renewed\n", "{done:?}");
+        sandbox.csalock(["run", "-q", "-w", "inf", "x", "echo", "next"]).stdout("next\n").run();
+    }
+}
+
 #[test]
 fn a_file_that_is_mounted_without_its_directory_is_refused() {
     require!(has_namespaces("mounts"));

@@ -25,6 +25,44 @@ fn a_restart_of_the_server_ends_no_command_and_callers_wait_for_it() {
 }
 
 #[test]
+fn an_answer_about_claims_values_and_jobs_waits_for_the_synchronous_standby() {
+    let Some(primary) = Server::start(&["synchronous_standby_names=s1"]) else { return };
+    let standby = primary.standby("s1");
+    let sandbox = Sandbox::in_database(&primary.url(""));
+    let answers: [(&[&str], i32); 8] = [
+        (&["claim", "--id", "me", "name"], 0),
+        (&["claim", "--id", "me", "name", "other"], 0),
+        (&["claim", "--id", "you", "name"], 83),
+        (&["lookup", "name"], 0),
+        (&["lookup", "--id", "me"], 0),
+        (&["get", "x"], 0),
+        (&["put", "--if-absent", "x", "w"], 83),
+        (&["run", "-n", "--once-per", "99999d", "job", "touch", "ran"], 0),
+    ];
+    for words in [answers[0].0, answers[1].0, &["put", "x", "v"], answers[7].0] {
+        assert_eq!(sandbox.csalock(words).capture().code, Some(0), "{words:?}");
+    }
+    std::fs::remove_file(sandbox.path("files/ran")).unwrap();
+    standby.stop(true);
+    // These promise nothing that could be lost.
+    for (words, code) in [(["lookup", "unknown"], 81), (["get", "unknown"], 81), (["status", "name"], 0)] {
+        assert_eq!(sandbox.csalock(words).capture().code, Some(code), "{words:?}");
+    }
+    let calls = answers.map(|(words, _)| sandbox.csalock(words).spawn());
+    for (call, (words, _)) in calls.into_iter().zip(answers) {
+        let done = call.wait();
+        assert!(done.code == Some(69) && done.stdout.is_empty(), "{words:?}: {done:?}");
+    }
+    standby.stop(false);
+    for (words, code) in answers {
+        let call = || sandbox.csalock(words).capture();
+        wait_until("the standby answers", || call().code != Some(69));
+        assert_eq!(call().code, Some(code), "{words:?}");
+    }
+    assert!(!sandbox.path("files/ran").exists());
+}
+
+#[test]
 fn waiters_behind_a_pooler_and_beyond_hosts_take_turns() {
     require!(has_namespaces("another pid namespace"));
     let Some(server) = Server::start(&[]) else { return };

@@ -281,6 +281,40 @@ fn troubles_of_a_connection_are_named() {
     assert!(!sandbox.path("files/ran").exists() && !sandbox.path("store").exists());
 }
 
+/// Words of a login that also occur in messages of ssh(1) and of shells.
+const BANNER: &str = "csalock: Permission denied, No such file, Bad user: not allowed, not found";
+
+#[test]
+fn the_words_of_a_login_end_no_wait_and_no_release() {
+    let files = tempfile::tempdir().unwrap();
+    let banner = files.path().join("banner");
+    std::fs::write(&banner, format!("{BANNER}\n")).unwrap();
+    let Some(server) = ssh::Server::start(&format!("Banner {}\n", banner.display())) else { return };
+    let sandbox = Sandbox::over_ssh(&server);
+    let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo; cat"]).spawn();
+    holder.lines(1);
+    let waiter = sandbox.csalock(["run", "-w", "inf", "x", "echo", "next"]).spawn();
+    wait_until("it waits", || sandbox.waiters("x").len() == 1);
+    for pid in servers(&sandbox) {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+    // The lease would end the lock, too, but with another message.
+    holder.wait().is(0, "\n", "");
+    waiter.wait().is(0, "next\n", "");
+}
+
+#[test]
+fn the_words_of_a_login_end_no_first_connection() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    // The server process ends before its greeting three times.
+    let before = format!(
+        "echo '{BANNER}' >&2; n=$(cat \"${{0%/*}}/n\" 2> /dev/null || echo 0); echo $((n + 1)) > \"${{0%/*}}/n\"\n\
+         [ $n -gt 2 ] || exit 255"
+    );
+    let program = instead_of_ssh(&sandbox, "banner", &before, "");
+    by(&sandbox, &program, &["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").run();
+}
+
 #[test]
 fn a_server_that_sends_without_end_exceeds_no_deadline() {
     let sandbox = Sandbox::new(Kind::Directory);

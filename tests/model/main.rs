@@ -4,7 +4,7 @@
 //! The decisions are those of the product's own `lock::decide`, and the store has the product's own bytes. The model
 //! adds the rest: actors that read, find facts, decide and commit in any order ([`step`], [`asking`]), and a world that
 //! interferes. [`promises`] has the invariants, [`worlds`] the worlds, and [`mutants`] shows that each promise can be
-//! seen broken. The steps of two stores are models of their own: [`etcd`], [`sqlite`]. The unit tests of the directory
+//! seen broken. The steps of stores are models of their own: [`etcd`], [`sqlite`], [`standby`]. The unit tests of the directory
 //! store explore its real code (`src/store/directory/model.rs`).
 //!
 //! `CSALOCK_TESTS=hours` explores the same worlds with more faults, which takes half an hour. The number of states
@@ -31,6 +31,7 @@ mod facts;
 mod mutants;
 mod promises;
 mod sqlite;
+mod standby;
 mod state;
 mod step;
 mod storage;

@@ -155,6 +155,51 @@ fn a_commit_that_the_standby_lacks_is_not_taken_for_done() {
 }
 
 #[test]
+fn the_commit_of_a_process_that_died_is_settled_before_an_answer() {
+    let Some(primary) = Server::start(&["synchronous_standby_names=s1"]) else { return };
+    let standby = primary.standby("s1");
+    let committer = open(&primary.url("csalock"));
+    stored(committer.swap(b"first", None, Some(b"body")).unwrap());
+    standby.stop(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2));
+            committer.swap(b"x", None, Some(b"body")).is_ok()
+        });
+        let waits = "pg_stat_activity WHERE wait_event = 'SyncRep'";
+        wait_until("it waits for the standby", || primary.sql(&format!("SELECT count(*) FROM {waits}")) != "0");
+        primary.sql(&format!("SELECT pg_terminate_backend(pid) FROM {waits}"));
+    });
+    let store = open(&primary.url("csalock"));
+    let settle = || {
+        let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND));
+        store.settle()
+    };
+    assert_eq!(settle(), Ok(()), "it has read nothing");
+    for by_scan in [false, true] {
+        let store = open(&primary.url("csalock"));
+        match by_scan {
+            true => store.scan(&mut |_, _| Ok(())).unwrap(),
+            false => assert!(store.read(b"x").unwrap().is_some(), "it shows what the standby lacks"),
+        }
+        let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND));
+        assert_eq!(store.settle().unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    assert!(store.read(b"x").unwrap().is_some());
+    standby.stop(false);
+    wait_until("the standby has it", || settle().is_ok());
+    // What was read from the primary is not there for certain after another server has taken over.
+    assert!(store.read(b"x").unwrap().is_some());
+    primary.fail_over(&standby);
+    let again = primary.standby("s1");
+    let error = store.settle().unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("has taken over"), "{error}");
+    assert!(store.read(b"x").unwrap().is_some());
+    assert_eq!(store.settle(), Ok(()));
+    drop(again);
+}
+
+#[test]
 fn no_call_leaves_a_server_process_behind_when_a_table_is_locked() {
     let Some(server) = Server::start(&[]) else { return };
     let store = open(&server.url("csalock"));

@@ -41,7 +41,7 @@ fn logins_by_password_certificate_authorities_and_sockets() {
     }
     std::fs::set_permissions(&pgpass, PermissionsExt::from_mode(0o644)).unwrap();
     denies(&url("scram", ""), &file, &["pgpass is not read", "mode 0644", "chmod 600"]);
-    // A socket of this host, by the URL and by the environment; and a service.
+    // A socket of this host, by the URL and by the environment.
     let (directory, port) = (server.path("").display().to_string(), server.port().to_string());
     let encoded = directory.replace('/', "%2F");
     assert!(
@@ -49,14 +49,6 @@ fn logins_by_password_certificate_authorities_and_sockets() {
     );
     let variables = [("PGHOST", &directory[..]), ("PGPORT", &port), ("PGUSER", "scram"), ("PGPASSWORD", "sesame")];
     assert!(open_as("postgres:///postgres?schema=s", &variables).unwrap().read(b"x").is_ok());
-    let services = place.path().join("services");
-    let service = format!(
-        "[other]\nhost=elsewhere\n[mine]\nhost=127.0.0.1\nport={port}\nuser=scram\ndbname=postgres\npassword=sesame\n"
-    );
-    std::fs::write(&services, service).unwrap();
-    let services = [("PGSERVICEFILE", services.to_str().unwrap())];
-    assert!(open_as("postgres:///?schema=s&service=mine", &services).unwrap().read(b"x").is_ok());
-    refuses("postgres:///?service=none", &services, ErrorKind::InvalidInput, &["no service \"none\""]);
     // TLS.
     let (ca, unknown) =
         (server.path("ca.pem").display().to_string(), server.path("unknown_authority.pem").display().to_string());

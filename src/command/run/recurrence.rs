@@ -56,6 +56,7 @@ impl<'a> Recurring<'a> {
         let Some(success) = job.success_at(millis(now)) else { return Ok(false) };
         let is_done = success.slot >= self.slot(now);
         if is_done {
+            engine.settle()?;
             self.tell_done(opened, &success);
         }
         Ok(is_done)

@@ -420,6 +420,7 @@ impl KeeperConfig<'_> {
     /// Returns when a lease that another process requested ends, on CLOCK_BOOTTIME. The process that acquired the lock
     /// for us knows the time better than a store that counts in seconds.
     fn expiry_of(&self, at: usize, lease: &Lease, engine: &Engine) -> Result<Duration> {
+        engine.settle()?;
         let now = self.context.host.boottime();
         self.shared_lease_end.expiry_of(at, lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
     }

@@ -1,9 +1,8 @@
-//! Login: SCRAM-SHA-256, bound to the TLS connection if the server can do that; MD5; and a password in clear. The files
-//! of libpq with services and passwords.
+//! Login: SCRAM-SHA-256, bound to the TLS connection if the server can do that; MD5; and a password in clear. The file
+//! of libpq with passwords.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
@@ -13,10 +12,8 @@ use postgres_protocol::message::frontend;
 
 use super::errors::SqlError;
 use super::session::{Done, Session, strange};
-use super::settings::is_known;
 use super::settings::{Binding, Settings, Target};
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::{escape, escape_path};
+use crate::name::escape_path;
 use crate::store::Secret;
 
 /// Maximum number of rounds of a password's hash, which a server may ask for.
@@ -109,39 +106,6 @@ fn out_of_step() -> SqlError {
     SqlError::strange("an invalid step of SCRAM")
 }
 
-/// Returns the settings of a service, which is in the first of these files that has it.
-/// Fails without the service, and if csalock does not know one of its lines.
-pub(super) fn service(name: &str, files: &[PathBuf]) -> Result<BTreeMap<String, String>> {
-    for file in files {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        let mut lines = text.lines().map(str::trim).skip_while(|line| *line != format!("[{name}]"));
-        if lines.next().is_some() {
-            return lines
-                .take_while(|line| !line.starts_with('['))
-                .filter(|line| !line.is_empty() && !line.starts_with('#'))
-                .map(|line| setting(line).ok_or_else(|| unknown(file, name, line)))
-                .collect();
-        }
-    }
-    let files: Vec<String> = files.iter().map(|file| escape_path(file)).collect();
-    let what = format!("no service \"{}\" in {}", escape(name.as_bytes()), files.join(" or "));
-    Err(Error::new(ErrorKind::InvalidInput, what, "check PGSERVICE, and PGSERVICEFILE"))
-}
-
-/// Returns key and value of a line. A service cannot name another one.
-fn setting(line: &str) -> Option<(String, String)> {
-    let (key, value) = line.split_once('=')?;
-    let key = key.trim();
-    (is_known(key) && !key.starts_with("service")).then(|| (key.to_string(), value.trim().to_string()))
-}
-
-fn unknown(file: &Path, name: &str, line: &str) -> Error {
-    // The value may be a password.
-    let key = escape(line.split('=').next().unwrap_or_default().trim().as_bytes());
-    let what = format!("{}: service \"{}\": unknown setting \"{key}\"", escape_path(file), escape(name.as_bytes()));
-    Error::new(ErrorKind::InvalidInput, what, "correct or remove that line")
-}
-
 /// Returns the password of the first line `HOST:PORT:DATABASE:USER:PASSWORD` that matches, or the reason why there is none.
 /// As in libpq, a file that other users may read does not count.
 pub(super) fn password_of(file: &Path, wanted: &[&str; 4]) -> std::result::Result<Secret, String> {
@@ -186,21 +150,5 @@ mod tests {
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
         assert!(of(["h", "1", "d", "u"]).unwrap_err().ends_with("(mode 0640; use chmod 600)"));
         assert_eq!(password_of(&place.path().join("none"), &["", "", "", ""]), Err("none is known".to_string()));
-    }
-
-    #[test]
-    fn a_service_has_only_settings_that_csalock_knows() {
-        let place = tempfile::tempdir().unwrap();
-        let files = [place.path().join("own"), place.path().join("system")];
-        std::fs::write(&files[0], "[a]\nhost = h\n# comment\n\nport=1\n[b]\ncolour=red\n[c]\nservice=a\n").unwrap();
-        std::fs::write(&files[1], "[a]\nhost=other\n[d]\nldap://h/d\n[e]\nuser=u\n").unwrap();
-        let of = |name: &str| service(name, &files).map(|found| found.into_iter().collect::<Vec<_>>());
-        let pair = |key: &str, value: &str| (key.to_string(), value.to_string());
-        assert_eq!(of("a"), Ok(vec![pair("host", "h"), pair("port", "1")]));
-        assert_eq!(of("e"), Ok(vec![pair("user", "u")]));
-        for (name, said) in [("b", "\"colour\""), ("c", "\"service\""), ("d", "\"ldap://h/d\""), ("x", "no service")] {
-            let error = of(name).unwrap_err();
-            assert!(error.kind() == ErrorKind::InvalidInput && error.message().contains(said), "{error}");
-        }
     }
 }

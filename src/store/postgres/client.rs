@@ -12,7 +12,7 @@ use super::errors::SqlError;
 use super::session::{Done, Row, Session, array, script, statement};
 use super::settings::Settings;
 use super::{Postgres, number};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::store::net::retry::{Calls, Failed};
 use crate::store::net::{CallDeadline, Connector};
@@ -21,8 +21,11 @@ use crate::store::{Subscription, WriteSet, guarded};
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
 
-/// Commit that changes nothing, and whose answer therefore only says that all earlier commits stand.
-const FLUSH: &str = "UPDATE $.removed SET number = number WHERE bucket = 0";
+/// Server and timeline of an answer, with a slash at the end if commits wait for a synchronous standby.
+const ORIGIN: &str = "$.origin() || CASE current_setting('synchronous_standby_names') WHEN '' THEN '' ELSE '/' END";
+
+/// Commit without changes, whose answer says that all earlier ones stand. Unlike an update it needs no privilege.
+const FLUSH: &str = "SELECT $origin, pg_logical_emit_message(true, 'csalock', '')";
 
 /// True if more than half of the server's connections are in use.
 const CROWDED: &str = "SELECT 2 * sum(numbackends) > current_setting('max_connections')::int - \
@@ -43,6 +46,8 @@ pub(super) struct Client {
     calls: Calls,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
+    /// Origin of what was read first, since a flush found another one.
+    origin: Mutex<Option<Vec<u8>>>,
     /// True if the server has few connections left, and the time until which that counts.
     crowd: Mutex<Option<(Duration, bool)>>,
 }
@@ -111,6 +116,25 @@ impl Postgres {
         Ok(())
     }
 
+    pub(super) fn note_origin(&self, row: &Row, column: usize) {
+        let Some(Some(origin)) = row.get(column) else { return };
+        guarded(&self.client.origin).get_or_insert_with(|| origin.clone());
+    }
+
+    /// Waits until all that this process has read stands on the synchronous standby, if there is one.
+    /// Fails if another server has taken over since, which may lack some of it.
+    pub(super) fn settle_reads(&self) -> Result<()> {
+        let known = guarded(&self.client.origin).clone();
+        let Some(known) = known.filter(|origin| origin.ends_with(b"/")) else { return Ok(()) };
+        let rows = self.query(FLUSH, &[])?.unwrap_or_default();
+        if rows.first().and_then(|row| row.first()) == Some(&Some(known)) {
+            return Ok(());
+        }
+        *guarded(&self.client.origin) = None;
+        let what = format!("PostgreSQL at {}: another server has taken over", self.place);
+        Err(Error::new(ErrorKind::Unavailable, what, "try again"))
+    }
+
     /// Closes the connection before a wait if the server has few left. The holders need them to release their locks.
     pub(super) fn leave_if_crowded(&self) {
         let now = self.client.host.boottime();
@@ -131,7 +155,7 @@ impl Postgres {
     }
 
     fn named(&self, sql: &str) -> String {
-        sql.replace("$.", &format!("\"{}\".", self.schema))
+        sql.replace("$origin", ORIGIN).replace("$.", &format!("\"{}\".", self.schema))
     }
 
     fn send(&self, request: &SqlRequest<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
@@ -168,6 +192,7 @@ impl Client {
             settings,
             session: Mutex::new(session),
             in_doubt: AtomicBool::new(false),
+            origin: Mutex::default(),
             crowd: Mutex::default(),
         }
     }

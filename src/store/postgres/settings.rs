@@ -1,15 +1,14 @@
-//! Connection settings, found as libpq (PostgreSQL 18) finds them: the URL, the service file, the environment, defaults;
-//! and what csalock does with each setting of libpq.
+//! Connection settings, found as libpq (PostgreSQL 18) finds them: the URL, the environment, defaults; and what
+//! csalock does with each setting of libpq.
 //!
 //! A user who asks for protection must not get less than from psql(1). So a setting that restricts the connection is
 //! implemented or refused; only the others may be ignored.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use Treatment::{Ignored, Implemented, Only};
 
-use super::auth::{password_of, service};
+use super::auth::password_of;
 use super::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
@@ -65,7 +64,6 @@ pub(super) struct Tls {
     pub(super) own: Option<(PathBuf, PathBuf)>,
     /// Lowest and highest version, of 2 and 3.
     pub(super) versions: (u8, u8),
-    pub(super) sends_name: bool,
 }
 
 /// Everything that a connection needs. It has a password, so it cannot be printed.
@@ -88,7 +86,6 @@ pub(super) struct Settings {
 /// Sources of settings, in order.
 struct Sources<'a> {
     database: &'a Database,
-    service: BTreeMap<String, String>,
     variables: &'a Variables<'a>,
     home: PathBuf,
 }
@@ -104,8 +101,7 @@ impl Sources<'_> {
     }
 
     fn find_both(&self, key: &str, variable: &str) -> Option<String> {
-        let of_service = || self.service.get(key).cloned();
-        self.database.option(key).or_else(of_service).or_else(|| self.variable(variable))
+        self.database.option(key).or_else(|| self.variable(variable))
     }
 
     /// Returns the file that a setting names, or this one in the home directory if that exists.
@@ -123,15 +119,10 @@ impl Sources<'_> {
 }
 
 impl Settings {
-    /// Fails if a setting is invalid or refused, or the named service is unknown.
+    /// Fails if a setting is invalid or refused.
     pub(super) fn new(database: &Database, variables: &Variables<'_>, uid: u32) -> Result<Settings> {
         let home = variables("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
-        let mut from = Sources { database, service: BTreeMap::new(), variables, home };
-        if let Some(name) = from.find("service") {
-            let own = from.find("servicefile").map_or_else(|| from.home.join(".pg_service.conf"), PathBuf::from);
-            let system = from.variable("PGSYSCONFDIR").unwrap_or_else(|| "/etc/postgresql-common".to_string());
-            from.service = service(&name, &[own, PathBuf::from(system).join("pg_service.conf")])?;
-        }
+        let from = Sources { database, variables, home };
         check(&|key, variable| from.find_both(key, variable))?;
         let user = database.parts().and_then(|(user, _)| user).or_else(|| from.find("user"));
         let user = user.or_else(|| user_name(uid)).unwrap_or_default();
@@ -144,7 +135,6 @@ impl Settings {
             revoked: from.file("sslcrl", "root.crl"),
             own: None,
             versions: versions(&from)?,
-            sends_name: from.one_of("sslsni", &["1", "0"])? == 0,
         };
         if from.find("sslcertmode").as_deref() != Some("disable") {
             tls.own = from.file("sslcert", "postgresql.crt").zip(from.file("sslkey", "postgresql.key"));
@@ -232,12 +222,10 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
 fn mode(from: &Sources<'_>) -> Result<(SslMode, bool)> {
     use SslMode::*;
     let is_system = from.find("sslrootcert").as_deref() == Some("system");
-    let is_old = from.find("requiressl").is_some_and(|value| value.starts_with('1'));
     let names = ["prefer", "disable", "allow", "require", "verify-ca", "verify-full"];
     let modes = [Prefer, Disable, Allow, Require, VerifyCa, VerifyFull];
     let mode = match from.find("sslmode") {
         None if is_system => VerifyFull,
-        None if is_old => Require,
         _ => modes[from.one_of("sslmode", &names)?],
     };
     if is_system && mode != VerifyFull {
@@ -296,7 +284,7 @@ pub(super) enum Treatment {
     Ignored,
 }
 
-/// A setting: its key in URLs and service files, its environment variable, and what csalock does with it.
+/// A setting: its key in URLs, its environment variable, and what csalock does with it.
 pub(super) struct Setting(pub(super) &'static str, pub(super) &'static str, pub(super) Treatment);
 
 /// All settings. An empty name means that there is none of that kind.
@@ -312,9 +300,6 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("port", "PGPORT", Implemented),
     Setting("require_auth", "PGREQUIREAUTH", Implemented),
     Setting("requirepeer", "PGREQUIREPEER", Implemented),
-    Setting("requiressl", "PGREQUIRESSL", Implemented),
-    Setting("service", "PGSERVICE", Implemented),
-    Setting("servicefile", "PGSERVICEFILE", Implemented),
     Setting("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Implemented),
     Setting("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Implemented),
     Setting("sslcert", "PGSSLCERT", Implemented),
@@ -322,17 +307,18 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("sslkey", "PGSSLKEY", Implemented),
     Setting("sslmode", "PGSSLMODE", Implemented),
     Setting("sslrootcert", "PGSSLROOTCERT", Implemented),
-    Setting("sslsni", "PGSSLSNI", Implemented),
     Setting("user", "PGUSER", Implemented),
-    Setting("", "PGSYSCONFDIR", Implemented),
     Setting("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"], "csalock has no GSSAPI encryption")),
     Setting("min_protocol_version", "PGMINPROTOCOLVERSION", Only(&["3.0"], "csalock speaks version 3.0")),
     Setting("replication", "", Only(&["false", "off", "no", "0"], "csalock does not replicate")),
+    Setting("requiressl", "PGREQUIRESSL", Only(&["0"], "use sslmode=require")),
     Setting("scram_client_key", "", Only(&[], "csalock logs in with a password")),
     Setting("scram_server_key", "", Only(&[], "csalock logs in with a password")),
+    Setting("service", "PGSERVICE", Only(&[], "csalock reads no service files; use the URL, and ~/.pgpass")),
     Setting("sslcertmode", "PGSSLCERTMODE", Only(&["disable", "allow"], "csalock cannot insist on its certificate")),
     Setting("sslcrldir", "PGSSLCRLDIR", Only(&[], "csalock reads no directories of revocations; use sslcrl")),
     Setting("sslnegotiation", "PGSSLNEGOTIATION", Only(&["postgres"], "csalock has no direct TLS")),
+    Setting("sslsni", "PGSSLSNI", Only(&["1"], "csalock sends the name of the server")),
     Setting("sslpassword", "", Only(&[], "csalock cannot decrypt a key")),
     Setting(
         "target_session_attrs",
@@ -355,12 +341,14 @@ pub(super) const SETTINGS: [Setting; 57] = [
     Setting("oauth_client_secret", "", Ignored),
     Setting("oauth_issuer", "", Ignored),
     Setting("oauth_scope", "", Ignored),
+    Setting("servicefile", "PGSERVICEFILE", Ignored),
     Setting("sslcompression", "PGSSLCOMPRESSION", Ignored),
     Setting("sslkeylogfile", "", Ignored),
     Setting("tcp_user_timeout", "", Ignored),
     Setting("", "PGDATESTYLE", Ignored),
     Setting("", "PGGEQO", Ignored),
     Setting("", "PGLOCALEDIR", Ignored),
+    Setting("", "PGSYSCONFDIR", Ignored),
     Setting("", "PGTZ", Ignored),
 ];
 

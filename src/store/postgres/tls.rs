@@ -39,14 +39,12 @@ pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         }
     };
-    let mut config = match &settings.tls.own {
+    Ok(Some(Arc::new(match &settings.tls.own {
         Some((certificate, key)) => {
             net::with_client_certificate(builder, ("PGSSLCERT", certificate), ("PGSSLKEY", key))?
         }
         None => builder.with_no_client_auth(),
-    };
-    config.enable_sni = settings.tls.sends_name;
-    Ok(Some(Arc::new(config)))
+    })))
 }
 
 /// Returns the verifier of certificates, if the mode checks them. As in libpq, a given authority counts even if the mode

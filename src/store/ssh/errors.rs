@@ -9,22 +9,20 @@ use crate::error::{Error, ErrorKind, describe};
 use crate::name::shell_quote;
 use crate::store::net::retry::{Retry, Trouble};
 
-/// Parts of messages of ssh(1), shells and csalock about troubles that no repetition ends.
-const LASTING: [&str; 7] = [
-    "Permission denied",
-    "Host key verification failed",
-    "not found",
-    "No such file",
-    "Bad ",
-    "not allowed",
-    "csalock:",
+/// Parts of the lines in which ssh(1) itself names a trouble that no repetition ends.
+const LASTING: [&str; 5] = [
+    ": Permission denied (",
+    "Host key verification failed.",
+    " bad configuration options",
+    "Bad owner or permissions on ",
+    "Bad port ",
 ];
 
 #[derive(Debug)]
 pub(super) enum LinkError {
     NotStarted(io::Error),
-    /// The connection has ended, with this message of ssh(1).
-    Ended(String),
+    /// The connection has ended: the message for the user, and true if a repetition cannot help.
+    Ended(String, bool),
     Silent,
     Interrupted,
     Strange,
@@ -36,6 +34,22 @@ pub(super) enum LinkError {
 }
 
 impl LinkError {
+    /// Returns the error for a connection that ended. `printed` has the words of banners and login scripts too, so only lines
+    /// of ssh(1) count, and of the program that the exit `status` is from. After the greeting no words count.
+    pub(super) fn ended(printed: &str, status: Option<i32>, is_greeted: bool) -> LinkError {
+        let mut lines = printed.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+        let last = lines.clone().next().unwrap_or_default();
+        let lasting = match status {
+            _ if is_greeted => None,
+            // An error of ssh(1), or a signal ended the program there.
+            None | Some(255) => lines.find(|line| LASTING.iter().any(|part| line.contains(part))),
+            // A shell cannot execute the program.
+            Some(126 | 127) => Some(last),
+            Some(_) => lines.find(|line| line.starts_with("csalock:")),
+        };
+        LinkError::Ended(crate::name::escape(lasting.unwrap_or(last).as_bytes()), lasting.is_some())
+    }
+
     /// Returns the error about this store, which `program` in the place of ssh(1) reaches.
     pub(super) fn error(&self, remote: &Remote, program: &OsStr) -> Error {
         let place = remote.url();
@@ -49,7 +63,7 @@ impl LinkError {
                 format!("cannot start {}: {}", shell_quote(program.as_encoded_bytes()), describe(error)),
                 "install an ssh client, or name its program, without arguments, in CSALOCK_SSH".to_string(),
             ),
-            LinkError::Ended(said) if said.contains("Permission denied") => (
+            LinkError::Ended(said, true) if said.contains("Permission denied") => (
                 ErrorKind::Denied,
                 said.clone(),
                 format!(
@@ -57,18 +71,18 @@ impl LinkError {
                 ),
             ),
             // An older version knows no `serve`.
-            LinkError::Ended(said) if said.starts_with("csalock: unknown command") => {
+            LinkError::Ended(said, _) if said.starts_with("csalock: unknown command") => {
                 (ErrorKind::Unavailable, said.clone(), "install the same version of csalock on both hosts".to_string())
             }
-            LinkError::Ended(said) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => (
+            LinkError::Ended(said, true) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => (
                 ErrorKind::Unavailable,
                 said.clone(),
                 "install csalock on that host, where commands of ssh find it (/usr/bin or /usr/local/bin)".to_string(),
             ),
-            LinkError::Ended(said) if said.is_empty() => {
+            LinkError::Ended(said, _) if said.is_empty() => {
                 (ErrorKind::Unavailable, "the connection ended without an answer".to_string(), works)
             }
-            LinkError::Ended(said) => (ErrorKind::Unavailable, said.clone(), works),
+            LinkError::Ended(said, _) => (ErrorKind::Unavailable, said.clone(), works),
             LinkError::Silent => (ErrorKind::Unavailable, "no answer in time".to_string(), works),
             LinkError::Interrupted => (ErrorKind::Unavailable, "a signal ended the call".to_string(), works),
             LinkError::Strange | LinkError::NoServer => (
@@ -98,7 +112,7 @@ impl Trouble for LinkError {
 
     fn may_pass(&self) -> bool {
         match self {
-            LinkError::Ended(said) => !LASTING.iter().any(|part| said.contains(part)),
+            LinkError::Ended(_, is_lasting) => !is_lasting,
             LinkError::Silent | LinkError::Strange => true,
             _ => false,
         }
@@ -114,5 +128,43 @@ impl From<Strange> for LinkError {
 impl From<io::Error> for LinkError {
     fn from(error: io::Error) -> LinkError {
         LinkError::NotStarted(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(printed: &str, status: Option<i32>, is_greeted: bool) -> (String, bool) {
+        match LinkError::ended(printed, status, is_greeted) {
+            LinkError::Ended(said, is_lasting) => (said, is_lasting),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_ssh_and_the_program_there_say_that_a_trouble_lasts() {
+        let denied = "a@there: Permission denied (publickey).";
+        for (printed, status, said, is_lasting) in [
+            ("Unauthorized access is not allowed.\n", Some(255), "Unauthorized access is not allowed.", false),
+            (
+                "sh: cannot change locale (xx): No such file or directory\n",
+                Some(255),
+                "sh: cannot change locale (xx): No such file or directory",
+                false,
+            ),
+            ("Bad users: Permission denied!\n\n", None, "Bad users: Permission denied!", false),
+            ("csalock: not for you\n", Some(255), "csalock: not for you", false),
+            (&format!("{denied}\nbye: No such file\n"), Some(255), denied, true),
+            (&format!("{denied}\n"), None, denied, true),
+            ("Host key verification failed.\r\n", Some(255), "Host key verification failed.", true),
+            ("Welcome\nsh: 1: csalock: not found\n", Some(127), "sh: 1: csalock: not found", true),
+            ("csalock: unknown command serve\nbye\n", Some(64), "csalock: unknown command serve", true),
+            ("sh: 1: Cannot fork\n", Some(2), "sh: 1: Cannot fork", false),
+            ("", Some(255), "", false),
+        ] {
+            assert_eq!(ended(printed, status, false), (said.to_string(), is_lasting), "{printed}");
+            assert!(!ended(printed, status, true).1, "{printed}");
+        }
     }
 }

@@ -22,7 +22,6 @@ use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
-use crate::store::net::poll;
 use crate::store::net::retry::{is_interrupted, until_signal_check};
 
 /// Maximum number of bytes of ssh's messages that are read.
@@ -91,6 +90,9 @@ impl Link {
             return Err(LinkError::OtherVersion(greeting.program));
         }
         self.session = Some(greeting.session.map_err(LinkError::Refused)?);
+        // A banner is not the reason for a later end.
+        self.read_stderr();
+        self.printed.clear();
         Ok(())
     }
 
@@ -155,7 +157,7 @@ impl Link {
                 Ok(length) => bytes = &bytes[length..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(host, PollFlags::POLLOUT, until)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(LinkError::Ended(self.said())),
+                Err(_) => return Err(self.ended()),
             }
         }
         Ok(())
@@ -178,7 +180,7 @@ impl Link {
         match self.socket.read(&mut buffer) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
-            Ok(0) | Err(_) => Err(LinkError::Ended(self.said())),
+            Ok(0) | Err(_) => Err(self.ended()),
             Ok(length) => {
                 self.lines.push(&buffer[..length]);
                 Ok(true)
@@ -218,16 +220,20 @@ impl Link {
         self.printed.drain(..surplus);
     }
 
-    /// Returns the last line that ssh printed on its standard error. The socket has ended, so ssh has ended too, or is
-    /// about to.
-    fn said(&mut self) -> String {
-        if let Some(stderr) = &self.stderr {
-            let _ = poll(stderr.as_fd(), PollFlags::POLLIN, Duration::from_millis(200));
+    /// Returns the error for the end of this connection. The socket has ended, so ssh has ended too, or is about to.
+    fn ended(&mut self) -> LinkError {
+        let mut status = None;
+        for _ in 0..10 {
+            status = self.ssh.try_wait().ok().flatten().and_then(|status| status.code());
+            self.read_stderr();
+            if status.is_some() {
+                break;
+            }
+            let stderr = self.stderr.iter().map(|stderr| PollFd::new(stderr.as_fd(), PollFlags::POLLIN));
+            let mut polled: Vec<PollFd<'_>> = stderr.collect();
+            let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(Duration::from_millis(20))), None);
         }
-        self.read_stderr();
-        let text = String::from_utf8_lossy(&self.printed).into_owned();
-        let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
-        crate::name::escape(last.unwrap_or_default().as_bytes())
+        LinkError::ended(&String::from_utf8_lossy(&self.printed), status, self.session.is_some())
     }
 
     /// Ends the connection. Subscriptions and forked processes have its descriptor too, so a close alone would not end it,
