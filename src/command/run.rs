@@ -21,7 +21,7 @@ use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::report::notice;
-use crate::run::child::SleepingChild;
+use crate::run::child::{SleepingChild, leave_others};
 use crate::run::exec::{CommandLine, GrantNumbers};
 use crate::run::flock::Flock;
 use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
@@ -38,9 +38,14 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     }
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
-    let this = context.host.this_process()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
+    if asked.tree
+        && let Some(exit) = leave_others(&signals)?
+    {
+        return Ok(exit);
+    }
+    let this = context.host.this_process()?;
     let recurring = Recurring::of(asked);
     let mut guarded = GuardedCommand {
         context,

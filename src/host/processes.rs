@@ -43,7 +43,7 @@ pub(crate) struct ProcStat {
     pub(super) session: i32,
     pub(super) group: i32,
     /// True if the process runs its parent's program: it has forked without an exec since (PF_FORKNOEXEC).
-    pub(super) is_fork: bool,
+    pub(crate) is_fork: bool,
     /// The page faults of the children that it has waited for; every executed program causes some.
     faults_of_children: u64,
     /// The process group in the foreground of its terminal; -1 without a terminal.
@@ -263,9 +263,27 @@ pub(crate) fn children_of(pid: i32) -> io::Result<Vec<i32>> {
     Ok(children)
 }
 
+/// Maximum number of searches for the descendants of processes that get new children meanwhile.
+const MOST_SEARCHES: usize = 4;
+
 /// Returns these processes and their descendants that live, parents first. Leaves out children for which `is_other` is
-/// true, and their descendants. A process that is forked meanwhile, or whose parent ends meanwhile, may be missing.
+/// true, and their descendants. A process that is forked meanwhile may be missing. One whose parent ends meanwhile is then
+/// a child of the first process that adopts it, which may be one of `of`: a change of their children causes another search.
 pub(crate) fn descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {
+    let children = || -> Vec<Vec<i32>> { of.iter().map(|of| children_of(of.pid).unwrap_or_default()).collect() };
+    let (mut before, mut found) = (children(), Vec::new());
+    for _ in 0..MOST_SEARCHES {
+        found = search_descendants(of, is_other);
+        let after = children();
+        if before == after {
+            break;
+        }
+        before = after;
+    }
+    found
+}
+
+fn search_descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {
     let (mut found, mut known, mut at) = (of.to_vec(), BTreeSet::from_iter(of.iter().copied()), 0);
     while let Some(parent) = found.get(at).copied() {
         at += 1;

@@ -21,7 +21,7 @@
 //! | the same on a local store, for a grant without a lease | supervisor; such a grant has no keeper | first sight of this end | |
 //! | no lease | nothing ends the command | | |
 //! | `--max-hold` | supervisor: SIGTERM | start of the command | after `--max-hold` |
-//! | | supervisor: SIGKILL | | `--kill-after` later |
+//! | | supervisor: SIGKILL | SIGTERM | after `--kill-after` |
 //! | `--tree` | the same signals, to all processes that come from the command | | |
 //! | both limits | supervisor: each signal at the earlier of its two times | | |
 //! | a limit of a lease with keepalive was missed, because this process did not run | both: SIGSTOP, until the keeper has renewed the lease | first sight | at once |
@@ -61,6 +61,19 @@ impl StopTimes {
     pub fn of_max_hold(began: Duration, max_hold: Duration, kill_after: Duration) -> StopTimes {
         let term = began.saturating_add(max_hold);
         StopTimes { term, kill: term.saturating_add(kill_after), why: StopReason::MaxHold }
+    }
+
+    /// Returns true if SIGKILL is due. That of `--max-hold` comes after SIGTERM, even if both times were missed.
+    pub fn kills_at(&self, now: Duration) -> bool {
+        self.kill <= now && (self.why == StopReason::Lease || self.term == Duration::MAX)
+    }
+
+    /// Notes that SIGTERM was sent.
+    pub fn set_asked(&mut self, now: Duration, kill_after: Duration) {
+        self.term = Duration::MAX;
+        if self.why == StopReason::MaxHold {
+            self.kill = now.saturating_add(kill_after);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
 use crate::run::lease_schedule::{LeaseSchedule, StopTimes, renewal_pause, retry_pause, settling_pause};
 use crate::run::shared_lease_end::CommandPause;
-use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
 use crate::store::{StoreDeadline, Subscription, Topic};
 
 /// Exit status of a keeper that could not start.
@@ -263,10 +263,6 @@ impl KeeperConfig<'_> {
 
 fn is_guarded(parent: Option<Pid>) -> bool {
     parent == Some(getppid())
-}
-
-fn pidfd_of(process: Pid) -> Option<OwnedFd> {
-    pidfd_open(rustix::process::Pid::from_raw(process.as_raw())?, PidfdFlags::empty()).ok()
 }
 
 enum RenewResult {

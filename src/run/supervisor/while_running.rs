@@ -78,6 +78,8 @@ pub(super) struct EventLoop<'a> {
     child_ended: bool,
     /// True if the command has ended, and others of its tree go on.
     is_left: bool,
+    /// True if SIGINT or SIGQUIT has arrived.
+    was_interrupted: bool,
     /// The signal that arrived before the child had executed the command, and when the child must have ended.
     ends_before_exec: Option<(i32, Duration)>,
     report: ExitReport,
@@ -105,6 +107,7 @@ impl<'a> EventLoop<'a> {
             next_check: None,
             child_ended: false,
             is_left: false,
+            was_interrupted: false,
             ends_before_exec: None,
             report: ExitReport {
                 not_executed: None,
@@ -258,7 +261,7 @@ impl<'a> EventLoop<'a> {
     }
 
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
-        if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
+        if let Some(due) = self.limits.iter().find(|limit| limit.kills_at(now)) {
             // The loop reports a command that has ended by itself.
             if self.command.ended()?.is_some() && !self.tree_remains() {
                 return Ok(());
@@ -278,7 +281,7 @@ impl<'a> EventLoop<'a> {
                     self.report.stopped.get_or_insert((self.limits[at].why, false));
                     self.send(Signal::SIGCONT);
                 }
-                self.limits[at].term = Duration::MAX;
+                self.limits[at].set_asked(now, self.supervisor.guarded.limits.kill_after);
             }
         }
         Ok(())
@@ -304,7 +307,11 @@ impl<'a> EventLoop<'a> {
             if came.ends() && (came.from_terminal || comes_first) {
                 self.report.shared_signal = Some(came.signal);
             }
+            let is_interrupt = [Signal::SIGINT, Signal::SIGQUIT].iter().any(|signal| *signal as i32 == came.signal);
+            let is_repeated = is_interrupt && std::mem::replace(&mut self.was_interrupted, is_interrupt);
             match TO_END.into_iter().find(|signal| *signal as i32 == came.signal) {
+                // A shell makes jobs in the background deaf to these signals.
+                Some(_) if self.is_left && is_repeated => _ = self.send(Signal::SIGTERM),
                 // Those that are left may not be in the process group of the terminal.
                 Some(signal) if came.is_forwarded() || self.is_left => _ = self.send(signal),
                 None if came.is_forwarded() => _ = self.command.send(came.signal),
@@ -344,7 +351,10 @@ impl<'a> EventLoop<'a> {
         let by_keeper = killed && (exit == Exit::signalled(Signal::SIGKILL as i32) || self.tree.is_some());
         ExitReport {
             // A child that could not execute the command has not ended with 0.
-            not_executed: if exit.code() == 0 { None } else { self.command.exec_error() },
+            not_executed: match exit.code() {
+                0 => None,
+                code => self.command.exec_error(by_signal.is_none().then_some(code)),
+            },
             exit,
             run: RunEnd { exit: exit.code(), signal: by_signal, ran },
             shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),
