@@ -40,9 +40,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     let handle = context.new_handle()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
-    if asked.tree
-        && let Some(exit) = leave_others(&signals)?
-    {
+    if let Some(exit) = leave_others(asked.tree, &signals)? {
         return Ok(exit);
     }
     let this = context.host.this_process()?;
@@ -82,9 +80,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         keeper::check_limit()?;
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }
-    if let Some(recurring) = &recurring
-        && recurring.is_done(&opened)?
-    {
+    if recurring.as_ref().map_or(Ok(false), |recurring| recurring.is_done(&opened))? {
         return Ok(Exit::Done);
     }
     let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());

@@ -263,24 +263,21 @@ pub(crate) fn children_of(pid: i32) -> io::Result<Vec<i32>> {
     Ok(children)
 }
 
-/// Maximum number of searches for the descendants of processes that get new children meanwhile.
-const MOST_SEARCHES: usize = 4;
+/// Maximum number of searches for processes that fork and end meanwhile.
+pub(crate) const MOST_SEARCHES: usize = 16;
 
 /// Returns these processes and their descendants that live, parents first. Leaves out children for which `is_other` is
-/// true, and their descendants. A process that is forked meanwhile may be missing. One whose parent ends meanwhile is then
-/// a child of the first process that adopts it, which may be one of `of`: a change of their children causes another search.
+/// true, and their descendants. A process that is forked meanwhile may be missing.
 pub(crate) fn descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {
-    let children = || -> Vec<Vec<i32>> { of.iter().map(|of| children_of(of.pid).unwrap_or_default()).collect() };
-    let (mut before, mut found) = (children(), Vec::new());
-    for _ in 0..MOST_SEARCHES {
-        found = search_descendants(of, is_other);
-        let after = children();
-        if before == after {
-            break;
+    let children = || of.iter().map(|root| children_of(root.pid).ok()).collect::<Vec<_>>();
+    for _ in 1..MOST_SEARCHES {
+        let (before, found) = (children(), search_descendants(of, is_other));
+        // After a look at its children, one of `of` may have adopted a process whose parent has ended.
+        if children() == before {
+            return found;
         }
-        before = after;
     }
-    found
+    search_descendants(of, is_other)
 }
 
 fn search_descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {

@@ -35,7 +35,7 @@ use super::timer::wait_readable;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::processes::{self, ProcStat};
+use crate::host::processes::{self, MOST_SEARCHES, ProcStat};
 use crate::host::{self, Host};
 use crate::lock::ProcessId;
 use crate::signals::{self, Interrupt, Signals, StartupState};
@@ -207,14 +207,13 @@ impl RunningCommand {
         self.pid
     }
 
-    /// Returns the error number if the child has not executed the command. `code` is the status with which it has ended,
-    /// unless a signal has ended it.
-    pub(super) fn exec_error(&mut self, code: Option<u8>) -> Option<nix::errno::Errno> {
+    /// Returns the error number if the child has ended with this status, not by a signal, and not executed the command.
+    pub(super) fn exec_error(&mut self, status: Exit, by_signal: Option<i32>) -> Option<nix::errno::Errno> {
         self.learn_of_start();
-        let is_fork = || matches!(processes::read(self.pid.as_raw()), Ok(Some(stat)) if stat.is_fork);
         // If the number could not be sent, the status is that number.
-        let unsent = || code.filter(|_| is_fork()).map(|code| nix::errno::Errno::from_raw(code.into()));
-        self.exec_error.or_else(unsent)
+        let is_fork = || matches!(processes::read(self.pid.as_raw()), Ok(Some(stat)) if stat.is_fork);
+        let unsent = by_signal.is_none().then(|| nix::errno::Errno::from_raw(status.code().into()));
+        self.exec_error.or_else(|| unsent.filter(|_| is_fork()))
     }
 
     /// Returns true if the child may not have executed the command yet.
@@ -271,16 +270,13 @@ impl RunningCommand {
     }
 }
 
-/// Maximum number of looks at a tree whose processes fork and end meanwhile.
-const MOST_SEARCHES: usize = 16;
-
-/// Leaves the children that this process has, as those of a script that became csalock, and those that it may get as the
-/// first process of a container, to this process, and makes a child the supervisor: only processes of the command become
-/// children of that. Returns `None` in the supervisor. Otherwise passes signals on to the supervisor, and returns its exit.
+/// Makes a child the supervisor of a tree if this process may have other children: those of a script that became csalock,
+/// and those that the first process of a container adopts. Returns `None` in the supervisor. The other process passes
+/// signals on to it, and returns its exit.
 /// Fails if the kernel does not show the children of a process, or has no room for another process.
-pub fn leave_others(signals: &Signals) -> Result<Option<Exit>> {
+pub fn leave_others(is_tree: bool, signals: &Signals) -> Result<Option<Exit>> {
     let this = Pid::this().as_raw();
-    if this != 1 && processes::children_of(this).map_err(cannot_follow)?.is_empty() {
+    if !is_tree || (this != 1 && processes::children_of(this).map_err(cannot_follow)?.is_empty()) {
         return Ok(None);
     }
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
@@ -327,11 +323,9 @@ impl Tree {
         for _ in 0..MOST_SEARCHES {
             let Ok(children) = processes::children_of(self.supervisor.pid) else { return true };
             let mut has_reaped = false;
-            for pid in children.into_iter().filter(|pid| *pid != self.command.pid) {
+            let known = [Some(self.command.pid), keeper.map(Pid::as_raw)];
+            for pid in children.into_iter().filter(|pid| !known.contains(&Some(*pid))) {
                 let is_other = || matches!(processes::read(pid), Ok(Some(stat)) if self.is_other(&stat));
-                if keeper == Some(Pid::from_raw(pid)) {
-                    continue;
-                }
                 match rustix::process::waitpid(rustix::process::Pid::from_raw(pid), WaitOptions::NOHANG) {
                     Ok(Some(_)) => has_reaped = true,
                     _ if is_other() => {}

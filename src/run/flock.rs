@@ -41,9 +41,6 @@ const MOST_REPLACED: u32 = 100;
 /// stay below 200; the lower numbers are for a small `ulimit -n`.
 const NUMBERS: [i32; 3] = [200, 10, 3];
 
-/// Maximum time that a killed helper takes to end.
-const TO_END: Duration = Duration::from_millis(500);
-
 /// A locked file. The lock ends when the last process has closed the file.
 #[derive(Debug)]
 pub struct Flock {
@@ -289,9 +286,9 @@ impl Helper {
     fn stop(&self) -> bool {
         if self.ended.get().is_none() {
             let _ = kill(self.pid, Signal::SIGKILL);
-            // A file system or a debugger may hold a killed process.
             if let Some(end) = pidfd_of(self.pid) {
-                let _ = wait_readable([end.as_fd()], Some(TO_END));
+                // A file system or a debugger may hold a killed process for ever.
+                let _ = wait_readable([end.as_fd()], Some(Duration::from_millis(500)));
                 return self.reap(Some(WaitPidFlag::WNOHANG)) == Some(Ok(()));
             }
         }
@@ -304,10 +301,7 @@ impl Helper {
                 Err(Errno::EINTR) => continue,
                 Ok(WaitStatus::StillAlive) => return None,
                 // It must not sleep while this process, which stops with it on Ctrl-Z, goes on.
-                Ok(WaitStatus::Stopped(..)) => {
-                    let _ = kill(self.pid, Signal::SIGCONT);
-                    continue;
-                }
+                Ok(WaitStatus::Stopped(..)) if kill(self.pid, Signal::SIGCONT).is_ok() => continue,
                 Ok(WaitStatus::Exited(_, 0)) => Some(Ok(())),
                 Ok(WaitStatus::Exited(_, errno)) => Some(Err(Errno::from_raw(errno))),
                 Ok(_) | Err(_) => Some(Err(Errno::EINTR)),

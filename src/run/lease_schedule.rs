@@ -58,22 +58,9 @@ pub enum StopReason {
 }
 
 impl StopTimes {
-    pub fn of_max_hold(began: Duration, max_hold: Duration, kill_after: Duration) -> StopTimes {
-        let term = began.saturating_add(max_hold);
-        StopTimes { term, kill: term.saturating_add(kill_after), why: StopReason::MaxHold }
-    }
-
-    /// Returns true if SIGKILL is due. That of `--max-hold` comes after SIGTERM, even if both times were missed.
-    pub fn kills_at(&self, now: Duration) -> bool {
-        self.kill <= now && (self.why == StopReason::Lease || self.term == Duration::MAX)
-    }
-
-    /// Notes that SIGTERM was sent.
-    pub fn set_asked(&mut self, now: Duration, kill_after: Duration) {
-        self.term = Duration::MAX;
-        if self.why == StopReason::MaxHold {
-            self.kill = now.saturating_add(kill_after);
-        }
+    /// Returns the limit of `--max-hold`. SIGKILL gets its time when SIGTERM is sent, which may be late.
+    pub fn of_max_hold(began: Duration, max_hold: Duration) -> StopTimes {
+        StopTimes { term: began.saturating_add(max_hold), kill: Duration::MAX, why: StopReason::MaxHold }
     }
 }
 
@@ -281,9 +268,8 @@ mod tests {
 
     #[test]
     fn max_hold_counts_from_the_start_of_the_command() {
-        let limit = StopTimes::of_max_hold(5 * SECOND, 60 * SECOND, 10 * SECOND);
-        assert_eq!(limit, StopTimes { term: 65 * SECOND, kill: 75 * SECOND, why: StopReason::MaxHold });
-        let endless = StopTimes::of_max_hold(5 * SECOND, Duration::MAX, SECOND);
-        assert_eq!((endless.term, endless.kill), (Duration::MAX, Duration::MAX));
+        let limit = StopTimes::of_max_hold(5 * SECOND, 60 * SECOND);
+        assert_eq!(limit, StopTimes { term: 65 * SECOND, kill: Duration::MAX, why: StopReason::MaxHold });
+        assert_eq!(StopTimes::of_max_hold(5 * SECOND, Duration::MAX).term, Duration::MAX);
     }
 }

@@ -268,26 +268,6 @@ fn processes_that_join_a_container_do_not_count() {
 }
 
 #[test]
-fn a_second_interrupt_ends_jobs_that_ignore_interrupts() {
-    let sandbox = Sandbox::new(Kind::Directory);
-    for signal in [Signal::SIGINT, Signal::SIGQUIT] {
-        let left = "setsid env --default-signal=INT,QUIT dash -c 'trap \"echo came >> log\" INT QUIT; \
-                    echo $$ > new; mv new pid; while :; do sleep 0.01; done' &";
-        let (mut job, left) = leaving(&sandbox, &[], left);
-        job.send(signal);
-        wait_until("the first one comes", || sandbox.path("files/log").exists());
-        assert!(proc::lives(left));
-        wait_until("the next one ends it", || {
-            job.send(signal);
-            job.has_ended()
-        });
-        job.wait().complains(3, "");
-        assert!(!proc::lives(left));
-        forget(&sandbox);
-    }
-}
-
-#[test]
 fn a_tree_needs_a_supervisor() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let said = "csalock: the argument '--tree' cannot be used with '--no-fork'; leave one of them out\n";

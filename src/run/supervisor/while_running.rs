@@ -78,8 +78,6 @@ pub(super) struct EventLoop<'a> {
     child_ended: bool,
     /// True if the command has ended, and others of its tree go on.
     is_left: bool,
-    /// True if SIGINT or SIGQUIT has arrived.
-    was_interrupted: bool,
     /// The signal that arrived before the child had executed the command, and when the child must have ended.
     ends_before_exec: Option<(i32, Duration)>,
     report: ExitReport,
@@ -107,7 +105,6 @@ impl<'a> EventLoop<'a> {
             next_check: None,
             child_ended: false,
             is_left: false,
-            was_interrupted: false,
             ends_before_exec: None,
             report: ExitReport {
                 not_executed: None,
@@ -237,7 +234,7 @@ impl<'a> EventLoop<'a> {
             return;
         }
         let limits = &guarded.limits;
-        let max_hold = limits.max_hold.map(|max_hold| StopTimes::of_max_hold(self.began, max_hold, limits.kill_after));
+        let max_hold = limits.max_hold.map(|max_hold| StopTimes::of_max_hold(self.began, max_hold));
         let lease = self.lease.filter(|_| limits.kills).map(|lease| lease.supervisor(limits.kill_after));
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
@@ -261,7 +258,7 @@ impl<'a> EventLoop<'a> {
     }
 
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
-        if let Some(due) = self.limits.iter().find(|limit| limit.kills_at(now)) {
+        if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
             // The loop reports a command that has ended by itself.
             if self.command.ended()?.is_some() && !self.tree_remains() {
                 return Ok(());
@@ -281,7 +278,9 @@ impl<'a> EventLoop<'a> {
                     self.report.stopped.get_or_insert((self.limits[at].why, false));
                     self.send(Signal::SIGCONT);
                 }
-                self.limits[at].set_asked(now, self.supervisor.guarded.limits.kill_after);
+                self.limits[at].term = Duration::MAX;
+                let kill = now.saturating_add(self.supervisor.guarded.limits.kill_after);
+                self.limits[at].kill = self.limits[at].kill.min(kill);
             }
         }
         Ok(())
@@ -304,13 +303,12 @@ impl<'a> EventLoop<'a> {
         if let Some(came) = self.supervisor.guarded.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD as i32;
             let comes_first = came.ends() && self.command.is_starting();
+            let is_repeated = self.report.shared_signal == Some(came.signal);
             if came.ends() && (came.from_terminal || comes_first) {
                 self.report.shared_signal = Some(came.signal);
             }
-            let is_interrupt = [Signal::SIGINT, Signal::SIGQUIT].iter().any(|signal| *signal as i32 == came.signal);
-            let is_repeated = is_interrupt && std::mem::replace(&mut self.was_interrupted, is_interrupt);
             match TO_END.into_iter().find(|signal| *signal as i32 == came.signal) {
-                // A shell makes jobs in the background deaf to these signals.
+                // A shell makes jobs in the background deaf to Ctrl-C.
                 Some(_) if self.is_left && is_repeated => _ = self.send(Signal::SIGTERM),
                 // Those that are left may not be in the process group of the terminal.
                 Some(signal) if came.is_forwarded() || self.is_left => _ = self.send(signal),
@@ -351,10 +349,7 @@ impl<'a> EventLoop<'a> {
         let by_keeper = killed && (exit == Exit::signalled(Signal::SIGKILL as i32) || self.tree.is_some());
         ExitReport {
             // A child that could not execute the command has not ended with 0.
-            not_executed: match exit.code() {
-                0 => None,
-                code => self.command.exec_error(by_signal.is_none().then_some(code)),
-            },
+            not_executed: if exit.code() == 0 { None } else { self.command.exec_error(exit, by_signal) },
             exit,
             run: RunEnd { exit: exit.code(), signal: by_signal, ran },
             shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),
