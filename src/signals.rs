@@ -186,8 +186,8 @@ impl Signals {
     /// Starts to queue the signals that csalock forwards, and SIGCHLD.
     pub fn listen(inherited: StartupState) -> Result<Signals> {
         let signals = Signals::queue(inherited, bit(Signal::SIGCHLD as i32))?;
-        // Stopped children do not matter here, and a process that ignores SIGCHLD cannot wait for children.
-        let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
+        // A process that ignores SIGCHLD cannot wait for children.
+        let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         let before = set_action(Signal::SIGCHLD, &action).map_err(failed)?;
         signals.descriptor()?;
         Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })

@@ -21,7 +21,7 @@ use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::report::notice;
-use crate::run::child::SleepingChild;
+use crate::run::child::{SleepingChild, leave_others};
 use crate::run::exec::{CommandLine, GrantNumbers};
 use crate::run::flock::Flock;
 use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
@@ -38,9 +38,12 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     }
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
-    let this = context.host.this_process()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
+    if let Some(exit) = leave_others(asked.tree, &signals)? {
+        return Ok(exit);
+    }
+    let this = context.host.this_process()?;
     let recurring = Recurring::of(asked);
     let mut guarded = GuardedCommand {
         context,
@@ -77,9 +80,7 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         keeper::check_limit()?;
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }
-    if let Some(recurring) = &recurring
-        && recurring.is_done(&opened)?
-    {
+    if recurring.as_ref().map_or(Ok(false), |recurring| recurring.is_done(&opened))? {
         return Ok(Exit::Done);
     }
     let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());

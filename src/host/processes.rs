@@ -43,7 +43,7 @@ pub(crate) struct ProcStat {
     pub(super) session: i32,
     pub(super) group: i32,
     /// True if the process runs its parent's program: it has forked without an exec since (PF_FORKNOEXEC).
-    pub(super) is_fork: bool,
+    pub(crate) is_fork: bool,
     /// The page faults of the children that it has waited for; every executed program causes some.
     faults_of_children: u64,
     /// The process group in the foreground of its terminal; -1 without a terminal.
@@ -263,9 +263,24 @@ pub(crate) fn children_of(pid: i32) -> io::Result<Vec<i32>> {
     Ok(children)
 }
 
+/// Maximum number of searches for processes that fork and end meanwhile.
+pub(crate) const MOST_SEARCHES: usize = 16;
+
 /// Returns these processes and their descendants that live, parents first. Leaves out children for which `is_other` is
-/// true, and their descendants. A process that is forked meanwhile, or whose parent ends meanwhile, may be missing.
+/// true, and their descendants. A process that is forked meanwhile may be missing.
 pub(crate) fn descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {
+    let children = || of.iter().map(|root| children_of(root.pid).ok()).collect::<Vec<_>>();
+    for _ in 1..MOST_SEARCHES {
+        let (before, found) = (children(), search_descendants(of, is_other));
+        // After a look at its children, one of `of` may have adopted a process whose parent has ended.
+        if children() == before {
+            return found;
+        }
+    }
+    search_descendants(of, is_other)
+}
+
+fn search_descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {
     let (mut found, mut known, mut at) = (of.to_vec(), BTreeSet::from_iter(of.iter().copied()), 0);
     while let Some(parent) = found.get(at).copied() {
         at += 1;

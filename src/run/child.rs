@@ -18,14 +18,14 @@ use std::time::Duration;
 
 use nix::sys::prctl::{set_child_subreaper, set_pdeathsig};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
 };
-use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, wait, waitid};
 
 use super::detach::{self, exit_now};
 use super::exec::{CommandLine, GrantNumbers};
@@ -35,7 +35,7 @@ use super::timer::wait_readable;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::processes::{self, ProcStat};
+use crate::host::processes::{self, MOST_SEARCHES, ProcStat};
 use crate::host::{self, Host};
 use crate::lock::ProcessId;
 use crate::signals::{self, Interrupt, Signals, StartupState};
@@ -72,7 +72,7 @@ pub struct RunningCommand {
 pub struct Tree {
     pub(super) supervisor: ProcessId,
     command: ProcessId,
-    /// Earlier children of the supervisor: ssh(1) for a store, or those of a script that became csalock.
+    /// Earlier children of the supervisor: ssh(1) for a store.
     others: Vec<ProcessId>,
 }
 
@@ -100,7 +100,7 @@ impl<'a> SleepingChild<'a> {
                 let _ = set_pdeathsig(Signal::SIGKILL);
                 signals.restore(inherited);
                 let errno = match await_start(&childs_end) {
-                    Ok(None) => exit_now(1),
+                    Ok(None) => nix::errno::Errno::EIO,
                     Ok(Some(numbers)) => {
                         if !dies_with_parent {
                             let _ = set_pdeathsig(None);
@@ -111,7 +111,7 @@ impl<'a> SleepingChild<'a> {
                 };
                 let _ = send(&childs_end, &(errno as i32).to_ne_bytes(), SendFlags::NOSIGNAL);
                 // This runs no cleanup of the parent a second time.
-                exit_now(1)
+                exit_now(errno as u8)
             }
         }
     }
@@ -157,8 +157,7 @@ impl<'a> SleepingChild<'a> {
         }
         let child = rustix::process::Pid::from_raw(self.pid().as_raw())?;
         let wait = || waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        let signal = rustix::io::retry_on_intr(wait).ok()??.terminating_signal()?;
-        Some(if signals::is_common(signal) { Exit::Signal(signal) } else { Exit::signalled(signal) })
+        rustix::io::retry_on_intr(wait).ok()??.terminating_signal().map(exit_of_signal)
     }
 }
 
@@ -208,9 +207,13 @@ impl RunningCommand {
         self.pid
     }
 
-    pub(super) fn exec_error(&mut self) -> Option<nix::errno::Errno> {
+    /// Returns the error number if the child has ended with this status, not by a signal, and not executed the command.
+    pub(super) fn exec_error(&mut self, status: Exit, by_signal: Option<i32>) -> Option<nix::errno::Errno> {
         self.learn_of_start();
-        self.exec_error
+        // If the number could not be sent, the status is that number.
+        let is_fork = || matches!(processes::read(self.pid.as_raw()), Ok(Some(stat)) if stat.is_fork);
+        let unsent = by_signal.is_none().then(|| nix::errno::Errno::from_raw(status.code().into()));
+        self.exec_error.or_else(|| unsent.filter(|_| is_fork()))
     }
 
     /// Returns true if the child may not have executed the command yet.
@@ -267,8 +270,39 @@ impl RunningCommand {
     }
 }
 
-/// Maximum number of searches for processes that are forked while their parents receive a signal.
-const MOST_SEARCHES: usize = 16;
+/// Makes a child the supervisor of a tree if this process may have other children: those of a script that became csalock,
+/// and those that the first process of a container adopts. Returns `None` in the supervisor. The other process passes
+/// signals on to it, and returns its exit.
+/// Fails if the kernel does not show the children of a process, or has no room for another process.
+pub fn leave_others(is_tree: bool, signals: &Signals) -> Result<Option<Exit>> {
+    let this = Pid::this().as_raw();
+    if !is_tree || (this != 1 && processes::children_of(this).map_err(cannot_follow)?.is_empty()) {
+        return Ok(None);
+    }
+    // SAFETY: this process has one thread, so the child may do everything that the parent may do.
+    let ForkResult::Parent { child } = unsafe { fork() }.map_err(cannot_follow)? else { return Ok(None) };
+    loop {
+        let _ = wait_readable([signals.all_events()?], None);
+        for came in std::iter::from_fn(|| signals.next()).filter(|came| came.is_forwarded()) {
+            let _ = signals::send(child, came.signal);
+        }
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if pid.as_raw_pid() == child.as_raw() {
+                let code = status.exit_status().map(|code| Exit::Code(code as u8));
+                return Ok(code.or(status.terminating_signal().map(exit_of_signal)));
+            }
+        }
+    }
+}
+
+fn cannot_follow(error: impl std::fmt::Display) -> Error {
+    let what = format!("cannot follow the processes of the command: {error}");
+    Error::new(ErrorKind::System, what, "leave --tree out")
+}
+
+fn exit_of_signal(signal: i32) -> Exit {
+    if signals::is_common(signal) { Exit::Signal(signal) } else { Exit::signalled(signal) }
+}
 
 impl Tree {
     /// Makes this process, the supervisor, adopt the processes of a command that has not started yet.
@@ -278,27 +312,32 @@ impl Tree {
             set_child_subreaper(true)?;
             Ok(children)
         });
-        let children = children.map_err(|error| {
-            let what = format!("cannot follow the processes of the command: {error}");
-            Error::new(ErrorKind::System, what, "leave --tree out")
-        })?;
+        let children = children.map_err(cannot_follow)?;
         let others = children.into_iter().filter_map(|pid| Some(processes::read(pid).ok()??.id()));
         Ok(Tree { supervisor, command, others: others.filter(|other| *other != command).collect() })
     }
 
-    /// Returns true if a process other than the command may live, and reaps those that have ended. Only the supervisor may
-    /// call this; `keeper` is its keeper.
+    /// Returns true if a process other than the command, which has ended, may live. Reaps the others that have ended. Only
+    /// the supervisor may call this; `keeper` is its keeper.
     pub(super) fn remains(&self, keeper: Option<Pid>) -> bool {
-        let Ok(children) = processes::children_of(self.supervisor.pid) else { return true };
-        let mut remains = false;
-        for pid in children.into_iter().map(Pid::from_raw) {
-            if pid.as_raw() != self.command.pid && Some(pid) != keeper {
-                let lives = waitpid(pid, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive);
-                let is_other = || matches!(processes::read(pid.as_raw()), Ok(Some(stat)) if self.is_other(&stat));
-                remains |= lives && !is_other();
+        for _ in 0..MOST_SEARCHES {
+            let Ok(children) = processes::children_of(self.supervisor.pid) else { return true };
+            let mut has_reaped = false;
+            let known = [Some(self.command.pid), keeper.map(Pid::as_raw)];
+            for pid in children.into_iter().filter(|pid| !known.contains(&Some(*pid))) {
+                let is_other = || matches!(processes::read(pid), Ok(Some(stat)) if self.is_other(&stat));
+                match rustix::process::waitpid(rustix::process::Pid::from_raw(pid), WaitOptions::NOHANG) {
+                    Ok(Some(_)) => has_reaped = true,
+                    _ if is_other() => {}
+                    _ => return true,
+                }
+            }
+            // A child that ended after this look at the children may have left one of its own, which is a child by now.
+            if !has_reaped {
+                return false;
             }
         }
-        remains
+        true
     }
 
     /// Returns the processes, parents first. `keeper` is the keeper of this process, which may still have its name.
@@ -310,21 +349,20 @@ impl Tree {
     /// Returns true if a signal has stopped all processes.
     pub(super) fn is_stopped(&self, keeper: Option<Pid>) -> bool {
         let all = self.processes(keeper);
-        all.iter().filter(|process| **process != self.supervisor).all(|process| host::is_stopped(process.pid))
+        let is_stopped = |process: &ProcessId| *process == self.supervisor || host::is_stopped(process.pid);
+        // One of them may have forked after its children were read, and then stopped.
+        all.iter().all(is_stopped) && self.processes(keeper) == all
     }
 
     /// Sends a signal to all processes but the command itself. Returns false if permission is denied for one of them.
     pub(super) fn send(&self, signal: i32, keeper: Option<Pid>) -> bool {
         let (mut reached, mut is_allowed) = (BTreeSet::from([self.supervisor, self.command]), true);
-        let mut was_empty = false;
         for _ in 0..MOST_SEARCHES {
             let found = self.processes(keeper).into_iter();
             let new: Vec<ProcessId> = found.filter(|process| reached.insert(*process)).collect();
-            // The children of a process that ends during a search are missed by that search.
-            if new.is_empty() && was_empty {
+            if new.is_empty() {
                 break;
             }
-            was_empty = new.is_empty();
             let denied = |process: &ProcessId| host::send(process, signal) == Err(nix::errno::Errno::EPERM);
             is_allowed &= new.iter().filter(|process| denied(process)).count() == 0;
         }

@@ -26,7 +26,7 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 use super::child::{SleepingChild, in_spite_of_signals};
 use super::detach::exit_now;
-use super::timer::wait_readable;
+use super::timer::{pidfd_of, wait_readable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{FileLock, Host, WakeSocket};
@@ -279,13 +279,18 @@ impl Helper {
 
     /// Returns the result of the attempt, or `None` while the helper waits.
     fn ended(&self) -> Option<nix::Result<()>> {
-        self.reap(Some(WaitPidFlag::WNOHANG))
+        self.reap(Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED))
     }
 
     /// Ends the helper. Returns true if it had acquired the lock.
     fn stop(&self) -> bool {
         if self.ended.get().is_none() {
             let _ = kill(self.pid, Signal::SIGKILL);
+            if let Some(end) = pidfd_of(self.pid) {
+                // A file system or a debugger may hold a killed process for ever.
+                let _ = wait_readable([end.as_fd()], Some(Duration::from_millis(500)));
+                return self.reap(Some(WaitPidFlag::WNOHANG)) == Some(Ok(()));
+            }
         }
         self.reap(None) == Some(Ok(()))
     }
@@ -295,6 +300,8 @@ impl Helper {
             self.ended.set(match waitpid(self.pid, how) {
                 Err(Errno::EINTR) => continue,
                 Ok(WaitStatus::StillAlive) => return None,
+                // It must not sleep while this process, which stops with it on Ctrl-Z, goes on.
+                Ok(WaitStatus::Stopped(..)) if kill(self.pid, Signal::SIGCONT).is_ok() => continue,
                 Ok(WaitStatus::Exited(_, 0)) => Some(Ok(())),
                 Ok(WaitStatus::Exited(_, errno)) => Some(Err(Errno::from_raw(errno))),
                 Ok(_) | Err(_) => Some(Err(Errno::EINTR)),

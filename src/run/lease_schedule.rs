@@ -21,7 +21,7 @@
 //! | the same on a local store, for a grant without a lease | supervisor; such a grant has no keeper | first sight of this end | |
 //! | no lease | nothing ends the command | | |
 //! | `--max-hold` | supervisor: SIGTERM | start of the command | after `--max-hold` |
-//! | | supervisor: SIGKILL | | `--kill-after` later |
+//! | | supervisor: SIGKILL | SIGTERM | after `--kill-after` |
 //! | `--tree` | the same signals, to all processes that come from the command | | |
 //! | both limits | supervisor: each signal at the earlier of its two times | | |
 //! | a limit of a lease with keepalive was missed, because this process did not run | both: SIGSTOP, until the keeper has renewed the lease | first sight | at once |
@@ -58,9 +58,9 @@ pub enum StopReason {
 }
 
 impl StopTimes {
-    pub fn of_max_hold(began: Duration, max_hold: Duration, kill_after: Duration) -> StopTimes {
-        let term = began.saturating_add(max_hold);
-        StopTimes { term, kill: term.saturating_add(kill_after), why: StopReason::MaxHold }
+    /// Returns the limit of `--max-hold`. SIGKILL gets its time when SIGTERM is sent, which may be late.
+    pub fn of_max_hold(began: Duration, max_hold: Duration) -> StopTimes {
+        StopTimes { term: began.saturating_add(max_hold), kill: Duration::MAX, why: StopReason::MaxHold }
     }
 }
 
@@ -268,9 +268,8 @@ mod tests {
 
     #[test]
     fn max_hold_counts_from_the_start_of_the_command() {
-        let limit = StopTimes::of_max_hold(5 * SECOND, 60 * SECOND, 10 * SECOND);
-        assert_eq!(limit, StopTimes { term: 65 * SECOND, kill: 75 * SECOND, why: StopReason::MaxHold });
-        let endless = StopTimes::of_max_hold(5 * SECOND, Duration::MAX, SECOND);
-        assert_eq!((endless.term, endless.kill), (Duration::MAX, Duration::MAX));
+        let limit = StopTimes::of_max_hold(5 * SECOND, 60 * SECOND);
+        assert_eq!(limit, StopTimes { term: 65 * SECOND, kill: Duration::MAX, why: StopReason::MaxHold });
+        assert_eq!(StopTimes::of_max_hold(5 * SECOND, Duration::MAX).term, Duration::MAX);
     }
 }

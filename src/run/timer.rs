@@ -2,13 +2,15 @@
 //!
 //! The timeouts of poll(2) stop during suspend, but leases expire meanwhile.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::unistd::Pid;
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -40,6 +42,11 @@ impl AsFd for BoottimeTimer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Returns a descriptor that becomes readable at the end of this process, if the kernel has such descriptors.
+pub fn pidfd_of(process: Pid) -> Option<OwnedFd> {
+    pidfd_open(rustix::process::Pid::from_raw(process.as_raw())?, PidfdFlags::empty()).ok()
 }
 
 /// Waits until one of the descriptors is readable, for `at_most`. Returns true if one is; a signal ends the wait, too.

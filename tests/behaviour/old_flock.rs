@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::sandbox::{Job, Sandbox, is_root, proc, wait_until};
 
+mod helper;
 mod told;
 
 const BUSY: &str = "csalock: lock SANDBOX/files/f is busy: its file is locked with flock(2), as flock(1) does it, by pid \

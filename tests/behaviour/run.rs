@@ -1,10 +1,11 @@
 //! `csalock run`: what the command gets, and what its status becomes.
 
 use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::sandbox::wait_until;
+use crate::sandbox::{Kind, Sandbox, has, wait_until};
 
 const BUSY: &str = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
                     cat; wait longer with -w, or see `csalock status x`\n";
@@ -243,4 +244,39 @@ on_every_store! {
         let said = "csalock: lock x was acquired, token TOKEN\n";
         sandbox.csalock(["run", "-v", "x", "echo", "done"]).stdout("done\n").stderr(said).run();
     }
+}
+
+#[test]
+fn both_times_of_a_command_pass_while_csalock_is_stopped_and_it_is_still_asked_first() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let asked = "trap 'touch asked; until [ -e over ]; do sleep 0.01; done; exit 7' TERM; touch runs; \
+                 while :; do sleep 0.01; done";
+    let job = sandbox.csalock(["run", "--max-hold", "4s", "--kill-after", "3s", "x", "dash", "-c", asked]).spawn();
+    wait_until("it runs", || sandbox.path("files/runs").exists());
+    job.send(Signal::SIGSTOP);
+    let begun = Instant::now();
+    wait_until("both times are over", || begun.elapsed() > Duration::from_millis(7100));
+    job.send(Signal::SIGCONT);
+    wait_until("it is asked", || sandbox.path("files/asked").exists());
+    sandbox.file("files/over", "");
+    job.wait().complains(124, "csalock: the command was ended: it held lock x longer than --max-hold\n");
+}
+
+#[test]
+fn a_command_that_cannot_be_told_to_start_is_reported() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    require!(has("strace"));
+    for (fault, what) in [
+        (["recvmsg:error=ENOMEM", "sendto:error=ENOBUFS"], "Out of memory"),
+        (["recvmsg:retval=0", "sendto:error=ENOBUFS"], "I/O error"),
+    ] {
+        let options = ["-f", "-qq", "-o", "/dev/null"];
+        let [fault, also] = fault.map(|fault| format!("inject={fault}"));
+        let words = ["-e", &fault, "-e", &also, "csalock", "run", "x", "touch", "ran"];
+        let said = format!("csalock: cannot run touch: {what}; try again\n");
+        sandbox.call("strace", [&options[..], &words[..]].concat()).status(126).stderr(said).run();
+        assert_eq!((sandbox.state("x").as_str(), sandbox.path("files/ran").exists()), ("free", false));
+    }
+    // The number of an exit means nothing if the command was executed.
+    sandbox.csalock(["run", "x", "dash", "-c", "exit 12"]).status(12).stderr("").run();
 }

@@ -262,3 +262,28 @@ on_every_store! {
         }
     }
 }
+
+#[test]
+fn a_second_interrupt_ends_what_a_command_has_left_even_if_that_ignores_the_first() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    // In a session of its own, it hears nothing of the keyboard.
+    let left = "trap \"echo came >> log\" INT QUIT; echo $$ > new; mv new pid; while :; do sleep 0.01; done";
+    let script = format!("#!/bin/sh\nsetsid env --default-signal=INT,QUIT dash -c '{left}' &\nexit 3\n");
+    sandbox.program("files/command", script);
+    for key in [CTRL_C, CTRL_BACKSLASH] {
+        let Some(mut job) = terminal(&sandbox, "exec csalock run --tree x ./command") else { return };
+        wait_until("it runs", || sandbox.path("files/pid").exists());
+        let left: i32 = sandbox.read("files/pid").trim().parse().unwrap();
+        // The supervisor is the owner that lives.
+        let is_left = |holders: &[i32]| matches!(holders, [pid] if proc::program(*pid) == "csalock");
+        wait_until("the command has ended", || is_left(&sandbox.holders("x")));
+        job.tell(key);
+        wait_until("the first one comes", || sandbox.path("files/log").exists());
+        assert!(proc::lives(left));
+        job.tell(key);
+        wait_until("the second one ends it", || job.has_ended());
+        job.wait().exits(3);
+        assert_eq!((proc::lives(left), sandbox.read("files/log").as_str()), (false, "came\n"));
+        ["pid", "log"].iter().for_each(|file| std::fs::remove_file(sandbox.path("files").join(file)).unwrap());
+    }
+}

@@ -3,7 +3,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::{Job, Sandbox, proc, wait_until};
+use crate::sandbox::{Call, Job, Kind, Sandbox, has, has_namespaces, proc, skip, wait_until};
 
 /// A script that waits for the file `go`, and writes its pid first. Its session is its own.
 const LEFT: &str =
@@ -163,6 +163,108 @@ on_every_store_of_files! {
         done.complains(3, "");
         sandbox.file("files/go", "");
     }
+}
+
+/// A script that ends when the file `fork` is there, and leaves another one, in sessions of their own. Each writes its pid
+/// first.
+const FORKING: &str = "setsid dash -c 'echo $$ > new; mv new first; while [ ! -e fork ]; do sleep 0.01; done; \
+                       setsid dash -c \"echo \\$\\$ > new; mv new second; while [ ! -e go ]; do sleep 0.01; done\" &' &";
+
+fn pid_in(sandbox: &Sandbox, file: &str) -> i32 {
+    wait_until("a process wrote its pid", || sandbox.path("files").join(file).exists());
+    sandbox.read(&format!("files/{file}")).trim().parse().unwrap()
+}
+
+#[test]
+fn a_child_that_forks_and_ends_between_the_looks_of_the_supervisor_does_not_end_the_lock() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    require!(has("strace"));
+    if !std::path::Path::new("/proc/self/syscall").exists() {
+        return skip("system calls", "this kernel does not show the system call of a process");
+    }
+    // Each wait for a child begins late, so the child can fork and end after the supervisor has found it.
+    let late = ["-qq", "-o", "/dev/null", "-e", "trace=wait4", "-e", "inject=wait4:delay_enter=1000000"];
+    let words = ["csalock", "run", "--tree", "x", "dash", "-c", FORKING];
+    let mut job = sandbox.call("strace", [&late[..], &words[..]].concat()).spawn();
+    let first = pid_in(&sandbox, "first");
+    // The supervisor is the owner that lives.
+    wait_until(
+        "the command has ended",
+        || matches!(sandbox.holders("x")[..], [pid] if proc::program(pid) == "csalock"),
+    );
+    let supervisor = sandbox.holders("x")[0];
+    let waits_for = |pid: i32| {
+        let call = std::fs::read_to_string(format!("/proc/{supervisor}/syscall")).unwrap_or_default();
+        call.split(' ').nth(1) == Some(&format!("{pid:#x}"))
+    };
+    wait_until("the supervisor has found it", || waits_for(first));
+    sandbox.file("files/fork", "");
+    let second = pid_in(&sandbox, "second");
+    wait_until("the supervisor looks for the other", || job.has_ended() || waits_for(second));
+    assert!(!job.has_ended() && proc::stat(first).is_none());
+    assert_eq!((sandbox.holders("x"), proc::lives(second)), (vec![supervisor], true));
+    sandbox.file("files/go", "");
+    job.wait().complains(0, "");
+}
+
+/// A job that a script started before it became csalock. It ends when the file `fork` is there, and leaves another one.
+fn with_earlier_job<'a>(sandbox: &'a Sandbox, command: &str) -> Call<'a> {
+    sandbox.script("dash", &format!("{FORKING} exec csalock run --tree x dash -c \"touch runs; {command}\""))
+}
+
+#[test]
+fn jobs_that_began_before_do_not_count_and_are_not_ended() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    for signal in [None, Some(Signal::SIGTERM), Some(Signal::SIGUSR1), Some(Signal::SIGKILL)] {
+        let waits = "trap 'exit 5' TERM; trap 'exit 6' USR1; until [ -e end ]; do sleep 0.01; done; exit 3";
+        let job = with_earlier_job(&sandbox, waits).spawn();
+        wait_until("it runs", || sandbox.path("files/runs").exists());
+        let first = pid_in(&sandbox, "first");
+        sandbox.file("files/fork", "");
+        let second = pid_in(&sandbox, "second");
+        wait_until("the first has ended", || !proc::lives(first));
+        match signal {
+            None => _ = sandbox.file("files/end", ""),
+            Some(Signal::SIGKILL) => kill(Pid::from_raw(sandbox.holders("x")[0]), Signal::SIGKILL).unwrap(),
+            Some(signal) => job.send(signal),
+        }
+        let code = match signal {
+            None => 3,
+            Some(Signal::SIGTERM) => 5,
+            Some(Signal::SIGUSR1) => 6,
+            Some(_) => 137,
+        };
+        // A shell reports the end of its child.
+        job.wait().exits(code);
+        assert_eq!((sandbox.state("x").as_str(), proc::lives(second)), ("free", true), "{signal:?}");
+        sandbox.file("files/go", "");
+        wait_until("the second has ended", || !proc::lives(second));
+        let _ = std::fs::remove_file(sandbox.path("files/end"));
+        ["runs", "first", "second", "fork", "go"].iter().for_each(|file| forget_one(&sandbox, file));
+    }
+}
+
+fn forget_one(sandbox: &Sandbox, file: &str) {
+    std::fs::remove_file(sandbox.path("files").join(file)).unwrap();
+}
+
+#[test]
+fn processes_that_join_a_container_do_not_count() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    require!(has_namespaces("a pid namespace"));
+    let alone = ["unshare", "-pf", "--kill-child", "--mount-proc"].map(str::to_string);
+    let command = "touch runs; until [ -e end ]; do sleep 0.01; done; exit 3";
+    let mut job = sandbox.csalock_by(&alone, &["run", "--tree", "x", "dash", "-c", command]).spawn();
+    wait_until("it runs", || sandbox.path("files/runs").exists());
+    let init = proc::children(job.pid())[0].to_string();
+    // The first process of the container, csalock, adopts it.
+    let joined = "setsid dash -c 'touch joined; while [ ! -e go ]; do sleep 0.01; done' &";
+    sandbox.call("nsenter", ["-p", "-t", &init, "dash", "-c", joined]).spawn().wait().exits(0);
+    wait_until("it has joined", || sandbox.path("files/joined").exists());
+    sandbox.file("files/end", "");
+    wait_until("the lock ends with the command", || job.has_ended());
+    job.wait().complains(3, "");
+    sandbox.file("files/go", "");
 }
 
 #[test]

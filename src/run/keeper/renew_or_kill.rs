@@ -18,9 +18,9 @@ use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
-use crate::run::lease_schedule::{LeaseSchedule, StopTimes, renewal_pause, retry_pause, settling_pause};
+use crate::run::lease_schedule::{LeaseSchedule, STOP_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause};
 use crate::run::shared_lease_end::CommandPause;
-use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
 use crate::store::{StoreDeadline, Subscription, Topic};
 
 /// Exit status of a keeper that could not start.
@@ -167,7 +167,7 @@ impl KeeperConfig<'_> {
             self.signal(owners, Signal::TERM);
             self.signal(owners, Signal::CONT);
         }
-        Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + POLL_INTERVAL))
+        Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + STOP_INTERVAL))
     }
 
     /// Stops the owners while their lease may be over unnoticed, and continues them then. Returns the time of the next check
@@ -263,10 +263,6 @@ impl KeeperConfig<'_> {
 
 fn is_guarded(parent: Option<Pid>) -> bool {
     parent == Some(getppid())
-}
-
-fn pidfd_of(process: Pid) -> Option<OwnedFd> {
-    pidfd_open(rustix::process::Pid::from_raw(process.as_raw())?, PidfdFlags::empty()).ok()
 }
 
 enum RenewResult {

@@ -234,7 +234,7 @@ impl<'a> EventLoop<'a> {
             return;
         }
         let limits = &guarded.limits;
-        let max_hold = limits.max_hold.map(|max_hold| StopTimes::of_max_hold(self.began, max_hold, limits.kill_after));
+        let max_hold = limits.max_hold.map(|max_hold| StopTimes::of_max_hold(self.began, max_hold));
         let lease = self.lease.filter(|_| limits.kills).map(|lease| lease.supervisor(limits.kill_after));
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
@@ -279,6 +279,8 @@ impl<'a> EventLoop<'a> {
                     self.send(Signal::SIGCONT);
                 }
                 self.limits[at].term = Duration::MAX;
+                let kill = now.saturating_add(self.supervisor.guarded.limits.kill_after);
+                self.limits[at].kill = self.limits[at].kill.min(kill);
             }
         }
         Ok(())
@@ -301,10 +303,13 @@ impl<'a> EventLoop<'a> {
         if let Some(came) = self.supervisor.guarded.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD as i32;
             let comes_first = came.ends() && self.command.is_starting();
+            let is_repeated = self.report.shared_signal == Some(came.signal);
             if came.ends() && (came.from_terminal || comes_first) {
                 self.report.shared_signal = Some(came.signal);
             }
             match TO_END.into_iter().find(|signal| *signal as i32 == came.signal) {
+                // A shell makes jobs in the background deaf to Ctrl-C.
+                Some(_) if self.is_left && is_repeated => _ = self.send(Signal::SIGTERM),
                 // Those that are left may not be in the process group of the terminal.
                 Some(signal) if came.is_forwarded() || self.is_left => _ = self.send(signal),
                 None if came.is_forwarded() => _ = self.command.send(came.signal),
@@ -344,7 +349,7 @@ impl<'a> EventLoop<'a> {
         let by_keeper = killed && (exit == Exit::signalled(Signal::SIGKILL as i32) || self.tree.is_some());
         ExitReport {
             // A child that could not execute the command has not ended with 0.
-            not_executed: if exit.code() == 0 { None } else { self.command.exec_error() },
+            not_executed: if exit.code() == 0 { None } else { self.command.exec_error(exit, by_signal) },
             exit,
             run: RunEnd { exit: exit.code(), signal: by_signal, ran },
             shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),
