@@ -299,8 +299,10 @@ impl Store for Postgres {
         Abilities { scope: Scope::Shared, changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false }
     }
 
-    fn before_wait(&self) {
-        self.leave_if_crowded();
+    fn before_wait(&self, is_long: bool) {
+        if is_long || self.is_crowded() {
+            self.client.leave();
+        }
     }
 
     fn describe(&self, name: &[u8]) -> String {

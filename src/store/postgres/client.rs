@@ -111,22 +111,20 @@ impl Postgres {
         Ok(())
     }
 
-    /// Closes the connection before a wait if the server has few left. The holders need them to release their locks.
-    pub(super) fn leave_if_crowded(&self) {
+    /// Returns true if the server has few connections left, and this process has one. The holders need them to release
+    /// their locks.
+    pub(super) fn is_crowded(&self) -> bool {
         let now = self.client.host.boottime();
         let known = *guarded(&self.client.crowd);
-        let is_crowded = match known {
+        match known {
             Some((until, is_crowded)) if now < until => is_crowded,
-            _ if guarded(&self.client.session).is_none() => return,
+            _ if guarded(&self.client.session).is_none() => false,
             _ => {
                 let rows = self.call(CROWDED, &[]).map(|(rows, _)| rows).unwrap_or_default();
                 let is_crowded = rows.first().and_then(|row| row.first()) == Some(&Some(vec![1]));
                 *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
                 is_crowded
             }
-        };
-        if is_crowded && let Some(mut session) = guarded(&self.client.session).take() {
-            session.end();
         }
     }
 
@@ -169,6 +167,13 @@ impl Client {
             session: Mutex::new(session),
             in_doubt: AtomicBool::new(false),
             crowd: Mutex::default(),
+        }
+    }
+
+    /// Closes the connection. The next request makes another one.
+    pub(super) fn leave(&self) {
+        if let Some(mut session) = guarded(&self.session).take() {
+            session.end();
         }
     }
 
