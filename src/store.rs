@@ -193,6 +193,11 @@ pub trait Upkeep {
         Ok(Swept::default())
     }
 
+    /// Returns the number of connections to the server that are in use, and their maximum, if the server has few.
+    fn count_connections(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// Returns findings about the store's health: its kind, its users, its clock, its server.
     fn diagnose(&self) -> Vec<Finding>;
 }

@@ -300,9 +300,7 @@ impl Store for Postgres {
     }
 
     fn before_wait(&self, is_long: bool) {
-        if is_long || self.is_crowded() {
-            self.client.leave();
-        }
+        self.leave(is_long);
     }
 
     fn describe(&self, name: &[u8]) -> String {
@@ -313,6 +311,10 @@ impl Store for Postgres {
 impl Upkeep for Postgres {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.new_history(cursor.of(), visit).map(|()| true)
+    }
+
+    fn count_connections(&self) -> Option<(u64, u64)> {
+        self.connections()
     }
 
     fn diagnose(&self) -> Vec<Finding> {
