@@ -151,8 +151,9 @@ pub trait Store: Upkeep + Send + Sync {
     /// closes channels, and removes what the changes replaced. Nothing that is correct depends on it.
     fn finish(&self, _set: &WriteSet<'_>) {}
 
-    /// Lets go of what other processes may need while this one waits for a lock.
-    fn before_wait(&self) {}
+    /// Lets go of what other processes may need, before this one waits for a lock, or for more than a second until its next
+    /// call (`is_long`).
+    fn before_wait(&self, _is_long: bool) {}
 
     /// Waits until all that this process has read stands, even after a failover. A commit that was answered does; one whose
     /// process has died may be visible before that.
@@ -196,6 +197,11 @@ pub trait Upkeep {
     /// Removes leftovers of processes that died half-way. A store whose leftovers end with leases has none.
     fn sweep(&self, _dry_run: bool) -> Result<Swept> {
         Ok(Swept::default())
+    }
+
+    /// Returns the number of connections to the server that are in use, and their maximum, if the server has few.
+    fn count_connections(&self) -> Option<(u64, u64)> {
+        None
     }
 
     /// Returns findings about the store's health: its kind, its users, its clock, its server.

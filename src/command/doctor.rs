@@ -18,8 +18,11 @@ use crate::host::Host;
 use crate::lock::{Grant, Liveness, Page, encode_auxiliary};
 use crate::name::{escape, is_directory, shell_quote};
 use crate::report::{OutputStyle, Zone, findings_text, json};
+use crate::run::timer::wait_readable;
 use crate::signals::Signals;
-use crate::store::{CommitResult, Finding, Location, Scope, Scratch, Store, Verdict, Version, WriteSet};
+use crate::store::{
+    CommitResult, Finding, Location, Scope, Scratch, SignalsEndCalls, Store, Topic, Verdict, Version, WriteSet,
+};
 
 /// Maximum width of a line in columns, however wide the terminal is.
 const WIDEST: usize = 100;
@@ -39,8 +42,9 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
         Some(name) if is_directory(name) => context.store_in(&asked.common, name).map(|(location, _)| location),
         Some(name) => context.target(&asked.common, name).map(|target| target.location),
     };
-    // An interrupt is handled when none of our traces are left in the store.
+    // An interrupt ends the calls of a silent server, and is handled when none of our traces are left in the store.
     let signals = Signals::listen(context.inherited)?;
+    let _calls = SignalsEndCalls::begin(true);
     let (url, findings) = match &location {
         Ok(location) => (location.url(), examine(context, location, &signals)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
@@ -69,7 +73,8 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
         Err(error) => return vec![Finding::failed("store", &error)],
     };
     let mut findings = engine.store().diagnose();
-    findings.push(hosts(&engine));
+    let is_down = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
+    findings.push(hosts(&engine, is_down || delivers(context, &engine) == Some(true)));
     findings.extend(host(&engine));
     findings.push(zone(context.host.wall()));
     let records = records(context, location, &engine);
@@ -84,13 +89,27 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     findings
 }
 
+/// Returns true if the store delivers a wake-up from one connection to another. A pooler may be in the way.
+fn delivers(context: &Context, engine: &Engine) -> Option<bool> {
+    let store = engine.store();
+    if store.abilities().notifies || !store.abilities().wakes_hosts {
+        return Some(true);
+    }
+    let channel = context.new_handle().ok()?.proof().channel();
+    let mut heard = store.subscribe(Topic::Channel(&channel, Version::default()))?;
+    let set = WriteSet { wake: vec![(channel, None)], ..WriteSet::default() };
+    store.commit(&set).ok()?;
+    store.finish(&set);
+    Some(wait_readable([heard.descriptor()], Some(SLOW)).ok()? && heard.is_notified())
+}
+
 /// Returns which hosts share the store, and the consequences of that.
-fn hosts(engine: &Engine) -> Finding {
+fn hosts(engine: &Engine, delivers: bool) -> Finding {
     let lease = span(engine.lease());
     let shared = format!("other hosts may share it: a holder renews a lease of {lease}, and");
     Finding::good(
         "hosts",
-        match (engine.store().scope(), engine.store().abilities().wakes_hosts) {
+        match (engine.store().scope(), delivers && engine.store().abilities().wakes_hosts) {
             (Scope::Local, _) if engine.needs_leases() => format!(
                 "this host alone, and this is a container: a holder renews a lease of {lease}, because processes \
                  outside cannot see it; waiters are woken"
@@ -154,6 +173,16 @@ fn records(context: &Context, location: &Location, engine: &Engine) -> Vec<Findi
         return vec![Finding::failed("records", &error)];
     }
     let mut findings = vec![Finding::good("records", format!("{held} held, {waiting} waiting"))];
+    if let Some((used, most)) = engine.store().count_connections() {
+        let (may_take, logins) = (2 * waiting as u64, 3.0 * held as f64 / engine.lease().as_secs_f64());
+        let found =
+            format!("{used} of {most} in use; waiters may take {may_take}; holders log in {logins:.1} times a second");
+        let cure = "raise max_connections, or put pgbouncer before the server";
+        findings.push(match 2 * used.max(may_take) > most {
+            true => Finding::doubtful("connections", found, cure),
+            false => Finding::good("connections", found),
+        });
+    }
     findings.extend(held_long(context, location, engine, &grants));
     if copied > 0 {
         let found = format!("{copied} copied from another directory: what was held there blocks no caller here");

@@ -181,6 +181,11 @@ impl OpenLockSet<'_> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
+    /// Gives the connections to servers back before a pause of more than a second. The next call makes new ones.
+    pub fn rest(&self) {
+        self.engines.iter().for_each(|engine| engine.store.before_wait(true));
+    }
+
     pub fn need_leases(&self) -> bool {
         self.engines.iter().any(Engine::needs_leases)
     }

@@ -307,8 +307,8 @@ impl Store for Postgres {
         Abilities { scope: Scope::Shared, changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false }
     }
 
-    fn before_wait(&self) {
-        self.leave_if_crowded();
+    fn before_wait(&self, is_long: bool) {
+        self.leave(is_long);
     }
 
     fn describe(&self, name: &[u8]) -> String {
@@ -319,6 +319,10 @@ impl Store for Postgres {
 impl Upkeep for Postgres {
     fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.new_history(cursor.of(), visit).map(|()| true)
+    }
+
+    fn count_connections(&self) -> Option<(u64, u64)> {
+        self.connections()
     }
 
     fn diagnose(&self) -> Vec<Finding> {

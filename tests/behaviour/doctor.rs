@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::audit::plant_grants;
 use crate::expected_time::past;
+use crate::postgres::Server;
 use crate::sandbox::{Done, Kind, Mount, Sandbox, has_namespaces, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
@@ -409,6 +410,54 @@ fn a_server_wakes_the_waiters_on_other_hosts() {
             assert_eq!(hosts, [HOSTS], "{kind:?}");
         });
     }
+}
+
+#[test]
+fn behind_a_pooler_the_waiters_on_other_hosts_poll() {
+    let Some(bouncer) = crate::postgres::shared_bouncer() else { return };
+    let sandbox = Sandbox::in_database(&bouncer.url(&crate::postgres::new_schema()));
+    let (code, findings) = doctor(&sandbox, &[]);
+    assert_eq!(code, 0, "{findings:#?}");
+    has(&findings, &HOSTS.replace("are woken by the store", "poll"));
+}
+
+#[test]
+fn the_connections_of_a_server_are_compared_with_those_that_waiters_and_holders_need() {
+    let Some(server) = Server::start(&["max_connections=15", "superuser_reserved_connections=3", "max_wal_senders=0"])
+    else {
+        return;
+    };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    let _holder = sandbox.csalock(["run", "x", "sh", "-c", "echo; read line"]).ready();
+    let of_connections = || doctor(&sandbox, &[]).1.into_iter().find(|line| line.contains(" connections: ")).unwrap();
+    let good = |line: &str| {
+        line.starts_with("good ")
+            && line.ends_with(" of 12 in use; waiters may take 0; holders log in N times a second")
+    };
+    wait_until("the holder has left", || good(&of_connections()));
+    let _waiters: Vec<_> = (0..4).map(|_| sandbox.csalock(["run", "-w", "inf", "x", "true"]).spawn()).collect();
+    wait_until("they wait", || sandbox.waiters("x").len() == 4);
+    let found = of_connections();
+    assert!(found.starts_with("doubtful ") && found.contains(" waiters may take 8;"), "{found}");
+}
+
+#[test]
+fn a_standby_that_does_not_confirm_is_named() {
+    let Some(server) = Server::start(&[]) else { return };
+    let sandbox = Sandbox::in_database(&server.url(""));
+    sandbox.csalock(["run", "x", "true"]).run();
+    server.sql("ALTER SYSTEM SET synchronous_standby_names = 'absent'");
+    server.sql("SELECT pg_reload_conf()");
+    let run = || sandbox.csalock(["run", "-n", "x", "true"]).capture();
+    wait_until("commits wait", || run().code == Some(69));
+    let done = run();
+    assert!(done.stderr.contains("the synchronous standby does not confirm commits; start the standby"), "{done:?}");
+    let (code, findings) = doctor(&sandbox, &[]);
+    assert_eq!(code, 69, "{findings:#?}");
+    assert!(
+        findings.iter().any(|line| line.starts_with("bad locks: ") && line.ends_with("does not confirm commits")),
+        "{findings:#?}"
+    );
 }
 
 #[test]

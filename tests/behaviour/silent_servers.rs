@@ -2,7 +2,7 @@
 //! nothing that csalock started outlives it.
 
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -54,6 +54,27 @@ fn a_waiter_hears_signals_while_a_server_is_silent() {
     }
 }
 
+#[test]
+fn a_command_that_only_looks_hears_signals_while_a_server_is_silent() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    std::thread::scope(|scope| {
+        for command in ["doctor", "gc", "history", "metrics", "status"] {
+            for at in 0..2 {
+                let sandbox = &sandbox;
+                scope.spawn(move || {
+                    let (listener, urls) = silent();
+                    listener.set_nonblocking(true).unwrap();
+                    let mut accepted = Vec::new();
+                    assert_heard(sandbox.csalock([command, "--store", &urls[at]]), command, || {
+                        accepted.extend(listener.accept());
+                        !accepted.is_empty()
+                    });
+                });
+            }
+        }
+    });
+}
+
 fn running(program: &str) -> usize {
     let lines =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
@@ -68,8 +89,10 @@ fn an_ssh_that_does_not_connect_ends_with_csalock() {
     let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).env("CSALOCK_SSH", &program);
     call(&["run", "-n", "x", "true"]).capture().exits(69);
     assert_eq!(running(&program), 0);
-    assert_heard(call(&["run", "-w", "60", "x", "true"]), "ssh", || running(&program) > 0);
-    wait_until("it has ended", || running(&program) == 0);
+    for words in [&["run", "-w", "60", "x", "true"][..], &["doctor"]] {
+        assert_heard(call(words), "ssh", || running(&program) > 0);
+        wait_until("it has ended", || running(&program) == 0);
+    }
 }
 
 #[test]
@@ -114,11 +137,88 @@ fn a_caller_waits_for_a_table_that_is_locked_for_longer_than_a_call() {
     assert_eq!(job.wait().line(), "ran");
 }
 
+/// A server with eight connections for the user `app`.
+fn small_server() -> Option<Server> {
+    let server = Server::start(&["max_connections=11", "superuser_reserved_connections=3", "max_wal_senders=0"])?;
+    server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+    Some(server)
+}
+
+fn connections(server: &Server) -> usize {
+    server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'").parse().unwrap()
+}
+
+/// Takes so many connections of the user `app`.
+fn occupy(server: &Server, number: usize) -> Vec<Child> {
+    let connect = || {
+        let mut idle = server.psql();
+        idle.args(["-U", "app"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut idle: Vec<_> = (0..number).map(|_| connect()).collect();
+    wait_until("they are taken", || {
+        // A process of the server that has just ended its session has its place a moment longer.
+        for one in &mut idle {
+            if one.try_wait().unwrap().is_some() {
+                *one = connect();
+            }
+        }
+        connections(server) == number
+    });
+    idle
+}
+
+#[test]
+fn a_held_lock_has_no_connection_between_its_renewals() {
+    let Some(server) = small_server() else { return };
+    let sandbox = Sandbox::in_database(&server.url("").replace("test@", "app@"));
+    let run = ["run", "x", "sh", "-c", "echo; read line"];
+    let mut job = sandbox.csalock(run).env("CSALOCK_LEASE", "9s").ready();
+    let script = sandbox.script("dash", "csalock lock y; echo; read line; csalock unlock y");
+    let mut script = script.env("CSALOCK_LEASE", "9s").ready();
+    let ends = || ["x", "y"].map(|name| sandbox.sight(name)["holders"][0]["renewed_until"].to_string());
+    for _ in 0..2 {
+        let before = ends();
+        wait_until("both are renewed", || ends().iter().zip(&before).all(|(now, before)| now != before));
+        wait_until("both have left", || connections(&server) == 0);
+    }
+    [&mut job, &mut script].map(|holder| holder.tell("end"));
+    assert_eq!((job.wait().code, script.wait().code), (Some(0), Some(0)));
+    assert_eq!(["x", "y"].map(|name| sandbox.state(name)), ["free", "free"]);
+}
+
+#[test]
+fn a_renewal_and_a_release_wait_for_a_free_place_on_the_server() {
+    let Some(server) = small_server() else { return };
+    let sandbox = Sandbox::in_database(&server.url("").replace("test@", "app@"));
+    let refusals = || {
+        server.log().matches("remaining connection slots").count() + server.log().matches("too many clients").count()
+    };
+    let run = ["run", "x", "sh", "-c", "echo; read line"];
+    let mut job = sandbox.csalock(run).env("CSALOCK_LEASE", "30s").ready();
+    let ends = || sandbox.sight("x")["holders"][0]["renewed_until"].to_string();
+    let before = ends();
+    wait_until("it has left", || connections(&server) == 0);
+    for is_release in [false, true] {
+        let idle = occupy(&server, 8);
+        let refused = refusals();
+        if is_release {
+            job.tell("end");
+        }
+        wait_until("it finds no place", || refusals() > refused);
+        idle.into_iter().for_each(Server::end);
+        if !is_release {
+            wait_until("it is renewed", || ends() != before);
+            wait_until("it has left again", || connections(&server) == 0);
+        }
+    }
+    let done = job.wait();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    assert_eq!(sandbox.state("x"), "free");
+}
+
 #[test]
 fn a_crowd_takes_turns_although_the_server_has_few_connections() {
-    let settings = ["max_connections=11", "superuser_reserved_connections=3", "max_wal_senders=0"];
-    let Some(server) = Server::start(&settings) else { return };
-    server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+    let Some(server) = small_server() else { return };
     let sandbox = Sandbox::in_database(&server.url("").replace("test@", "app@"));
     sandbox.csalock(["run", "x", "true"]).run();
     sandbox.file("files/count", "0\n");
@@ -128,23 +228,8 @@ fn a_crowd_takes_turns_although_the_server_has_few_connections() {
         .collect();
     callers.into_iter().for_each(|caller| caller.wait().exits(0));
     assert_eq!(sandbox.read("files/count"), "16\n");
-    let connections = || server.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'");
-    wait_until("the callers have left", || connections() == "0");
-    // All but one of the connections for ordinary users are taken.
-    let connect = || {
-        let mut idle = server.psql();
-        idle.args(["-U", "app"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
-    };
-    let mut idle: Vec<_> = (0..8).map(|_| connect()).collect();
-    wait_until("it is full", || {
-        // A process of the server that has just ended its session has its place a moment longer.
-        for one in &mut idle {
-            if one.try_wait().unwrap().is_some() {
-                *one = connect();
-            }
-        }
-        connections() == "8"
-    });
+    wait_until("the callers have left", || connections(&server) == 0);
+    let idle = occupy(&server, 8);
     let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
     done.exits(69);
     assert!(done.stderr.contains("too many clients") || done.stderr.contains("remaining connection slots"), "{done:?}");

@@ -117,7 +117,7 @@ impl<'a> AcquireAttempt<'a> {
             return Ok(AfterWait::TimeOver);
         };
         let end = engine.host.boottime() + pause;
-        engine.store.before_wait();
+        engine.store.before_wait(false);
         let mut show = || {
             let left = clock.left(engine.host.boottime());
             on_wait(&Waiting { record, ahead, left, outage: None })

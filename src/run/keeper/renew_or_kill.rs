@@ -18,7 +18,9 @@ use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped};
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
-use crate::run::lease_schedule::{LeaseSchedule, STOP_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause};
+use crate::run::lease_schedule::{
+    LeaseSchedule, REST, STOP_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
+};
 use crate::run::shared_lease_end::CommandPause;
 use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
 use crate::store::{StoreDeadline, Subscription, Topic};
@@ -326,14 +328,15 @@ impl KeeperConfig<'_> {
             if !is_held {
                 return;
             }
-            if let Some(opened) = &opened {
-                let engines = opened.each().map(|(_, engine)| engine);
-                cleaners.get_or_insert_with(|| CleanerGuard::of(engines)).protect();
-            }
+            let Some(opened) = &opened else { continue };
+            cleaners.get_or_insert_with(|| CleanerGuard::of(opened.each().map(|(_, engine)| engine))).protect();
             let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
             next = now + renewal_pause(left).max(Duration::from_millis(10));
-            if opened.as_ref().is_some_and(|opened| changes.listen(opened, now)) {
+            if changes.listen(opened, now) {
                 next = now;
+            }
+            if next > now + REST {
+                opened.rest();
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::lock::ProcessId;
 use crate::run::child::{RunningCommand, Tree, started_by};
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
-use crate::run::lease_schedule::{LeaseSchedule, StopReason, StopTimes};
+use crate::run::lease_schedule::{LeaseSchedule, REST, StopReason, StopTimes};
 use crate::run::shared_lease_end::{CommandPause, SharedLeaseEnd};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 
@@ -69,6 +69,8 @@ pub(super) struct EventLoop<'a> {
     wake_socket: Option<&'a WakeSocket>,
     /// Start of the command on CLOCK_BOOTTIME.
     began: Duration,
+    /// When the supervisor gives its connections back.
+    rests_at: Option<Duration>,
     lease: Option<LeaseSchedule>,
     /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
     limits: Vec<StopTimes>,
@@ -91,6 +93,7 @@ impl<'a> EventLoop<'a> {
         keeper: Option<&'a Keeper<'a>>,
         wake_socket: Option<&'a WakeSocket>,
     ) -> EventLoop<'a> {
+        let began = supervisor.guarded.context.host.boottime();
         EventLoop {
             supervisor,
             command,
@@ -98,7 +101,8 @@ impl<'a> EventLoop<'a> {
             tree,
             keeper,
             wake_socket,
-            began: supervisor.guarded.context.host.boottime(),
+            began,
+            rests_at: keeper.map(|_| began + REST),
             lease: None,
             limits: Vec::new(),
             pause: CommandPause::default(),
@@ -173,6 +177,9 @@ impl<'a> EventLoop<'a> {
         let now = self.boottime();
         if self.report.stopped.is_none() && (event || self.is_due(now)) {
             self.read_limits();
+        }
+        if self.rests_at.take_if(|at| *at <= now).is_some() {
+            self.supervisor.opened.rest();
         }
         self.send_due_signals(self.boottime())
     }
@@ -293,7 +300,7 @@ impl<'a> EventLoop<'a> {
     /// Returns the time of the next signal on CLOCK_BOOTTIME.
     fn next_limit(&self) -> Option<Duration> {
         let times = self.limits.iter().flat_map(|limit| [limit.term, limit.kill]);
-        let times = times.chain(self.next_check);
+        let times = times.chain(self.next_check).chain(self.rests_at);
         times.chain(self.ends_before_exec.map(|(_, at)| at)).min().filter(|next| *next < Duration::MAX)
     }
 

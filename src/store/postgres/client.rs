@@ -14,7 +14,7 @@ use super::settings::Settings;
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::store::net::retry::{Calls, Failed};
+use crate::store::net::retry::{CallError, Calls, Failed};
 use crate::store::net::{CallDeadline, Connector};
 use crate::store::{Subscription, WriteSet, guarded};
 
@@ -27,9 +27,17 @@ const ORIGIN: &str = "$.origin() || CASE current_setting('synchronous_standby_na
 /// Commit without changes, whose answer says that all earlier ones stand. Unlike an update it needs no privilege.
 const FLUSH: &str = "SELECT $origin, pg_logical_emit_message(true, 'csalock', '')";
 
-/// True if more than half of the server's connections are in use.
-const CROWDED: &str = "SELECT 2 * sum(numbackends) > current_setting('max_connections')::int - \
-                       current_setting('superuser_reserved_connections')::int FROM pg_stat_database";
+/// The number of the server's connections that are in use, and of those that ordinary users may have.
+const CONNECTIONS: &str = "SELECT sum(numbackends)::bigint, current_setting('max_connections')::bigint - \
+                           current_setting('superuser_reserved_connections')::bigint FROM pg_stat_database";
+
+/// True if the server waits for a synchronous standby that is absent or silent.
+const LACKS_STANDBY: &str = "SELECT current_setting('synchronous_standby_names') <> '' AND \
+                             ((SELECT count(*) FROM pg_stat_replication) = 0 OR EXISTS (SELECT FROM pg_stat_activity \
+                             WHERE wait_event = 'SyncRep' AND xact_start < clock_timestamp() - interval '2 s'))";
+
+/// Maximum time to ask for that after a call.
+const TO_EXPLAIN: Duration = Duration::from_millis(250);
 
 /// Time for which an answer to that counts.
 const CROWD_LASTS: Duration = Duration::from_secs(5);
@@ -135,23 +143,32 @@ impl Postgres {
         Err(Error::new(ErrorKind::Unavailable, what, "try again"))
     }
 
-    /// Closes the connection before a wait if the server has few left. The holders need them to release their locks.
-    pub(super) fn leave_if_crowded(&self) {
+    /// Closes the connection before a wait if the server has few left, or if the wait `is_long`. The holders need them to
+    /// release their locks.
+    pub(super) fn leave(&self, is_long: bool) {
         let now = self.client.host.boottime();
         let known = *guarded(&self.client.crowd);
         let is_crowded = match known {
             Some((until, is_crowded)) if now < until => is_crowded,
+            _ if is_long => false,
             _ if guarded(&self.client.session).is_none() => return,
             _ => {
-                let rows = self.call(CROWDED, &[]).map(|(rows, _)| rows).unwrap_or_default();
-                let is_crowded = rows.first().and_then(|row| row.first()) == Some(&Some(vec![1]));
+                let is_crowded = self.connections().is_some_and(|(used, most)| 2 * used > most);
                 *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
                 is_crowded
             }
         };
-        if is_crowded && let Some(mut session) = guarded(&self.client.session).take() {
+        if (is_long || is_crowded)
+            && let Some(mut session) = guarded(&self.client.session).take()
+        {
             session.end();
         }
+    }
+
+    pub(super) fn connections(&self) -> Option<(u64, u64)> {
+        let (rows, _) = self.call(CONNECTIONS, &[]).ok()?;
+        let number = |column| number(rows.first()?, column).map(i64::unsigned_abs);
+        number(0).zip(number(1))
     }
 
     fn named(&self, sql: &str) -> String {
@@ -161,7 +178,11 @@ impl Postgres {
     fn send(&self, request: &SqlRequest<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
         let client = &self.client;
         let (mut sent, mut refusal) = (0, None);
-        let explain = |error: &SqlError| error.error(&self.place, &self.schema);
+        let explain = |error: &SqlError| {
+            let is_late = error.code() == "55P03" || *error == SqlError::Line(CallError::Silent);
+            let error = if is_late && client.lacks_standby() { &SqlError::NotReplicated } else { error };
+            error.error(&self.place, &self.schema)
+        };
         let rows = client.calls.repeat(explain, |deadline| {
             client.connector.call_deadline.set(deadline.min(client.host.boottime() + SHARE));
             client.try_once(request, &mut sent).map_err(|error| {
@@ -195,6 +216,13 @@ impl Client {
             origin: Mutex::default(),
             crowd: Mutex::default(),
         }
+    }
+
+    /// Returns true if the server does not end commits because its standby does not confirm them.
+    fn lacks_standby(&self) -> bool {
+        self.connector.call_deadline.set(self.host.boottime() + TO_EXPLAIN);
+        let rows = self.try_once(&SqlRequest::Script(LACKS_STANDBY), &mut 0).unwrap_or_default();
+        rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()))
     }
 
     pub(super) fn is_encrypted(&self) -> bool {

@@ -12,7 +12,7 @@ pub(super) enum SqlError {
     /// The server cannot be reached, or its answer is invalid.
     Line(CallError),
     Said(String, String),
-    /// The server has committed, and no longer waits for its synchronous standby.
+    /// The server has committed, but its synchronous standby has not confirmed that.
     NotReplicated,
 }
 
@@ -21,7 +21,7 @@ impl SqlError {
         SqlError::Line(CallError::Strange(what.to_string()))
     }
 
-    fn code(&self) -> &str {
+    pub(super) fn code(&self) -> &str {
         if let SqlError::Said(code, _) = self { code } else { "" }
     }
 
@@ -62,8 +62,9 @@ impl SqlError {
                 return Error::new(ErrorKind::Unavailable, what, unreachable_hint(line));
             }
             SqlError::NotReplicated => {
-                let what = format!("PostgreSQL at {place}: the wait for the synchronous standby was cut short");
-                return Error::new(ErrorKind::Unavailable, what, "check the standby, then try again");
+                let what = format!("PostgreSQL at {place}: the synchronous standby does not confirm commits");
+                let hint = "start the standby, or change synchronous_standby_names, then try again";
+                return Error::new(ErrorKind::Unavailable, what, hint);
             }
             SqlError::Said(code, message) => (&code[..], escape(message.as_bytes())),
         };
