@@ -115,7 +115,17 @@ impl Context {
         if around.is_empty() {
             return Ok(false);
         }
-        let status = self.engine(&target.location)?.inspect(&target.name)?;
+        let engine = self.engine(&target.location)?;
+        let mut inspect = || engine.inspect(&target.name);
+        let status = match taking {
+            // A caller that waits for a lock waits for the servers, too.
+            Some(taking) => {
+                let policy = taking.waiting.wait_policy(engine.needs_leases().then(|| engine.lease()));
+                engine.outlast_outages(&target.name, &policy, None, &mut |_| None, &mut inspect)?
+            }
+            None => Some(inspect()?),
+        };
+        let Some(status) = status else { return Ok(false) };
         let is_narrow = |taking: &Taking| status.record.slots.is_none_or(|slots| taking.slots >= Some(slots));
         let fits = |grant: &Grant| {
             let is_wanted = |taking: &Taking| grant.mode == taking.mode() && is_narrow(taking);

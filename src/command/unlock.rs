@@ -13,7 +13,7 @@ use super::acquire::tell_of_remaining;
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use crate::cli::Unlock;
 use crate::duration::shown as span;
-use crate::engine::Engine;
+use crate::engine::{Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{self, Caller, ThisProcess, command_of, end_process};
@@ -263,7 +263,11 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
         let started = end_holder(context, engine, asked, target, &grant, request.as_ref())?;
         ended.push(EndedHolder { grant, started, is_not_stopped: false });
     }
-    while !standing()?.is_empty() {
+    // After a lease without an answer, nothing tells whether the holder has ended.
+    let policy = WaitPolicy { limit: Some(engine.lease()), ..WaitPolicy::NONE };
+    let mut look = || Ok(standing()?.is_empty());
+    while engine.outlast_outages(&target.name, &policy, None, &mut |_| None, &mut look)? == Some(false) {
+        engine.store().before_wait();
         context.host.sleep(LOOK);
     }
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;

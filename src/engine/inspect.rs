@@ -8,7 +8,7 @@ use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{
     self, EndReason, Facts, Grant, Liveness, Mode, ProcessId, Query, Record, effective_owner, grant_status,
 };
-use crate::store::{StoreDeadline, Versioned};
+use crate::store::Versioned;
 
 #[derive(Debug, Clone)]
 pub struct LockStatus {
@@ -64,12 +64,15 @@ impl Engine {
 
     /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait.
     pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy) -> Result<LockStatus> {
+        let end = policy.end(self.host.boottime());
         let mut clock = policy.begin(self.host.boottime(), true);
-        let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));
         loop {
-            let status = self.inspect(name)?;
+            let rest = policy.rest(end, self.host.boottime());
+            let looked = self.outlast_outages(name, &rest, None, &mut |_| None, &mut || self.inspect(name))?;
+            let Some(status) = looked else { continue };
             let pause = if status.is_free() { None } else { clock.next_pause(self.host.boottime(), 0) };
             let Some(pause) = pause else { return Ok(status) };
+            self.store.before_wait();
             self.host.sleep(pause);
         }
     }
