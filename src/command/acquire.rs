@@ -108,7 +108,7 @@ impl<'a> Acquisition<'a> {
         {
             return Ok(ended);
         }
-        let ended = self.wait(opened, request, &self.policy.rest(end, opened.engine(0).host().boottime()))?;
+        let ended = self.wait(opened, request, end)?;
         if let AcquireAllResult::Refused(at, Refusal::Busy(_)) = &ended
             && (self.common.json || !self.common.quiet)
             && let Some(turn) = turn(opened, *at, request)
@@ -183,22 +183,17 @@ impl<'a> Acquisition<'a> {
         engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
-    fn wait(
-        &self,
-        opened: &OpenLockSet<'_>,
-        request: &AcquireRequest,
-        policy: &WaitPolicy,
-    ) -> Result<AcquireAllResult> {
+    fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, end: Duration) -> Result<AcquireAllResult> {
+        let policy = self.policy.rest(end, opened.engine(0).host().boottime());
         let mut progress = WaitProgress::new(self.common, request);
         progress.locks_file = self.locks_file;
         let mut replacement =
             self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after, &request.owner));
-        let ended =
-            acquire_all(&opened.lock_refs(), request, policy, Some(self.interrupt), &mut |at, waiting| {
-                let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
-                let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
-                progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
-            });
+        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
+            let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
+            let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
+            progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
+        });
         // `--busy replace` is for one lock.
         for (owner, started) in replacement.into_iter().flat_map(|replacement| replacement.started.into_values()) {
             if matches!(ended, Ok(AcquireAllResult::Granted(..))) {

@@ -268,9 +268,7 @@ impl RunCall<'_> {
             AcquireAllResult::Interrupted => return Ok(Err(self.interrupted(child))),
             ended => {
                 let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended).map(Err) };
-                let rest = self.acquisition(child, lease);
-                let exit = recurring.refused((&acquisition, &rest), opened, &request, &ended)?;
-                return Ok(Err(exit.unwrap_or_else(|| self.interrupted(child))));
+                return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
             }
         };
         let prepared = self.prepare(opened, &request, grants, evicted.as_ref(), (child, wake_socket));
@@ -305,17 +303,12 @@ impl RunCall<'_> {
         }
         report_taken(&self.asked.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring {
-            let mut acquisition = self.acquisition(events.0, opened.lease());
-            if let Some(ends) = opened.lease_ends(&grants) {
-                let left = ends.saturating_sub(self.guarded.context.host.boottime());
-                acquisition.policy.limit = acquisition.policy.limit.or(Some(left)).map(|limit| limit.min(left));
-            }
+            let acquisition = self.acquisition(events.0, opened.lease());
             let mut begin = || recurring.begin(opened, self.guarded.handle.proof());
-            let Some(begun) = acquisition.outlast_outages(opened, request, &mut begin)? else {
-                return Ok(Err(self.interrupted(events.0)));
-            };
-            if let Some(exit) = begun {
-                return Ok(Err(exit));
+            match acquisition.outlast_outages(opened, request, &mut begin)? {
+                Some(None) => {}
+                Some(Some(exit)) => return Ok(Err(exit)),
+                None => return Ok(Err(self.interrupted(events.0))),
             }
         }
         Ok(Ok(Held { grants, files }))

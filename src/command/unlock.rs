@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::acquire::tell_of_remaining;
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use crate::cli::Unlock;
-use crate::duration::shown as span;
+use crate::duration::{Backoff, shown as span};
 use crate::engine::{Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -263,13 +263,9 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
         let started = end_holder(context, engine, asked, target, &grant, request.as_ref())?;
         ended.push(EndedHolder { grant, started, is_not_stopped: false });
     }
-    // After a lease without an answer, nothing tells whether the holder has ended.
-    let policy = WaitPolicy { limit: Some(engine.lease()), ..WaitPolicy::NONE };
-    let mut look = || Ok(standing()?.is_empty());
-    while engine.outlast_outages(&target.name, &policy, None, &mut |_| None, &mut look)? == Some(false) {
-        engine.store().before_wait();
-        context.host.sleep(LOOK);
-    }
+    let backoff = Some(Backoff { min: LOOK, max: LOOK });
+    let until_ended = WaitPolicy { limit: None, attempts: None, backoff };
+    engine.poll(&target.name, &until_ended, &mut || standing().map(|left| (left.is_empty(), ())))?;
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
     if ended.is_empty() {
         return Ok(broken.map(Freed::Broken));

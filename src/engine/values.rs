@@ -96,8 +96,7 @@ impl Engine {
         on_wait: &mut OnWait<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        let mut writing = self.writing(wanted)?;
-        let mut write = || self.write_at_once(name, wanted, &mut writing, &request.owner);
+        let mut write = || self.write_at_once(name, wanted, &request.owner);
         let outcome = self.outlast_outages(name, policy, interrupt, on_wait, &mut write)?;
         let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
@@ -111,13 +110,11 @@ impl Engine {
         let proof = request.handle.proof();
         let me = self.by_proof(proof)?;
         let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..wanted.clone() };
-        let (mut writing, rest) = (self.writing(&granted)?, policy.rest(end, self.host.boottime()));
-        let mut write = || self.write_at_once(name, &granted, &mut writing, &request.owner);
-        let written = self.outlast_outages(name, &rest, interrupt, on_wait, &mut write);
-        if !matches!(written, Ok(Some(Ok(_)))) {
+        let written = self.write_at_once(name, &granted, &request.owner);
+        if !matches!(written, Ok(Ok(_))) {
             let _ = self.apply(name, &Release(me))?;
         }
-        written.map(|written| written.map_or(WriteResult::Interrupted, WriteResult::from))
+        written.map(WriteResult::from)
     }
 
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
@@ -135,32 +132,22 @@ impl Engine {
         (!may_come_to_nothing).then(|| grant.clone())
     }
 
-    fn writing(&self, wanted: &ValueWrite<'_>) -> Result<Writing> {
+    fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<WriteResponse> {
         let random = self.host.random()?;
         let mark = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
-        Ok(Writing {
+        let mut writing = Writing {
             credentials: wanted.by.clone(),
             value: wanted.bytes.map(|bytes| Value::new(bytes, mark, wanted.mode)),
             precondition: wanted.precondition,
             require_lock: wanted.require_lock,
             release: wanted.release,
             even_if_stale: wanted.even_if_stale,
-        })
-    }
-
-    /// Makes this write, or makes sure that an earlier call with the same `writing` has made it.
-    fn write_at_once(
-        &self,
-        name: &[u8],
-        wanted: &ValueWrite<'_>,
-        writing: &mut Writing,
-        writer: &Owner,
-    ) -> Result<WriteResponse> {
+        };
         let mut stored = false;
-        let done = self.try_to_write(name, wanted, writing, &mut stored, writer);
+        let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
-        if let Some(value) = writing.value.as_ref().filter(|_| stored && matches!(done, Ok(Err(_)))) {
-            self.remove_external(&Value::key(name, value.write_id))?;
+        if stored && matches!(done, Ok(Err(_))) {
+            self.remove_external(&Value::key(name, mark))?;
         }
         done
     }
@@ -210,10 +197,10 @@ impl Engine {
                 .iter()
                 .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
                 .collect();
-            let swapped =
+            let update =
                 RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
-            let committed = self.commit_update(&[swapped], &beside, Remark::default());
-            if let Ok(Committed::Done(version)) = committed {
+            let committed = self.commit_update(&[update], &beside, Remark::default()).map_err(Error::is_final)?;
+            if let Committed::Done(version) = committed {
                 return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.
@@ -221,8 +208,6 @@ impl Engine {
                 (writing.credentials.proof, writing.require_lock) = (Some(under), true);
             }
             writing.repeat();
-            // Without the lock, another caller may have replaced this value meanwhile.
-            committed.map_err(|error| if writing.require_lock { error } else { error.is_final() })?;
             // If only the reply was lost, another writer may have replaced this value and removed its bytes.
             is_complete = false;
             retry.backoff()?;

@@ -8,9 +8,9 @@ use jiff::civil::{Date, Time, Weekday};
 use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
-use crate::command::acquire::Acquisition;
+use crate::command::acquire::{Acquisition, TO_ESTIMATE};
 use crate::command::context::eprint_line;
-use crate::engine::{AcquireAllResult, AcquireRequest, OpenLockSet};
+use crate::engine::{AcquireAllResult, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -136,40 +136,35 @@ impl<'a> Recurring<'a> {
         Ok(true)
     }
 
-    /// With `--overdue` a busy lock is silent while the job has succeeded in time. The acquisition `rest` has the time that
-    /// is left. Returns `None` on an interrupt.
+    /// With `--overdue` a busy lock is silent while the job has succeeded in time.
     pub(super) fn refused(
         &self,
-        (acquisition, rest): (&Acquisition<'_>, &Acquisition<'_>),
+        acquisition: &Acquisition<'_>,
         opened: &OpenLockSet<'_>,
-        request: &AcquireRequest,
         result: &AcquireAllResult,
-    ) -> anyhow::Result<Option<Exit>> {
+        by: HandleHash,
+    ) -> anyhow::Result<Exit> {
         let (AcquireAllResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
             (result, self.asked.recurrence.overdue)
         else {
-            return acquisition.end(opened, result).map(Some);
+            return acquisition.end(opened, result);
         };
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
-        let mut complain = || {
-            let now = engine.time()?;
-            let complain = Complain { by: request.handle.proof(), span: millis(most), now: millis(now) };
-            let complaint = engine.apply(&target.name, &complain)?;
-            Ok((now, complaint, engine.record(&target.name)?.job.unwrap_or_default()))
-        };
-        let Some((now, complaint, job)) = rest.outlast_outages(opened, request, &mut complain)? else {
-            return Ok(None);
-        };
-        if complaint != Complaint::Due {
-            return Ok(Some(Exit::Done));
+        // The wait is over.
+        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_ESTIMATE));
+        let now = engine.time()?;
+        let complain = Complain { by, span: millis(most), now: millis(now) };
+        if engine.apply(&target.name, &complain)? != Complaint::Due {
+            return Ok(Exit::Done);
         }
+        let job = engine.record(&target.name)?.job.unwrap_or_default();
         let busy = RefusedLock::new(target, &reporter).refusal(refusal);
         let message = format!("{}; {}", busy.message, overdue(&job, now, Zone::Local));
         // A wait does not help a job that is late already: its holder does.
         let hint = format!("`csalock status -v {}` says how its holder ends", target.shell_arg);
         let refusal = RefusalReport { kind: ErrorKind::Overdue, message, hint, ..busy };
         self.asked.common.note(&refusal.to_string());
-        Ok(Some(refusal.kind.into()))
+        Ok(refusal.kind.into())
     }
 
     fn tell_done(&self, opened: &OpenLockSet<'_>, success: &Success) {
