@@ -38,10 +38,10 @@ use crate::history::{HistoryLimits, Use};
 use crate::host::{Host, Unix};
 use crate::lock::{
     self, Break, Credentials, EndedGrant, Facts, Grant, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record,
-    Release, Request, Transition, Waiter, decide,
+    Release, ReportSuccess, Request, Transition, Waiter, decide,
 };
 use crate::signals::StartupState;
-use crate::store::{CommitResult, Location, Scope, Store, Version, Versioned, WriteOptions};
+use crate::store::{CommitResult, Location, Scope, Store, StoreDeadline, Version, Versioned, WriteOptions};
 
 pub struct Context {
     pub environment: Environment,
@@ -71,6 +71,9 @@ impl Context {
         self.environment.lease().unwrap_or(LEASE)
     }
 }
+
+/// Maximum time of one try to record a success.
+const TO_REPORT: Duration = Duration::from_secs(10);
 
 /// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
@@ -239,6 +242,28 @@ impl Engine {
         self.retract_granted();
         let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
         Ok(if is_replaced { Err(lost()) } else { released })
+    }
+
+    /// Records that the run under the grant with this hash has succeeded. Tries that again while the store does not answer
+    /// or refuses the change, and `go_on` returns true.
+    pub fn report_success(
+        &self,
+        name: &[u8],
+        proof: HandleHash,
+        in_slot: bool,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<std::result::Result<(), NotHolder>> {
+        let report = || {
+            let (credentials, at) = (self.by_proof(proof)?, self.time()?.as_millis() as u64);
+            self.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
+        };
+        loop {
+            let _deadline = StoreDeadline::begin(Some(self.host.boottime() + TO_REPORT));
+            match report() {
+                Err(error) if (error.kind() == ErrorKind::Unavailable || error.is_refused_change()) && go_on() => {}
+                reported => return reported,
+            }
+        }
     }
 
     /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that

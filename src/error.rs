@@ -171,14 +171,20 @@ impl Error {
         Error { message, hint: plain(&self.hint), is_own: false, is_unreached: false, ..self }
     }
 
-    /// Adds that the store's servers have never answered this process, but may answer soon.
+    /// Adds that the store's servers do not answer now, but may answer soon.
     #[must_use]
     pub(crate) fn unreached(self) -> Error {
         Error { is_unreached: true, ..self }
     }
 
-    /// Returns true if the store's servers have never answered this process, but may answer soon, for example after a
-    /// restart. The store is unchanged.
+    /// Adds that the call must not be repeated: it may have been done, and another caller may have changed that since.
+    #[must_use]
+    pub(crate) fn is_final(self) -> Error {
+        Error { is_unreached: false, ..self }
+    }
+
+    /// Returns true if the store's servers do not answer now, but may answer soon, for example after a restart. The call
+    /// may have changed the store.
     pub(crate) fn is_unreached(&self) -> bool {
         self.is_unreached
     }

@@ -99,6 +99,7 @@ impl<'a> Acquisition<'a> {
     }
 
     fn acquire_or_give_up(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
+        let end = self.policy.end(opened.engine(0).host().boottime());
         if let Some(ended) = self.give_up_if.and_then(|limit| self.try_or_give_up(limit, opened, request)) {
             return Ok(ended);
         }
@@ -107,7 +108,7 @@ impl<'a> Acquisition<'a> {
         {
             return Ok(ended);
         }
-        let ended = self.wait(opened, request)?;
+        let ended = self.wait(opened, request, end)?;
         if let AcquireAllResult::Refused(at, Refusal::Busy(_)) = &ended
             && (self.common.json || !self.common.quiet)
             && let Some(turn) = turn(opened, *at, request)
@@ -128,8 +129,8 @@ impl<'a> Acquisition<'a> {
         if self.policy.is_none() {
             return None;
         }
-        let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt));
-        let holders = match acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None) {
+        let locks = opened.lock_refs();
+        let holders = match self.try_once(opened, request) {
             Ok(AcquireAllResult::Refused(at, Refusal::Busy(holders))) => (at, holders),
             Ok(ended @ (AcquireAllResult::Granted(..) | AcquireAllResult::Interrupted)) => return Some(ended),
             // A wait outlasts some errors, and knows deadlocks for sure.
@@ -148,8 +149,7 @@ impl<'a> Acquisition<'a> {
     /// Tries once, without a place in the queue. Returns `None` if the caller should wait and end the holders.
     /// Fails if a holder cannot be ended from here.
     fn try_or_refuse(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<Option<AcquireAllResult>> {
-        let none = &WaitPolicy::NONE;
-        Ok(match acquire_all(&opened.lock_refs(), request, none, Some(self.interrupt), &mut |_, _| None)? {
+        Ok(match self.try_once(opened, request)? {
             AcquireAllResult::Refused(at, Refusal::Busy(holders)) => {
                 let check = |grant| check_replaceable(opened.target(at), &opened.reporter(at), grant);
                 holders.iter().try_for_each(check)?;
@@ -161,17 +161,39 @@ impl<'a> Acquisition<'a> {
         })
     }
 
-    fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
+    /// Tries to acquire the locks without a place in their queues, as soon as the servers answer.
+    fn try_once(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
+        let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt));
+        let mut once = || acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None);
+        Ok(self.outlast_outages(opened, request, &mut once)?.unwrap_or(AcquireAllResult::Interrupted))
+    }
+
+    /// Repeats `work`, which must be safe to repeat, while the servers of the first lock do not answer, and reports that.
+    /// Every call of a store by a command that waits is made here or by the wait itself, so that it outlasts outages and
+    /// hears signals. Returns `None` on an interrupt.
+    pub(super) fn outlast_outages<T>(
+        &self,
+        opened: &OpenLockSet<'_>,
+        request: &AcquireRequest,
+        work: &mut dyn FnMut() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let (target, engine) = (opened.target(0), opened.engine(0));
+        let (reporter, mut progress) = (opened.reporter(0), WaitProgress::new(self.common, request));
+        let mut on_wait = |waiting: &WaitState<'_>| progress.update((target, engine), &reporter, waiting);
+        engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
+    }
+
+    fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, end: Duration) -> Result<AcquireAllResult> {
+        let policy = self.policy.rest(end, opened.engine(0).host().boottime());
         let mut progress = WaitProgress::new(self.common, request);
         progress.locks_file = self.locks_file;
         let mut replacement =
             self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after, &request.owner));
-        let ended =
-            acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
-                let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
-                let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
-                progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
-            });
+        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
+            let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
+            let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
+            progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
+        });
         // `--busy replace` is for one lock.
         for (owner, started) in replacement.into_iter().flat_map(|replacement| replacement.started.into_values()) {
             if matches!(ended, Ok(AcquireAllResult::Granted(..))) {

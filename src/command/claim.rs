@@ -55,9 +55,9 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
             Ok(Exit::Done)
         }
         AcquireAllResult::Refused(at, Refusal::Claimed(grant)) => {
-            let mut taken = self::taken(&opened, &id)?;
+            let mut taken = self::taken(&opened, &id).unwrap_or_default();
             if taken.is_empty() {
-                // The claim was given up at this moment.
+                // The claim was given up at this moment, or the store does not answer now.
                 taken.push((targets.all[at].clone(), *grant));
             }
             not_unique(asked, &taken)

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 
 use crate::cli::{Common, Taking};
 pub(super) use crate::engine::{Context, LockRef};
-use crate::engine::{Engine, LockSet};
+use crate::engine::{Engine, LockSet, WaitPolicy};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, ThisProcess, new_owner};
@@ -25,6 +25,9 @@ use crate::terminal;
 
 /// Maximum number of bytes that are read from the file of a handle.
 const MOST_HANDLE: u64 = 4096;
+
+/// The wait for the servers by a command that waits for no lock.
+const ONE_CALL: WaitPolicy = WaitPolicy { limit: Some(Duration::from_secs(10)), attempts: None, backoff: None };
 
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
@@ -115,7 +118,11 @@ impl Context {
         if around.is_empty() {
             return Ok(false);
         }
-        let status = self.engine(&target.location)?.inspect(&target.name)?;
+        let engine = self.engine(&target.location)?;
+        let policy = taking.map_or(ONE_CALL, |taking| taking.waiting.wait_policy(None));
+        let mut inspect = || engine.inspect(&target.name);
+        let status = engine.outlast_outages(&target.name, &policy, None, &mut |_| None, &mut inspect)?;
+        let Some(status) = status else { return Ok(false) };
         let is_narrow = |taking: &Taking| status.record.slots.is_none_or(|slots| taking.slots >= Some(slots));
         let fits = |grant: &Grant| {
             let is_wanted = |taking: &Taking| grant.mode == taking.mode() && is_narrow(taking);

@@ -32,6 +32,7 @@ use crate::signals::{Interrupt, Signals};
 
 pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(asked, arguments)?;
+    let began = context.host.boottime();
     let locks = locks_to_acquire(context, asked, &names)?;
     if locks.all.is_empty() {
         return Err(command_line.replace_process(context.inherited).into());
@@ -62,7 +63,6 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
         reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
         shared_lease_end: None,
     };
-    let began = context.host.boottime();
     let variables = variables(&guarded);
     // The stores are opened after the fork: a child inherits descriptors, but not the POSIX locks of SQLite.
     let child = if asked.no_fork { None } else { Some(guarded.fork(&variables)?) };
@@ -79,9 +79,6 @@ pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> any
     if opened.need_leases() || asked.taking.ttl.is_some() {
         keeper::check_limit()?;
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
-    }
-    if recurring.as_ref().map_or(Ok(false), |recurring| recurring.is_done(&opened))? {
-        return Ok(Exit::Done);
     }
     let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
     let call = RunCall { guarded: &guarded, asked, flock_compat, recurring, began, process };
@@ -260,30 +257,42 @@ impl RunCall<'_> {
     ) -> anyhow::Result<std::result::Result<Held, Exit>> {
         let lease = opened.lease();
         let request = self.request(child.is_none(), lease.is_some())?;
+        if let Some(recurring) = self.recurring {
+            let mut is_done = || recurring.is_done(opened);
+            match self.acquisition(child, lease).outlast_outages(opened, &request, &mut is_done)? {
+                Some(false) => {}
+                Some(true) => return Ok(Err(Exit::Done)),
+                None => return Ok(Err(self.interrupted(child))),
+            }
+        }
         let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            // Without a signal for this process, the wait ended because the child did, and csalock ends as the child did.
-            AcquireAllResult::Interrupted if !self.guarded.signals.pending() => {
-                let killed = child.and_then(SleepingChild::ended);
-                return Ok(Err(killed.unwrap_or_else(|| self.guarded.signals.exit())));
-            }
+            AcquireAllResult::Interrupted => return Ok(Err(self.interrupted(child))),
             ended => {
                 let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended).map(Err) };
                 return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
             }
         };
-        let prepared = self.prepare(opened, grants, evicted.as_ref(), (child, wake_socket));
+        let prepared = self.prepare(opened, &request, grants, evicted.as_ref(), (child, wake_socket));
         if !matches!(prepared, Ok(Ok(_))) {
             self.guarded.release(opened, None)?;
         }
         Ok(prepared?)
     }
 
+    /// Returns the exit after an interrupt. Without a signal for this process, the wait ended because the child did, and
+    /// csalock ends as the child did.
+    fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Exit {
+        let killed = child.filter(|_| !self.guarded.signals.pending()).and_then(SleepingChild::ended);
+        killed.unwrap_or_else(|| self.guarded.signals.exit())
+    }
+
     /// Locks the files, reports the grants and begins the guarded. The caller releases the locks if that fails.
     fn prepare(
         &self,
         opened: &OpenLockSet<'_>,
+        request: &AcquireRequest,
         mut grants: Vec<Grant>,
         evicted: Option<&(usize, EndedGrant)>,
         events: (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
@@ -296,10 +305,14 @@ impl RunCall<'_> {
             }
         }
         report_taken(&self.asked.common, opened, &grants, evicted, None);
-        if let Some(recurring) = self.recurring
-            && let Some(exit) = recurring.begin(opened, self.guarded.handle.proof())?
-        {
-            return Ok(Err(exit));
+        if let Some(recurring) = self.recurring {
+            let acquisition = self.acquisition(events.0, opened.lease());
+            let mut begin = || recurring.begin(opened, self.guarded.handle.proof());
+            match acquisition.outlast_outages(opened, request, &mut begin)? {
+                Some(None) => {}
+                Some(Some(exit)) => return Ok(Err(exit)),
+                None => return Ok(Err(self.interrupted(events.0))),
+            }
         }
         Ok(Ok(Held { grants, files }))
     }

@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::acquire::tell_of_remaining;
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use crate::cli::Unlock;
-use crate::duration::shown as span;
-use crate::engine::Engine;
+use crate::duration::{Backoff, shown as span};
+use crate::engine::{Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{self, Caller, ThisProcess, command_of, end_process};
@@ -263,9 +263,9 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
         let started = end_holder(context, engine, asked, target, &grant, request.as_ref())?;
         ended.push(EndedHolder { grant, started, is_not_stopped: false });
     }
-    while !standing()?.is_empty() {
-        context.host.sleep(LOOK);
-    }
+    let backoff = Some(Backoff { min: LOOK, max: LOOK });
+    let until_ended = WaitPolicy { limit: None, attempts: None, backoff };
+    engine.poll(&target.name, &until_ended, &mut || standing().map(|left| (left.is_empty(), ())))?;
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
     if ended.is_empty() {
         return Ok(broken.map(Freed::Broken));

@@ -107,7 +107,11 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             if let Some(end) = self.take_all()? {
                 return Ok(end);
             }
-            if self.keep_all()? {
+            // Each step finds what an earlier try has done, so all of them may be repeated.
+            let (StoredLock { engine, name }, rest) = (self.locks[0], self.rest_of_policy());
+            let kept = engine.outlast_outages(name, &rest, self.interrupt, &mut |_| None, &mut || self.keep_all())?;
+            let Some(kept) = kept else { return Ok(AcquireAllResult::Interrupted) };
+            if kept {
                 let grants = self.held.iter_mut().filter_map(Option::take).collect();
                 return Ok(AcquireAllResult::Granted(grants, self.evicted.take()));
             }
@@ -166,7 +170,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let rest = self.rest_of_policy();
         let mut on_wait = |waiting: &Waiting<'_>| (self.on_wait)(0, waiting);
         let mut take = || engine.acquire_batch(&names, &request, &held, give_up_at);
-        let together = engine.when_reached(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
+        let together = engine.outlast_outages(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
         let Some(together) = together else { return Ok(Some(AcquireAllResult::Interrupted)) };
         match together {
             Err((at, refusal)) => Ok(Some(AcquireAllResult::Refused(at, refusal))),

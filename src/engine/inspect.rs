@@ -8,7 +8,7 @@ use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{
     self, EndReason, Facts, Grant, Liveness, Mode, ProcessId, Query, Record, effective_owner, grant_status,
 };
-use crate::store::{StoreDeadline, Versioned};
+use crate::store::Versioned;
 
 #[derive(Debug, Clone)]
 pub struct LockStatus {
@@ -64,12 +64,21 @@ impl Engine {
 
     /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait.
     pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy) -> Result<LockStatus> {
-        let mut clock = policy.begin(self.host.boottime(), true);
-        let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));
+        self.poll(name, policy, &mut || self.inspect(name).map(|status| (status.is_free(), status)))
+    }
+
+    /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps no
+    /// connection that others need.
+    pub fn poll<T>(&self, name: &[u8], policy: &WaitPolicy, look: &mut dyn FnMut() -> Result<(bool, T)>) -> Result<T> {
+        let (mut clock, end) = (policy.begin(self.host.boottime(), true), policy.end(self.host.boottime()));
         loop {
-            let status = self.inspect(name)?;
-            let pause = if status.is_free() { None } else { clock.next_pause(self.host.boottime(), 0) };
-            let Some(pause) = pause else { return Ok(status) };
+            let rest = policy.rest(end, self.host.boottime());
+            let Some((is_final, found)) = self.outlast_outages(name, &rest, None, &mut |_| None, look)? else {
+                continue;
+            };
+            let pause = if is_final { None } else { clock.next_pause(self.host.boottime(), 0) };
+            let Some(pause) = pause else { return Ok(found) };
+            self.store.before_wait();
             self.host.sleep(pause);
         }
     }

@@ -1,8 +1,9 @@
 //! Tests of the engine with a store in memory and a host whose clock moves only during waits.
 
+mod days;
+
 use super::*;
 use crate::host::Fake;
-
 use crate::lock::{EndReason, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Phase, Refusal, Release};
 use crate::store::{CommitResult, Memory, WriteSet};
 

@@ -11,7 +11,7 @@ use crate::lock::{
     WriteRefusal, Writing, Written,
 };
 use crate::signals::Interrupt;
-use crate::store::{Durability, StoreDeadline, Write, WriteOptions};
+use crate::store::{Durability, Write, WriteOptions};
 
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
@@ -97,14 +97,8 @@ impl Engine {
         on_wait: &mut OnWait<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        let deadline = StoreDeadline::begin(Some(end));
         let mut write = || self.write_at_once(name, wanted, &request.owner);
-        let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
-        drop(deadline);
-        let outcome = match response {
-            Err(_) if self.is_interrupted(interrupt) => return Ok(WriteResult::Interrupted),
-            outcome => outcome?,
-        };
+        let outcome = self.outlast_outages(name, policy, interrupt, on_wait, &mut write)?;
         let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
             return Ok(outcome.into());
@@ -206,9 +200,10 @@ impl Engine {
                 .iter()
                 .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
                 .collect();
-            let swapped =
+            let update =
                 RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
-            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, Remark::default())? {
+            let committed = self.commit_update(&[update], &beside, Remark::default()).map_err(Error::is_final)?;
+            if let Committed::Done(version) = committed {
                 return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.

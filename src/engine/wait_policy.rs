@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeReason};
 use crate::lock::Record;
 use crate::signals::Interrupt;
-use crate::store::SignalsEndCalls;
+use crate::store::{SignalsEndCalls, StoreDeadline};
 
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
@@ -105,9 +105,10 @@ impl WaitClock {
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// Repeats `work` while the store's servers have never answered but may soon. Returns `None` on an interrupt.
+    /// Repeats `work`, which must be safe to repeat, while the store's servers do not answer but may soon. Returns `None`
+    /// on an interrupt.
     /// Fails with the last error of `work`, if it has another cause or the policy ends the wait.
-    pub(super) fn when_reached<T>(
+    pub fn outlast_outages<T>(
         &self,
         name: &[u8],
         policy: &WaitPolicy,
@@ -116,6 +117,7 @@ impl Engine {
         work: &mut dyn FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
+        let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));
         loop {
             let calls = SignalsEndCalls::begin(interrupt.is_some());
             let done = work();

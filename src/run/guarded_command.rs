@@ -53,6 +53,19 @@ impl<'a> GuardedCommand<'a> {
         self.reports.is_some_and(|reports| reports.in_slot)
     }
 
+    /// Returns true while a success in a slot is not on record, and no other caller can have the lock. That is worth a wait
+    /// for the store, unless a signal ends it.
+    pub(super) fn awaits_record(&self) -> bool {
+        let can_be_lost = |ends: Duration| self.context.host.boottime() >= ends;
+        let is_unrecorded = |shared: SharedLeaseEnd| shared.is_unrecorded() && !shared.load().is_some_and(can_be_lost);
+        self.has_slot() && !self.signals.pending() && self.shared_lease_end.is_some_and(is_unrecorded)
+    }
+
+    /// Returns the exit of csalock if the record lacks the success of the command.
+    pub(super) fn exit_without_record(&self) -> Exit {
+        if self.signals.pending() { self.signals.exit() } else { ErrorKind::Lost.into() }
+    }
+
     pub fn keeper(&self, command: ProcessId) -> Option<KeeperConfig<'a>> {
         Some(KeeperConfig {
             context: self.context,

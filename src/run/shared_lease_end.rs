@@ -2,7 +2,7 @@
 //! and the keeper renews the lease.
 //!
 //! The processes share the memory from before the fork. It has the expiry time on CLOCK_BOOTTIME in milliseconds, a flag
-//! if the keeper had to kill the command, the end of a pause of the command, and for each lock its first lease, or that
+//! if the keeper had to kill the command, one for its success, the end of a pause of the command, and for each lock its first lease, or that
 //! the command released it itself.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
@@ -21,7 +21,7 @@ use crate::lock::{Grant, Lease, LeaseClock};
 use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_INTERVAL, StopTimes};
 
 /// Maximum number of locks; together with the other fields they fill a page.
-const MOST_LOCKS: usize = 508;
+const MOST_LOCKS: usize = 507;
 
 const RELEASED: u64 = u64::MAX;
 
@@ -33,6 +33,8 @@ pub struct SharedLeaseEnd(&'static Shared);
 struct Shared {
     ends: AtomicU64,
     killed: AtomicU64,
+    /// 1 while the record lacks the success of the command.
+    unrecorded: AtomicU64,
     /// While csalock has stopped the command: the time until which at most, on CLOCK_BOOTTIME. Otherwise 0.
     paused_until: AtomicU64,
     /// 1 while the leases in `locks` expire at `ends`, the earliest of them.
@@ -91,6 +93,15 @@ impl SharedLeaseEnd {
 
     pub fn set_killed(self) {
         self.0.killed.store(1, Ordering::SeqCst);
+    }
+
+    /// Notes whether the command has succeeded and the record lacks that.
+    pub fn set_unrecorded(self, is_unrecorded: bool) {
+        self.0.unrecorded.store(is_unrecorded.into(), Ordering::SeqCst);
+    }
+
+    pub fn is_unrecorded(self) -> bool {
+        self.0.unrecorded.load(Ordering::SeqCst) != 0
     }
 
     /// Records that the command released the lock with this index. Returns false if the index has no room.

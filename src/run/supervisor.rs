@@ -14,12 +14,13 @@ use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
 use super::keeper::{Keeper, KeeperConfig};
 use super::lease_schedule::StopReason;
-use crate::engine::{Engine, LockRef, OpenLockSet, Released};
+use super::shared_lease_end::SharedLeaseEnd;
+use crate::engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{RunEnd, Use};
 use crate::host::{WakeAddress, WakeSocket};
-use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId, ReportSuccess};
+use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
 use crate::run::detach;
 use crate::store::{Scope, StoreDeadline, answers};
 
@@ -249,21 +250,26 @@ const LOOK: Duration = Duration::from_millis(250);
 const TO_RELEASE: Duration = Duration::from_secs(10);
 
 impl Supervisor<'_> {
-    /// Runs `what`. Ends the process with `exit` if a store is silent for too long.
+    /// Runs `what`. Ends the process if a store is silent for too long, with `exit` if the record lacks no success.
     fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
         let (tell, why) = (self.tell, why(ended, self.guarded.limits.ttl.is_some()));
+        let (guarded, target) = (self.guarded, self.opened.target(0));
         let (done, is_done) = channel::<()>();
         let watch = move || {
             let (mut heard, mut looks) = (answers(), 0);
             while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 let now = answers();
-                looks = if now == heard { looks + 1 } else { 0 };
+                looks = if now == heard && !guarded.awaits_record() { looks + 1 } else { 0 };
                 heard = now;
                 if LOOK * looks < SILENCE {
                     continue;
                 }
-                [Some(Notice::Silent), why].iter().flatten().for_each(tell);
-                detach::exit_now(exit.code());
+                let is_unrecorded = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::is_unrecorded);
+                let silent = Error::new(ErrorKind::Unavailable, "the store does not answer", "");
+                let not_reported = is_unrecorded.then_some(Notice::NotReported(target, &silent));
+                [not_reported, Some(Notice::Silent), why].iter().flatten().for_each(tell);
+                let is_lost = is_unrecorded && guarded.has_slot();
+                detach::exit_now(if is_lost { guarded.exit_without_record() } else { exit }.code());
             }
         };
         std::thread::scope(|scope| {
@@ -277,14 +283,17 @@ impl Supervisor<'_> {
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
     fn report_success(&self, exit: Exit) {
         let Some(report) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
-        let (host, engine, target) = (&self.guarded.context.host, self.opened.engine(0), self.opened.target(0));
-        let _deadline = StoreDeadline::begin(Some(host.boottime() + TO_RELEASE));
-        let request = engine.by_proof(self.guarded.handle.proof()).and_then(|credentials| {
-            let at = engine.time()?.as_millis() as u64;
-            Ok(ReportSuccess { credentials, in_slot: report.in_slot, at, host: host.name() })
-        });
-        match request.and_then(|request| engine.apply(&target.name, &request)) {
-            Err(error) => (self.tell)(&Notice::NotReported(target, &error)),
+        let (engine, target, shared) = (self.opened.engine(0), self.opened.target(0), self.guarded.shared_lease_end);
+        shared.inspect(|shared| shared.set_unrecorded(true));
+        let go_on = || self.guarded.awaits_record() && self.guarded.signals.no_signal_within(RETRY_INTERVAL);
+        match engine.report_success(&target.name, self.guarded.handle.proof(), report.in_slot, &go_on) {
+            Err(error) => {
+                (self.tell)(&Notice::NotReported(target, &error));
+                if report.in_slot && shared.is_some() {
+                    // The keeper goes on while the lease lasts.
+                    detach::exit_now(self.guarded.exit_without_record().code());
+                }
+            }
             Ok(Err(NotHolder { ending, .. })) => {
                 let is_released = ending.map_or(self.is_released(0), |ending| ending.reason == EndReason::Released);
                 let (what, hint) = match is_released {
@@ -297,6 +306,7 @@ impl Supervisor<'_> {
             }
             Ok(Ok(())) => {}
         }
+        shared.inspect(|shared| shared.set_unrecorded(false));
     }
 
     /// Releases the locks of a command that has ended like this. If descriptors are scarce, the release takes that of
@@ -305,8 +315,10 @@ impl Supervisor<'_> {
     fn release(&self, ended: &ExitReport, spare: Option<WakeSocket>) -> (bool, bool) {
         let now = self.guarded.context.host.boottime();
         let opened = self.opened;
+        // The keeper may have renewed the lease while the success was recorded.
+        let lease_ends = self.guarded.shared_lease_end.map_or(ended.lease_ends, SharedLeaseEnd::load);
         // A release after the end of the lease is not needed any more.
-        let until = ended.lease_ends.map(|ends| ends.min(now + TO_RELEASE));
+        let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         let _deadline = StoreDeadline::begin(until);
         let (mut lost, mut had_limit) = (false, false);
         let (proof, used) = (self.guarded.handle.proof(), Use::Run(run_end(ended)));
@@ -332,7 +344,7 @@ impl Supervisor<'_> {
                 // The command released the lock, or another process saw its end before the supervisor did.
                 Ok(Err(NotHolder { ending: Some(ending), .. }))
                     if matches!(ending.reason, EndReason::Died | EndReason::Released) => {}
-                Err(error) if ended.lease_ends.is_none_or(|ends| now < ends) => {
+                Err(error) if lease_ends.is_none_or(|ends| now < ends) => {
                     (self.tell)(&Notice::NotReleased(target, error));
                 }
                 lost_by => {

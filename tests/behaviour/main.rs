@@ -212,3 +212,4 @@ mod untrusted;
 mod users;
 mod values;
 mod wait;
+mod waits;

@@ -8,7 +8,7 @@ use jiff::civil::{Date, Time, Weekday};
 use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
-use crate::command::acquire::Acquisition;
+use crate::command::acquire::{Acquisition, TO_ESTIMATE};
 use crate::command::context::eprint_line;
 use crate::engine::{AcquireAllResult, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
@@ -151,6 +151,8 @@ impl<'a> Recurring<'a> {
             return acquisition.end(opened, result);
         };
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
+        // The wait is over.
+        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_ESTIMATE));
         let now = engine.time()?;
         let complain = Complain { by, span: millis(most), now: millis(now) };
         if engine.apply(&target.name, &complain)? != Complaint::Due {

@@ -247,6 +247,7 @@ impl KeeperConfig<'_> {
             let opened = self.targets.open(self.context);
             // All locks are tried, even if one of them fails.
             let record = |opened: OpenLockSet<'_>| {
+                self.record_success(&opened)?;
                 let leased = opened.each().filter(|(_, engine)| engine.needs_leases());
                 let recorded = leased.map(|(target, engine)| {
                     let died = OwnerDied(engine.by_proof(self.proof)?);

@@ -163,11 +163,11 @@ impl State {
         self.silent = false;
     }
 
-    /// Records that a call ended without an answer, and returns its error. A caller that waits tries again later if no
-    /// server has answered this process yet and the trouble `may_pass`.
+    /// Records that a call ended without an answer, and returns its error. A caller that waits tries again later if a
+    /// server has answered this process before, or the trouble `may_pass`.
     fn note_silence(&mut self, error: Error, may_pass: bool) -> Error {
         self.silent = true;
-        if !self.answered && may_pass { error.unreached() } else { error }
+        if self.answered || may_pass { error.unreached() } else { error }
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
         assert!(!state.note_silence(error(), false).is_unreached());
         state.note_answer();
         assert_eq!(state.deadline(NOW, None), NOW + PATIENCE);
-        assert!(!state.note_silence(error(), true).is_unreached());
+        assert!(state.note_silence(error(), false).is_unreached());
     }
 
     /// A trouble that another attempt may end, always or after an answer.
