@@ -78,7 +78,7 @@ impl Engine {
             };
             let pause = if is_final { None } else { clock.next_pause(self.host.boottime(), 0) };
             let Some(pause) = pause else { return Ok(found) };
-            self.store.before_wait();
+            self.store.before_wait(false);
             self.host.sleep(pause);
         }
     }
