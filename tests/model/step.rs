@@ -323,7 +323,9 @@ impl World {
         {
             state.broken = promises::broken_by_token(state, about, token.unwrap_or(stored), mode).or(state.broken);
         }
-        if answer == Answer::Done && matches!(task, Task::Begin(_)) && state.reported {
+        // The supervisor starts no command after the end of the lease.
+        let starts = answer == Answer::Done && matches!(task, Task::Begin(_)) && state.actors[at].holds(about);
+        if starts && state.reported {
             state.broken = Some(promises::JOB_ONCE);
         }
         state.reported |= answer == Answer::Done && matches!(task, Task::Report(_));
