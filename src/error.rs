@@ -177,7 +177,7 @@ impl Error {
         Error { is_unreached: true, ..self }
     }
 
-    /// Adds that the call must not be repeated: it may have been done, and another caller may have changed that since.
+    /// Adds that the call must not be repeated.
     #[must_use]
     pub(crate) fn is_final(self) -> Error {
         Error { is_unreached: false, ..self }

@@ -41,7 +41,10 @@ impl Exit {
         (Failed(NotOwner), "held by another holder"),
         (Failed(NotUnique), "not unique: a name is claimed under another id, or has a value already"),
         (Failed(Deadlock), "deadlock: waiting would never end"),
-        (Failed(Lost), "the lock was lost while it was acquired, the command ran, or the value was read"),
+        (
+            Failed(Lost),
+            "the lock was lost while it was acquired, the command ran, its success was recorded, or the value was read",
+        ),
         (Failed(Overdue), "overdue: the last success of the job is longer ago than --overdue allows"),
         (Failed(FencedOff), "fenced off: a newer token has written the file"),
         (MaxHold, "--max-hold was over (137 if the command had to be killed)"),

@@ -165,27 +165,25 @@ impl<'a> Acquisition<'a> {
     fn try_once(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt));
         let mut once = || acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None);
-        Ok(self.outlast_outages(opened, request, &mut once)?.unwrap_or(AcquireAllResult::Interrupted))
+        Ok(self.outlast_outages(opened, &mut once)?.unwrap_or(AcquireAllResult::Interrupted))
     }
 
-    /// Repeats `work`, which must be safe to repeat, while the servers of the first lock do not answer, and reports that.
-    /// Every call of a store by a command that waits is made here or by the wait itself, so that it outlasts outages and
-    /// hears signals. Returns `None` on an interrupt.
+    /// Repeats `work`, which must be safe to repeat, while the servers of the first lock do not answer. A command that waits
+    /// calls its store only here or in its wait. Returns `None` on an interrupt.
     pub(super) fn outlast_outages<T>(
         &self,
         opened: &OpenLockSet<'_>,
-        request: &AcquireRequest,
         work: &mut dyn FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
-        let (target, engine) = (opened.target(0), opened.engine(0));
-        let (reporter, mut progress) = (opened.reporter(0), WaitProgress::new(self.common, request));
-        let mut on_wait = |waiting: &WaitState<'_>| progress.update((target, engine), &reporter, waiting);
-        engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
+        let (lock, reporter) = ((opened.target(0), opened.engine(0)), opened.reporter(0));
+        let mut progress = WaitProgress::new(self.common, (Mode::Exclusive, None));
+        let mut on_wait = |waiting: &WaitState<'_>| progress.update(lock, &reporter, waiting);
+        lock.1.outlast_outages(&lock.0.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, end: Duration) -> Result<AcquireAllResult> {
         let policy = self.policy.rest(end, opened.engine(0).host().boottime());
-        let mut progress = WaitProgress::new(self.common, request);
+        let mut progress = WaitProgress::new(self.common, (request.mode, request.slots));
         progress.locks_file = self.locks_file;
         let mut replacement =
             self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after, &request.owner));
@@ -212,7 +210,8 @@ impl<'a> Acquisition<'a> {
         value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
-        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, request));
+        let wanted = (request.mode, request.slots);
+        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, wanted));
         let is_new = is_created_by_xdg(&target.location);
         let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
             progress.update((target, engine), &reporter, waiting)

@@ -259,7 +259,7 @@ impl RunCall<'_> {
         let request = self.request(child.is_none(), lease.is_some())?;
         if let Some(recurring) = self.recurring {
             let mut is_done = || recurring.is_done(opened);
-            match self.acquisition(child, lease).outlast_outages(opened, &request, &mut is_done)? {
+            match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
                 Some(false) => {}
                 Some(true) => return Ok(Err(Exit::Done)),
                 None => return Ok(Err(self.interrupted(child))),
@@ -274,7 +274,7 @@ impl RunCall<'_> {
                 return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
             }
         };
-        let prepared = self.prepare(opened, &request, grants, evicted.as_ref(), (child, wake_socket));
+        let prepared = self.prepare(opened, grants, evicted.as_ref(), (child, wake_socket));
         if !matches!(prepared, Ok(Ok(_))) {
             self.guarded.release(opened, None)?;
         }
@@ -292,7 +292,6 @@ impl RunCall<'_> {
     fn prepare(
         &self,
         opened: &OpenLockSet<'_>,
-        request: &AcquireRequest,
         mut grants: Vec<Grant>,
         evicted: Option<&(usize, EndedGrant)>,
         events: (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
@@ -308,7 +307,7 @@ impl RunCall<'_> {
         if let Some(recurring) = self.recurring {
             let acquisition = self.acquisition(events.0, opened.lease());
             let mut begin = || recurring.begin(opened, self.guarded.handle.proof());
-            match acquisition.outlast_outages(opened, request, &mut begin)? {
+            match acquisition.outlast_outages(opened, &mut begin)? {
                 Some(None) => {}
                 Some(Some(exit)) => return Ok(Err(exit)),
                 None => return Ok(Err(self.interrupted(events.0))),

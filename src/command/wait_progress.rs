@@ -19,7 +19,7 @@ use super::acquire::TO_ESTIMATE;
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::duration::shown as span;
-use crate::engine::{AcquireRequest, Engine, Waiting};
+use crate::engine::{Engine, Waiting};
 use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{Grant, Mode};
 use crate::name::escape;
@@ -49,7 +49,7 @@ pub(super) struct WaitProgress<'a> {
 }
 
 impl<'a> WaitProgress<'a> {
-    pub(super) fn new(common: &'a Common, request: &AcquireRequest) -> WaitProgress<'a> {
+    pub(super) fn new(common: &'a Common, wanted: (Mode, Option<u32>)) -> WaitProgress<'a> {
         WaitProgress {
             common,
             locks_file: false,
@@ -58,7 +58,7 @@ impl<'a> WaitProgress<'a> {
             since: None,
             line: None,
             holder: None,
-            wanted: (request.mode, request.slots),
+            wanted,
             times: None,
         }
     }

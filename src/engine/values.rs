@@ -152,7 +152,8 @@ impl Engine {
         if stored && matches!(done, Ok(Err(_))) {
             self.remove_external(&Value::key(name, mark))?;
         }
-        done
+        // A write that may be done must not happen again after that of another caller.
+        done.map_err(|error| if writing.credentials.repeated { error.is_final() } else { error })
     }
 
     fn try_to_write(
@@ -200,17 +201,16 @@ impl Engine {
                 .iter()
                 .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
                 .collect();
-            let update =
+            let swapped =
                 RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
-            let committed = self.commit_update(&[update], &beside, Remark::default()).map_err(Error::is_final)?;
-            if let Committed::Done(version) = committed {
+            writing.repeat();
+            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, Remark::default())? {
                 return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.
             if let Some(under) = response.ok().and_then(|written| written.under) {
                 (writing.credentials.proof, writing.require_lock) = (Some(under), true);
             }
-            writing.repeat();
             // If only the reply was lost, another writer may have replaced this value and removed its bytes.
             is_complete = false;
             retry.backoff()?;

@@ -56,9 +56,8 @@ impl<'a> GuardedCommand<'a> {
     /// Returns true while a success in a slot is not on record, and no other caller can have the lock. That is worth a wait
     /// for the store, unless a signal ends it.
     pub(super) fn awaits_record(&self) -> bool {
-        let can_be_lost = |ends: Duration| self.context.host.boottime() >= ends;
-        let is_unrecorded = |shared: SharedLeaseEnd| shared.is_unrecorded() && !shared.load().is_some_and(can_be_lost);
-        self.has_slot() && !self.signals.pending() && self.shared_lease_end.is_some_and(is_unrecorded)
+        let Some(shared) = self.shared_lease_end.filter(|shared| shared.is_unrecorded()) else { return false };
+        shared.load().is_none_or(|ends| self.context.host.boottime() < ends) && !self.signals.pending()
     }
 
     /// Returns the exit of csalock if the record lacks the success of the command.

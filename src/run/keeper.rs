@@ -215,7 +215,7 @@ impl KeeperConfig<'_> {
 impl KeeperConfig<'_> {
     /// Records the success of the owners' work in its slot, if the supervisor could not.
     fn record_success(&self, opened: &OpenLockSet<'_>) -> Result<()> {
-        if self.is_reported && self.shared_lease_end.is_unrecorded() {
+        if self.shared_lease_end.is_unrecorded() {
             let _ = opened.engine(0).report_success(&opened.target(0).name, self.proof, true, &|| false)?;
             self.shared_lease_end.set_unrecorded(false);
         }

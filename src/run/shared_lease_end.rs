@@ -33,7 +33,7 @@ pub struct SharedLeaseEnd(&'static Shared);
 struct Shared {
     ends: AtomicU64,
     killed: AtomicU64,
-    /// 1 while the record lacks the success of the command.
+    /// 1 while the record lacks the success of the command in its slot.
     unrecorded: AtomicU64,
     /// While csalock has stopped the command: the time until which at most, on CLOCK_BOOTTIME. Otherwise 0.
     paused_until: AtomicU64,
@@ -95,7 +95,7 @@ impl SharedLeaseEnd {
         self.0.killed.store(1, Ordering::SeqCst);
     }
 
-    /// Notes whether the command has succeeded and the record lacks that.
+    /// Notes whether the command has succeeded in its slot and the record lacks that.
     pub fn set_unrecorded(self, is_unrecorded: bool) {
         self.0.unrecorded.store(is_unrecorded.into(), Ordering::SeqCst);
     }

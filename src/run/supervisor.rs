@@ -268,8 +268,7 @@ impl Supervisor<'_> {
                 let silent = Error::new(ErrorKind::Unavailable, "the store does not answer", "");
                 let not_reported = is_unrecorded.then_some(Notice::NotReported(target, &silent));
                 [not_reported, Some(Notice::Silent), why].iter().flatten().for_each(tell);
-                let is_lost = is_unrecorded && guarded.has_slot();
-                detach::exit_now(if is_lost { guarded.exit_without_record() } else { exit }.code());
+                detach::exit_now(if is_unrecorded { guarded.exit_without_record() } else { exit }.code());
             }
         };
         std::thread::scope(|scope| {
@@ -283,13 +282,14 @@ impl Supervisor<'_> {
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
     fn report_success(&self, exit: Exit) {
         let Some(report) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
-        let (engine, target, shared) = (self.opened.engine(0), self.opened.target(0), self.guarded.shared_lease_end);
+        let (engine, target) = (self.opened.engine(0), self.opened.target(0));
+        let shared = self.guarded.shared_lease_end.filter(|_| report.in_slot);
         shared.inspect(|shared| shared.set_unrecorded(true));
         let go_on = || self.guarded.awaits_record() && self.guarded.signals.no_signal_within(RETRY_INTERVAL);
         match engine.report_success(&target.name, self.guarded.handle.proof(), report.in_slot, &go_on) {
             Err(error) => {
                 (self.tell)(&Notice::NotReported(target, &error));
-                if report.in_slot && shared.is_some() {
+                if shared.is_some() {
                     // The keeper goes on while the lease lasts.
                     detach::exit_now(self.guarded.exit_without_record().code());
                 }

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
 
 use csalock::lock::{
-    Acquire, AskToEnd, Break, Cancel, Facts, Gc, Note, OwnerDied, Prepare, Query, Record, Release, Renew, Request,
-    Transition, Writing, decide,
+    Acquire, AskToEnd, BeginRun, Break, Cancel, Facts, Gc, Note, OwnerDied, Prepare, Query, Record, Release, Renew,
+    ReportSuccess, Request, Transition, Writing, decide,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +33,7 @@ macro_rules! any_request {
     };
 }
 
-any_request!(Acquire Cancel Release Renew OwnerDied Prepare Writing Break AskToEnd Gc Note);
+any_request!(Acquire Cancel Release Renew OwnerDied Prepare Writing Break AskToEnd Gc Note BeginRun ReportSuccess);
 
 fn next_record<R: Request>(record: &Record, request: &R, facts: &Facts) -> Result<Option<Record>, Query> {
     Ok(match decide(record, request, facts)? {

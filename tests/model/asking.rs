@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use csalock::lock::{
-    Acquire, AcquireStep, Break, Cancel, Credentials, Facts, Gc, Grant, HandleHash, Lease, Lifetime, OwnerDied,
-    PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, Renew, Transition, WaitNode, Waiter, decide,
-    find_cycle,
+    Acquire, AcquireStep, BeginRun, Break, Cancel, Credentials, Facts, Gc, Grant, HandleHash, Lease, Lifetime,
+    OwnerDied, PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, Renew, ReportSuccess, RunStart,
+    Transition, WaitNode, Waiter, decide, find_cycle,
 };
 
 use super::actor::{Answer, Phase, Swapping};
@@ -37,6 +37,10 @@ fn decide_any(record: &Record, ask: &AnyRequest, facts: &Facts) -> Result<Step, 
         AnyRequest::Release(ask) => decide(record, ask, facts)?.map(|released| done(released.is_ok())),
         AnyRequest::OwnerDied(ask) => decide(record, ask, facts)?.map(|noted| done(noted.is_ok())),
         AnyRequest::Break(ask) => decide(record, ask, facts)?.map(|broken| done(broken.is_ok())),
+        AnyRequest::BeginRun(ask) => {
+            decide(record, ask, facts)?.map(|begun| done(matches!(begun, Ok(RunStart::Begun(_)))))
+        }
+        AnyRequest::ReportSuccess(ask) => decide(record, ask, facts)?.map(|reported| done(reported.is_ok())),
         AnyRequest::Gc(ask) => decide(record, ask, facts)?.map(|_| Answer::Done),
         AnyRequest::Prepare(_) | AnyRequest::Writing(_) | AnyRequest::AskToEnd(_) | AnyRequest::Note(_) => {
             unreachable!("no task asks for it")
@@ -92,6 +96,9 @@ fn follow(
     step: Step,
 ) -> Option<()> {
     let step = match step {
+        Step::Other(_) if matches!(task, Task::Report(_)) && world.planted == Some(Planted::SuccessLost) => {
+            Transition::Done(Some(Answer::Done))
+        }
         Step::Other(step) => step.map(Some),
         Step::Acquire(Transition::Done(AcquireStep::Wait { processes, leases, .. })) => {
             return wait(world, state, at, task, version, &processes, &leases);
@@ -262,6 +269,14 @@ impl World {
             Task::GiveBackAsOwner(_) => Release(claimant(None, vec![owner(&self.actors[at], at)])).into(),
             Task::Break(_) => Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()).into(),
             Task::Collect(_) => Gc.into(),
+            Task::Begin(_) => {
+                let credentials = claimant(Some(proof(at)), Vec::new());
+                BeginRun { credentials, slot: Some(1), most: 9, pause: 0, promise: None, now: 1 }.into()
+            }
+            Task::Report(_) => {
+                let credentials = claimant(Some(proof(at)), Vec::new());
+                ReportSuccess { credentials, in_slot: true, at: 1, host: String::new() }.into()
+            }
             Task::Keep { of, .. } if self.owner_is_dead(state, of) => {
                 OwnerDied(claimant(Some(proof(of)), Vec::new())).into()
             }

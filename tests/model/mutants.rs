@@ -2,7 +2,7 @@
 
 use super::explore::a_promise_is_broken;
 use super::promises;
-use super::world::{Faults, Lasts, Planted, Script, World, takes};
+use super::world::{Faults, Lasts, Planted, Script, World, runs, takes};
 
 fn with(planted: Planted, actors: Vec<Script>, faults: Faults) -> World {
     World { faults, planted: Some(planted), ..World::of(1, actors) }
@@ -61,6 +61,12 @@ fn a_waiter_waits_forever_without_wake_ups_and_polls() {
 fn a_shell_holds_an_unknown_lock_if_a_grant_does_not_depend_on_its_waiter() {
     let shells = vec![takes(0), takes(0).for_shell()];
     a_promise_is_broken(with(Planted::BornConfirmed, shells, ONE_DIES), &[promises::HANDLES]);
+}
+
+#[test]
+fn a_job_runs_twice_if_a_success_that_is_not_on_record_counts_as_recorded() {
+    let world = with(Planted::SuccessLost, vec![runs(0), runs(0)], Faults::default());
+    a_promise_is_broken(world, &[promises::JOB_ONCE]);
 }
 
 #[test]

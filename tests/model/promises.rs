@@ -17,6 +17,7 @@ pub(crate) const LATEST: &str = "of the callers that give way to newer ones, one
 pub(crate) const KEPT: &str = "no grant of a live holder ends";
 pub(crate) const SERVED: &str = "a queue is granted by every change of the record";
 pub(crate) const HANDLES: &str = "every grant has a known handle, or depends on its waiter";
+pub(crate) const JOB_ONCE: &str = "a job whose success is on record does not begin again";
 pub(crate) const NOT_STUCK: &str = "no name is stuck once the dead are gone";
 pub(crate) const WOKEN: &str = "a waiter is woken by another actor, or polls";
 
@@ -34,6 +35,7 @@ pub(crate) fn all() -> Vec<Property<World>> {
         Property::always(KEPT, |_, state: &State| state.broken != Some(KEPT)),
         Property::always(SERVED, |_, state: &State| state.broken != Some(SERVED)),
         Property::always(HANDLES, have_handles),
+        Property::always(JOB_ONCE, |_, state: &State| state.broken != Some(JOB_ONCE)),
         Property::always(NOT_STUCK, |world, state| !is_over(state) || is_free_for_all(world, state)),
         Property::always(WOKEN, |world, state| !all_actors_wait(world, state)),
     ]

@@ -23,6 +23,8 @@ pub(crate) struct State {
     pub(crate) on_its_way: Vec<Sent>,
     /// For each name, the highest token that any actor was told, and the highest of an exclusive grant.
     pub(crate) told: Vec<(u64, u64)>,
+    /// An actor was told that the success of the job is on record.
+    pub(crate) reported: bool,
     /// A promise that the last step has broken.
     pub(crate) broken: Option<Broken>,
 }
@@ -45,6 +47,7 @@ impl State {
             left: world.faults,
             on_its_way: Vec::new(),
             told: vec![(0, 0); world.names],
+            reported: false,
             broken: None,
         }
     }

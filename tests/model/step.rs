@@ -323,6 +323,12 @@ impl World {
         {
             state.broken = promises::broken_by_token(state, about, token.unwrap_or(stored), mode).or(state.broken);
         }
+        // The supervisor starts no command after the end of the lease.
+        let starts = answer == Answer::Done && matches!(task, Task::Begin(_)) && state.actors[at].holds(about);
+        if starts && state.reported {
+            state.broken = Some(promises::JOB_ONCE);
+        }
+        state.reported |= answer == Answer::Done && matches!(task, Task::Report(_));
         let keeps = matches!(task, Task::Keep { .. });
         let actor = &mut state.actors[at];
         (actor.repeated, actor.phase) = (false, Phase::Ready);
@@ -349,7 +355,7 @@ impl World {
                     }
                 }
             }
-            Answer::Refused if matches!(task, Task::Take(..) | Task::Try(..)) => {
+            Answer::Refused if matches!(task, Task::Take(..) | Task::Try(..) | Task::Begin(_)) => {
                 (actor.refused, actor.waits_by, actor.begun) = (true, None, None);
             }
             Answer::Done | Answer::Refused => {

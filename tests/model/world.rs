@@ -80,6 +80,10 @@ pub(crate) enum Task {
     Break(usize),
     /// Removes what is abandoned.
     Collect(usize),
+    /// Begins a run of the job, or gives the lock back if the job has succeeded.
+    Begin(usize),
+    /// Records the success of the run, which ends at once.
+    Report(usize),
     /// Renews the lease of this actor's grant so often at most, or says that its owner died.
     Keep { of: usize, name: usize, renewals: u8 },
 }
@@ -105,6 +109,8 @@ pub(crate) enum Planted {
     BornConfirmed,
     /// No actor sees that another is dead.
     DeathUnseen,
+    /// A success that the store did not accept counts as recorded.
+    SuccessLost,
 }
 
 impl Task {
@@ -112,6 +118,7 @@ impl Task {
         match *self {
             Task::Take(name, _) | Task::Try(name, _) | Task::GiveBack(name) | Task::GiveBackAsOwner(name) => name,
             Task::Break(name) | Task::Collect(name) | Task::Keep { name, .. } => name,
+            Task::Begin(name) | Task::Report(name) => name,
         }
     }
 }
@@ -170,6 +177,11 @@ impl Script {
     pub(crate) fn refusing_stale(self) -> Script {
         Script { refuses_stale: true, ..self }
     }
+}
+
+/// Runs the job of this name, unless it has succeeded.
+pub(crate) fn runs(name: usize) -> Script {
+    Script::job(&[Task::Take(name, Mode::Exclusive), Task::Begin(name), Task::Report(name), Task::GiveBack(name)])
 }
 
 /// Takes this name for itself alone and gives it back.

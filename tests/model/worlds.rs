@@ -4,7 +4,7 @@ use csalock::lock::Mode;
 
 use super::explore::every_promise_is_kept;
 use super::extent::is_complete;
-use super::world::{Faults, Lasts, Script, Task, World, shares, takes};
+use super::world::{Faults, Lasts, Script, Task, World, runs, shares, takes};
 
 const EXCLUSIVE: Mode = Mode::Exclusive;
 
@@ -191,6 +191,13 @@ fn a_waiter_is_woken_without_polling() {
         (world.faults, world.bounded_looks) = (faults, false);
         every_promise_is_kept(what, world);
     }
+}
+
+#[test]
+fn a_job_begins_until_its_success_is_on_record() {
+    let of_host = |host| runs(0).lasting(Lasts::Renewing).elsewhere(host);
+    explore("a job", &[runs(0), runs(0)], few([1, 1, 0, 0]), few([2, 2, 1, 1]));
+    explore("a job on two hosts", &[of_host(0), of_host(1)], leases(3, [0, 1, 0, 0]), leases(4, [1, 1, 1, 1]));
 }
 
 #[test]
