@@ -35,7 +35,7 @@ use std::time::Duration;
 const ROUNDING: Duration = Duration::from_millis(5);
 
 /// Minimum time without a call for which connections are given back. Most commands end sooner.
-pub const REST: Duration = Duration::from_secs(1);
+pub const REST: Duration = Duration::from_secs(2);
 
 /// Minimum delay of a limit that was missed, and of one that not even a busy machine sees so late.
 const MIN_DELAY: Duration = Duration::from_millis(10);
