@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::lock::{Grant, Handle, HandleHash, Lifetime, Release};
 use crate::run::cleaners::CleanerGuard;
-use crate::run::lease_schedule::{REST, renewal_pause, retry_pause};
+use crate::run::lease_schedule::{renewal_pause, retry_pause};
 use crate::store::Scope;
 
 /// Maximum time that the drop of a guard waits for a store that other hosts may share.
@@ -72,9 +72,7 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Inf
                 break;
             }
             pause = if answers.iter().all(Result::is_ok) { seldom } else { often };
-            if pause > REST {
-                engine.store().before_wait(true);
-            }
+            engine.store().before_wait(true);
         }
     });
     stop

@@ -151,8 +151,7 @@ pub trait Store: Upkeep + Send + Sync {
     /// closes channels, and removes what the changes replaced. Nothing that is correct depends on it.
     fn finish(&self, _set: &WriteSet<'_>) {}
 
-    /// Lets go of what other processes may need, before this one waits for a lock, or for more than a second until its next
-    /// call (`is_long`).
+    /// Lets go of what other processes may need before this one waits; of all of it if the wait `is_long`.
     fn before_wait(&self, _is_long: bool) {}
 
     /// Waits until all that this process has read stands, even after a failover. A commit that was answered does; one whose

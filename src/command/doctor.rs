@@ -20,9 +20,7 @@ use crate::name::{escape, is_directory, shell_quote};
 use crate::report::{OutputStyle, Zone, findings_text, json};
 use crate::run::timer::wait_readable;
 use crate::signals::Signals;
-use crate::store::{
-    CommitResult, Finding, Location, Scope, Scratch, SignalsEndCalls, Store, Topic, Verdict, Version, WriteSet,
-};
+use crate::store::{CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
 
 /// Maximum width of a line in columns, however wide the terminal is.
 const WIDEST: usize = 100;
@@ -44,7 +42,7 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
     };
     // An interrupt ends the calls of a silent server, and is handled when none of our traces are left in the store.
     let signals = Signals::listen(context.inherited)?;
-    let _calls = SignalsEndCalls::begin(true);
+    let _calls = crate::store::SignalsEndCalls::begin(true);
     let (url, findings) = match &location {
         Ok(location) => (location.url(), examine(context, location, &signals)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
@@ -100,7 +98,8 @@ fn delivers(context: &Context, engine: &Engine) -> Option<bool> {
     let set = WriteSet { wake: vec![(channel, None)], ..WriteSet::default() };
     store.commit(&set).ok()?;
     store.finish(&set);
-    Some(wait_readable([heard.descriptor()], Some(SLOW)).ok()? && heard.is_notified())
+    // It may have come with the answer to the commit.
+    Some(heard.is_notified() || (wait_readable([heard.descriptor()], Some(SLOW)).ok()? && heard.is_notified()))
 }
 
 /// Returns which hosts share the store, and the consequences of that.
@@ -174,11 +173,11 @@ fn records(context: &Context, location: &Location, engine: &Engine) -> Vec<Findi
     }
     let mut findings = vec![Finding::good("records", format!("{held} held, {waiting} waiting"))];
     if let Some((used, most)) = engine.store().count_connections() {
-        let (may_take, logins) = (2 * waiting as u64, 3.0 * held as f64 / engine.lease().as_secs_f64());
+        let (need, often) = (2 * waiting as u64, 3.0 * held as f64 / engine.lease().as_secs_f64());
         let found =
-            format!("{used} of {most} in use; waiters may take {may_take}; holders log in {logins:.1} times a second");
+            format!("{used} of {most} in use; waiters may take {need}; holders log in {often:.1} times a second");
         let cure = "raise max_connections, or put pgbouncer before the server";
-        findings.push(match 2 * used.max(may_take) > most {
+        findings.push(match 2 * used.max(need) > most {
             true => Finding::doubtful("connections", found, cure),
             false => Finding::good("connections", found),
         });

@@ -34,9 +34,8 @@ use std::time::Duration;
 /// Maximum difference between two readings of the same end.
 const ROUNDING: Duration = Duration::from_millis(5);
 
-/// Time after which a supervisor gives its connections back, and minimum pause for which a keeper does. Most commands end
-/// sooner, and their release then needs no login.
-pub const REST: Duration = Duration::from_secs(1);
+/// Minimum time without a call for which connections are given back. Most commands end sooner.
+pub const REST: Duration = Duration::from_secs(2);
 
 /// Minimum delay of a limit that was missed, and of one that not even a busy machine sees so late.
 const MIN_DELAY: Duration = Duration::from_millis(10);

@@ -322,7 +322,9 @@ impl Upkeep for Postgres {
     }
 
     fn count_connections(&self) -> Option<(u64, u64)> {
-        self.connections()
+        let (rows, _) = self.call(client::CONNECTIONS, &[]).ok()?;
+        let number = |column| number(rows.first()?, column).map(i64::unsigned_abs);
+        number(0).zip(number(1))
     }
 
     fn diagnose(&self) -> Vec<Finding> {

@@ -181,7 +181,7 @@ fn a_held_lock_has_no_connection_between_its_renewals() {
         wait_until("both are renewed", || ends().iter().zip(&before).all(|(now, before)| now != before));
         wait_until("both have left", || connections(&server) == 0);
     }
-    [&mut job, &mut script].map(|holder| holder.tell("end"));
+    [&mut job, &mut script].into_iter().for_each(|holder| holder.tell("end"));
     assert_eq!((job.wait().code, script.wait().code), (Some(0), Some(0)));
     assert_eq!(["x", "y"].map(|name| sandbox.state(name)), ["free", "free"]);
 }

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::store::net::retry::{CallError, Calls, Failed};
 use crate::store::net::{CallDeadline, Connector};
-use crate::store::{Subscription, WriteSet, guarded};
+use crate::store::{Subscription, Upkeep, WriteSet, guarded};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
@@ -28,16 +28,13 @@ const ORIGIN: &str = "$.origin() || CASE current_setting('synchronous_standby_na
 const FLUSH: &str = "SELECT $origin, pg_logical_emit_message(true, 'csalock', '')";
 
 /// The number of the server's connections that are in use, and of those that ordinary users may have.
-const CONNECTIONS: &str = "SELECT sum(numbackends)::bigint, current_setting('max_connections')::bigint - \
+pub(super) const CONNECTIONS: &str = "SELECT sum(numbackends)::bigint, current_setting('max_connections')::bigint - \
                            current_setting('superuser_reserved_connections')::bigint FROM pg_stat_database";
 
 /// True if the server waits for a synchronous standby that is absent or silent.
 const LACKS_STANDBY: &str = "SELECT current_setting('synchronous_standby_names') <> '' AND \
                              ((SELECT count(*) FROM pg_stat_replication) = 0 OR EXISTS (SELECT FROM pg_stat_activity \
                              WHERE wait_event = 'SyncRep' AND xact_start < clock_timestamp() - interval '2 s'))";
-
-/// Maximum time to ask for that after a call.
-const TO_EXPLAIN: Duration = Duration::from_millis(250);
 
 /// Time for which an answer to that counts.
 const CROWD_LASTS: Duration = Duration::from_secs(5);
@@ -143,32 +140,23 @@ impl Postgres {
         Err(Error::new(ErrorKind::Unavailable, what, "try again"))
     }
 
-    /// Closes the connection before a wait if the server has few left, or if the wait `is_long`. The holders need them to
-    /// release their locks.
+    /// Closes the connection before a long wait, or if the server has few left. The holders need them to release their locks.
     pub(super) fn leave(&self, is_long: bool) {
         let now = self.client.host.boottime();
         let known = *guarded(&self.client.crowd);
-        let is_crowded = match known {
+        let leaves = match known {
+            _ if is_long => true,
             Some((until, is_crowded)) if now < until => is_crowded,
-            _ if is_long => false,
             _ if guarded(&self.client.session).is_none() => return,
             _ => {
-                let is_crowded = self.connections().is_some_and(|(used, most)| 2 * used > most);
+                let is_crowded = self.count_connections().is_some_and(|(used, most)| 2 * used > most);
                 *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
                 is_crowded
             }
         };
-        if (is_long || is_crowded)
-            && let Some(mut session) = guarded(&self.client.session).take()
-        {
+        if leaves && let Some(mut session) = guarded(&self.client.session).take() {
             session.end();
         }
-    }
-
-    pub(super) fn connections(&self) -> Option<(u64, u64)> {
-        let (rows, _) = self.call(CONNECTIONS, &[]).ok()?;
-        let number = |column| number(rows.first()?, column).map(i64::unsigned_abs);
-        number(0).zip(number(1))
     }
 
     fn named(&self, sql: &str) -> String {
@@ -218,9 +206,9 @@ impl Client {
         }
     }
 
-    /// Returns true if the server does not end commits because its standby does not confirm them.
+    /// Returns true if the server says at once that its standby does not confirm commits.
     fn lacks_standby(&self) -> bool {
-        self.connector.call_deadline.set(self.host.boottime() + TO_EXPLAIN);
+        self.connector.call_deadline.set(self.host.boottime() + Duration::from_millis(250));
         let rows = self.try_once(&SqlRequest::Script(LACKS_STANDBY), &mut 0).unwrap_or_default();
         rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()))
     }

@@ -312,7 +312,6 @@ fn said<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (SqlError, bool) {
     let code = match &code[..] {
         "08P01" if message.contains("authentication failed") || message.contains("no such user") => "28P01".to_string(),
         "08P01" if message.contains("no such database") => "3D000".to_string(),
-        // Supavisor, too: it has no place left.
         "XX000" if message.to_lowercase().contains("max client") => "53300".to_string(),
         _ => code,
     };
