@@ -286,10 +286,8 @@ const BANNER: &str = "csalock: Permission denied, No such file, Bad user: not al
 
 #[test]
 fn the_words_of_a_login_end_no_wait_and_no_release() {
-    let files = tempfile::tempdir().unwrap();
-    let banner = files.path().join("banner");
-    std::fs::write(&banner, format!("{BANNER}\n")).unwrap();
-    let Some(server) = ssh::Server::start(&format!("Banner {}\n", banner.display())) else { return };
+    let login = format!("command=\"echo '{BANNER}' >&2; exec sh -c \\\"$SSH_ORIGINAL_COMMAND\\\"\"");
+    let Some(server) = ssh::Server::start(&login) else { return };
     let sandbox = Sandbox::over_ssh(&server);
     let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo; cat"]).spawn();
     holder.lines(1);

@@ -141,7 +141,7 @@ impl Model for Servers {
 
     fn properties(&self) -> Vec<Property<Servers>> {
         vec![
-            Property::always(STANDS, |servers: &Servers, state| {
+            Property::always(STANDS, |servers: &Servers, state: &State| {
                 let record = state.log.last().map(|body| decode(body, state.log.len() as u64).unwrap());
                 let stands = record.and_then(|record| record.holders.first()?.claim.clone());
                 state.callers.iter().enumerate().all(|(at, caller)| match caller {
@@ -150,7 +150,7 @@ impl Model for Servers {
                     _ => true,
                 })
             }),
-            Property::sometimes("a second caller has the claim of the first", |_, state| {
+            Property::sometimes("a second caller has the claim of the first", |_, state: &State| {
                 state.callers.iter().filter(|caller| **caller == Caller::Knows(Answer::Mine)).count() > 1
             }),
         ]
