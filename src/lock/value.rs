@@ -24,7 +24,7 @@ use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::owner::{PidSpace, ProcessId};
 use super::protocol::{grant_status, write};
-use super::queue::{effective_owner, end, evict, grant_waiting};
+use super::queue::{effective_owner, end, evict, grant_in_order, grant_waiting};
 use super::record::{Grant, Record};
 use super::refusal::NotHolder;
 use super::release::{Match, find, not_holder};
@@ -168,7 +168,9 @@ fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Ste
             if writing.require_lock {
                 return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
             }
-            wake = grant_waiting(&mut next, facts)?;
+            // A value that changes is not that of a sleeper any more.
+            evict(&mut next, facts, &|_| true)?;
+            wake = grant_in_order(&mut next, facts, None)?;
             if let Some(orphan) = &writing.credentials.orphan
                 && let Some(refusal) = refusal_of_orphan(orphan, &next, &writing.credentials.space, facts)?
             {
@@ -231,7 +233,7 @@ fn refusal_of_orphan(
 /// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger
 /// token.
 fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
-    evict(record, facts)?;
+    evict(record, facts, &|_| true)?;
     let last = record.ended_grants.iter().max_by_key(|other| other.grant.token);
     let written_since = record.value.as_ref().is_some_and(|value| value.token > ending.grant.token);
     let is_last = last.is_none_or(|last| last.grant.proof == ending.grant.proof);
