@@ -175,11 +175,17 @@ fn standstill(
     may_be_frozen: bool,
     facts: &Facts,
 ) -> Result<Option<Standstill>, Query> {
-    Ok(match facts.liveness(&owner.domain, process)? {
-        Liveness::Stopped => Some(Standstill::Stopped),
-        Liveness::Alive if may_be_frozen && facts.frozen(&owner.domain, process)? => Some(Standstill::Frozen),
-        _ => None,
-    })
+    // The process of `csalock run` is the sleeping child, and its supervisor starts it.
+    for process in std::iter::once(process).chain(&owner.supervisor) {
+        match facts.liveness(&owner.domain, process)? {
+            Liveness::Stopped => return Ok(Some(Standstill::Stopped)),
+            Liveness::Alive if may_be_frozen && facts.frozen(&owner.domain, process)? => {
+                return Ok(Some(Standstill::Frozen));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
 }
 
 /// Walks the queue in order of arrival and grants to waiters that fit and are not stopped. Returns the waiters to wake.

@@ -282,20 +282,6 @@ on_every_store! {
         assert!(done.stderr.ends_with(": cat, which ended without releasing it\n"), "{}", done.stderr);
     }
 
-    fn a_waiter_that_is_stopped_holds_up_its_turn_and_no_more(sandbox: &Sandbox) {
-        let holder = sandbox.holder("x");
-        let waiter = sandbox.waiter("x", "echo first >> order");
-        let stopped = Pid::from_raw(sandbox.waiters("x")[0]);
-        kill(stopped, Signal::SIGSTOP).unwrap();
-        wait_until("it is stopped", || is_stopped(stopped));
-        let second = sandbox.waiter("x", "echo second >> order");
-        holder.wait().exits(0);
-        assert_eq!(sandbox.holders("x"), [stopped.as_raw()]);
-        kill(stopped, Signal::SIGCONT).unwrap();
-        assert_eq!((waiter.wait().code, second.wait().code), (Some(0), Some(0)));
-        assert_eq!(sandbox.read("files/order"), "first\nsecond\n");
-    }
-
     fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let (mut job, _script, waits) = script_with_stopped_waiter(sandbox);
