@@ -24,7 +24,7 @@ use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::owner::{PidSpace, ProcessId};
 use super::protocol::{grant_status, write};
-use super::queue::{effective_owner, end, evict, grant_in_order, grant_waiting};
+use super::queue::{effective_owner, end, evict, grant_waiting};
 use super::record::{Grant, Record};
 use super::refusal::NotHolder;
 use super::release::{Match, find, not_holder};
@@ -145,8 +145,7 @@ fn refused(refusal: WriteRefusal) -> Step {
 /// Decides about a write by the rules in the module documentation.
 fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Query> {
     let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
-    let mut next = record.clone();
-    let mut wake = Vec::new();
+    let (mut next, mut wake) = (record.clone(), Vec::new());
     let (mut mine, mut stale) = (None, None);
     match find(record, &writing.credentials, facts)? {
         Match::Grant(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
@@ -168,9 +167,8 @@ fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Ste
             if writing.require_lock {
                 return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
             }
-            // A value that changes is not that of a sleeper any more.
             evict(&mut next, facts, &|_| true)?;
-            wake = grant_in_order(&mut next, facts, None)?;
+            wake = grant_waiting(&mut next, facts)?;
             if let Some(orphan) = &writing.credentials.orphan
                 && let Some(refusal) = refusal_of_orphan(orphan, &next, &writing.credentials.space, facts)?
             {
