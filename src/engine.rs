@@ -355,7 +355,11 @@ impl Engine {
                     }
                     return Ok(step);
                 }
-                Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),
+                Err(Query::Committed(proof)) => {
+                    // Where one commit confirms all names, a process has no commit record.
+                    let may_commit = !self.changes_at_once(2) && facts.is_awaited(record, &proof);
+                    facts.insert_committed(proof, self.has_committed_finally(&proof, may_commit)?);
+                }
                 Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }
         }

@@ -100,8 +100,8 @@ pub trait Host: Send + Sync {
     /// parent is then about to release the locks of the process.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
 
-    /// Returns true if the process is seen here, and a signal or a debugger has stopped it.
-    fn is_stopped(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
+    /// Returns true if the process is seen here, and its control group is frozen.
+    fn is_frozen(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
         false
     }
 

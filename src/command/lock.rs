@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::Use;
 use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
-use crate::lock::{self, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
+use crate::lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusedLock, Reporter, SettingNames, json};
 use crate::run::exec::is_program;
@@ -322,8 +322,14 @@ pub(super) fn wait(context: &Context, asked: &Wait) -> anyhow::Result<Exit> {
     for (at, (target, engine)) in opened.each().enumerate() {
         let reporter = opened.reporter(at);
         let policy = whole.rest(whole.end(began), context.host.boottime());
-        let status = engine.wait_until_free(&target.name, &policy)?;
-        if !status.is_free() {
+        let enclosing = context.enclosing_grants();
+        let status = engine.wait_until_free(&target.name, &policy, &enclosing)?;
+        if let Some(grant) = status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
+            let cycle = vec![Edge { name: target.name.clone(), grant }];
+            let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Deadlock(cycle));
+            return asked.common.refuse(&refusal, refusal.kind, Some(&reporter));
+        }
+        if !status.is_free {
             let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Busy(standing(status)));
             return asked.common.refuse(&refusal, asked.waiting.busy_exit(), Some(&reporter));
         }

@@ -299,7 +299,7 @@ fn end_holder(
 ) -> Result<Option<BTreeSet<ProcessId>>> {
     let (name, owner) = (escape(&target.display_name), &grant.owner);
     let liveness = |process| context.host.liveness(&owner.domain, process, engine.store().scope());
-    let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process) == Liveness::Alive).collect();
+    let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process).is_seen_alive()).collect();
     // The processes of a grant are of one host.
     let is_here = !live.is_empty() || owner.processes.iter().any(|process| liveness(process) == Liveness::Dead);
     if !is_here {

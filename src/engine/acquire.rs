@@ -77,8 +77,11 @@ impl Engine {
         };
         self.leave_witness(scope, name, &request.handle.proof());
         let calls = SignalsEndCalls::begin(interrupt.is_some());
-        let taken = attempt.run_through_outages(&mut clock, on_wait);
+        let mut taken = attempt.run_through_outages(&mut clock, on_wait);
         drop(calls);
+        if attempt.is_late(&taken, &clock) {
+            taken = attempt.give_back();
+        }
         if !attempt.may_leave_entry(&taken) {
             self.remove_witness(name, &request.handle.proof());
         }
@@ -169,13 +172,12 @@ impl Engine {
             true => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
             false => self.lifetime_in_store(needs_leases, &request.lifetime),
         };
-        let confirms = request.ends_with == EndsWith::Owner
-            || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));
         let entry = Waiter {
             mode: request.mode,
             slots: request.slots.and_then(NonZeroU32::new),
             lifetime,
-            needs_confirmation: confirms,
+            // A waiter that stops before it can start must not keep the lock.
+            needs_confirmation: true,
             release_on_exit: request.ends_with == EndsWith::Exit,
             claim: request.claim.clone(),
             latest_only: request.latest_only,

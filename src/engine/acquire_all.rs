@@ -85,6 +85,8 @@ struct MultiAcquire<'a, 'b> {
     policy: WaitPolicy,
     interrupt: Option<&'a dyn Interrupt>,
     on_wait: &'a mut OnWaitForOne<'b>,
+    /// True if the call has waited.
+    waited: bool,
     held: Vec<Option<Grant>>,
     evicted: Option<(usize, EndedGrant)>,
 }
@@ -99,13 +101,16 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
     ) -> MultiAcquire<'a, 'b> {
         let until = policy.end(locks[0].engine.host().boottime());
         let held = locks.iter().map(|_| None).collect();
-        MultiAcquire { locks, request, until, policy: *policy, interrupt, on_wait, held, evicted: None }
+        MultiAcquire { locks, request, until, policy: *policy, interrupt, on_wait, waited: false, held, evicted: None }
     }
 
     fn run(&mut self) -> Result<AcquireAllResult> {
         loop {
             if let Some(end) = self.take_all()? {
                 return Ok(end);
+            }
+            if self.waited && self.rest_of_policy().limit == Some(Duration::ZERO) {
+                return Ok(AcquireAllResult::Refused(0, Refusal::Busy(Vec::new())));
             }
             // Each step finds what an earlier try has done, so all of them may be repeated.
             let (StoredLock { engine, name }, rest) = (self.locks[0], self.rest_of_policy());
@@ -201,7 +206,9 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let StoredLock { engine, name } = self.locks[at];
         let request = &self.request_beside_held(policy.is_none());
         let (on_wait, locks, held) = (&mut *self.on_wait, self.locks, &mut self.held);
+        let waited = &mut self.waited;
         let taken = engine.acquire(name, request, policy, self.interrupt, &mut |waiting| {
+            *waited = true;
             let mut next_call = None;
             for (StoredLock { engine, name }, grant) in locks.iter().zip(&mut *held) {
                 let extended = grant.as_mut().and_then(|grant| engine.extend_if_short(name, request, grant));

@@ -10,8 +10,8 @@ use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{
-    self, Acquire, AcquireStep, EndReason, EndedGrant, Grant, HandleHash, Lease, Lifetime, Record, Refusal, Request,
-    Transition, Waiter,
+    self, Acquire, AcquireStep, CommitRecord, EndReason, EndedGrant, Grant, HandleHash, Lease, Lifetime, Record,
+    Refusal, Request, Transition, Waiter,
 };
 use crate::store::{CommitResult, Durability, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
 
@@ -187,6 +187,9 @@ impl Engine {
     fn remove_leftovers(&self, before: &Record, now: &Record) -> Result<()> {
         let fetched = self.remove_pages(before, now)?;
         self.remove_old_value(before, now)?;
+        for grant in before.holders.iter().filter(|grant| now.waiter(&grant.proof).is_some()) {
+            self.remove_auxiliary(&CommitRecord::key(&grant.proof), Durability::Volatile)?;
+        }
         let fetched: Vec<&Waiter> = gone(&fetched, now).collect();
         fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
         if !fetched.is_empty() {

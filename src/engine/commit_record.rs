@@ -88,15 +88,23 @@ impl Engine {
         Ok(self.commit_record(proof)?.is_some_and(|(_, decision)| decision.committed))
     }
 
-    /// Returns true if the grants with this handle hash are committed, and makes the answer final.
-    pub(super) fn has_committed_finally(&self, proof: &HandleHash) -> Result<bool> {
-        while let Some((version, record)) = self.commit_record(proof)? {
-            if record.committed {
-                return Ok(true);
+    /// Returns true if the grants with this handle hash are committed, and makes the answer final. If their process
+    /// `may_commit` them later, a commit record without names stands in its way until they are taken back.
+    pub(super) fn has_committed_finally(&self, proof: &HandleHash, may_commit: bool) -> Result<bool> {
+        loop {
+            match self.commit_record(proof)? {
+                Some((_, record)) if record.committed => return Ok(true),
+                Some((_, record)) if may_commit && record.names.is_empty() => return Ok(false),
+                Some((version, _)) => {
+                    self.commit_beside(&CommitRecord::key(proof), Some(&version), None, WriteOptions::default())?;
+                }
+                None if !may_commit => return Ok(false),
+                None => {
+                    let bar = CommitRecord { committed: false, names: Vec::new() };
+                    self.write_commit_record(proof, None, &bar, Durability::Volatile)?;
+                }
             }
-            self.commit_beside(&CommitRecord::key(proof), Some(&version), None, WriteOptions::default())?;
         }
-        Ok(false)
     }
 
     fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {

@@ -83,6 +83,10 @@ impl Engine {
                     && (is_released() || self.was_confirmed_since(record, &domain, &process)?);
                 facts.insert_liveness(domain, process, if lived { Liveness::Alive } else { liveness });
             }
+            Query::Frozen(domain, process) => {
+                let is_frozen = self.host.is_frozen(&domain, &process);
+                facts.insert_frozen(domain, process, is_frozen);
+            }
             Query::LeaseExpired(lease) => {
                 let over = self.lease_expired(record, &lease)?;
                 facts.insert_expired(lease, over);
@@ -158,7 +162,7 @@ impl Engine {
         writer.processes.iter().any(|owner| match self.host.liveness(&writer.domain, owner, self.store.scope()) {
             Liveness::Dead => false,
             Liveness::Missing => !self.host.has_witness(&hash(&[key]), writer.uid),
-            Liveness::Alive | Liveness::Unknown => true,
+            Liveness::Alive | Liveness::Stopped | Liveness::Unknown => true,
         })
     }
 

@@ -6,7 +6,8 @@ use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
 use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{
-    self, EndReason, Facts, Grant, Liveness, Mode, ProcessId, Query, Record, effective_owner, grant_status,
+    self, EndReason, Facts, Grant, HandleHash, Lifetime, Liveness, Mode, ProcessId, Query, Record, Waiter,
+    effective_owner, grant_status, is_gone,
 };
 use crate::store::Versioned;
 
@@ -17,7 +18,10 @@ pub struct LockStatus {
     pub holders: Vec<std::result::Result<Liveness, EndReason>>,
     /// For each holder: its effective owner; `None` if all its owners are dead.
     pub owners: Vec<Option<ProcessId>>,
+    /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
     pub waiters: Vec<Liveness>,
+    /// True if the next caller would get the lock at once, whatever its mode.
+    pub is_free: bool,
 }
 
 impl LockStatus {
@@ -25,10 +29,10 @@ impl LockStatus {
         self.holders.iter().any(std::result::Result::is_ok)
     }
 
-    /// Returns true if the next caller would get the lock at once, whatever its mode.
-    pub fn is_free(&self) -> bool {
-        let waits = self.record.pages.is_some() || self.waiters.iter().any(|liveness| *liveness != Liveness::Dead);
-        !self.is_held() && !waits
+    /// Returns the grant that ends only after the caller's wait, if the caller works under one.
+    pub fn never_ends_within(&self, enclosing: &[HandleHash]) -> Option<&Grant> {
+        let is_limited = |grant: &Grant| matches!(grant.lifetime, Lifetime::ExpiresAt(_));
+        self.record.holders.iter().find(|grant| enclosing.contains(&grant.proof) && !is_limited(grant))
     }
 
     /// Returns the turn of a caller that comes at `now` on the wall clock and wants this mode of this many slots, or else
@@ -62,9 +66,13 @@ impl Engine {
         self.inspect_record(self.read(name)?.1)
     }
 
-    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait.
-    pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy) -> Result<LockStatus> {
-        self.poll(name, policy, &mut || self.inspect(name).map(|status| (status.is_free(), status)))
+    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. A wait under one of
+    /// the `enclosing` grants, which would never end, does not begin.
+    pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy, enclosing: &[HandleHash]) -> Result<LockStatus> {
+        self.poll(name, policy, &mut || {
+            let status = self.inspect(name)?;
+            Ok((status.is_free || status.never_ends_within(enclosing).is_some(), status))
+        })
     }
 
     /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps no
@@ -151,8 +159,10 @@ impl Engine {
     }
 
     fn status(&self, record: Record) -> Result<LockStatus> {
-        let mut facts = Facts::default();
+        let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         self.prefetch(&record, &mut facts, None)?;
+        let leases: Vec<_> = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref()).collect();
+        self.store.leases().look_ahead(&leases)?;
         loop {
             match status(&record, &facts) {
                 Ok(status) => return Ok(status),
@@ -167,7 +177,10 @@ fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Que
         record.holders.iter().map(|grant| grant_status(grant, facts)).collect::<std::result::Result<_, _>>()?;
     let owner = |grant: &Grant| Ok(effective_owner(&grant.owner, facts)?.map(|(owner, _)| owner));
     let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
-    let liveness = |waiter: &crate::lock::Waiter| facts.liveness(&waiter.owner.domain, &waiter.process);
+    let liveness = |waiter: &Waiter| match is_gone(waiter, facts)? {
+        true => Ok(Liveness::Dead),
+        false => facts.liveness(&waiter.owner.domain, &waiter.process),
+    };
     let waiters = record.waiters.iter().map(liveness).collect::<std::result::Result<_, _>>()?;
-    Ok(LockStatus { record: record.clone(), holders, owners, waiters })
+    Ok(LockStatus { record: record.clone(), holders, owners, waiters, is_free: lock::is_free(record, facts)? })
 }

@@ -188,6 +188,7 @@ impl FirstSight {
 pub(super) fn liveness_of(process: &ProcessId) -> Liveness {
     match read(process.pid) {
         Ok(Some(stat)) if stat.start != process.start || stat.is_zombie() => Liveness::Dead,
+        Ok(Some(stat)) if stat.is_stopped() => Liveness::Stopped,
         Ok(Some(_)) => Liveness::Alive,
         // The process has ended, or `hidepid` hides it, or /proc is not that of this namespace.
         Ok(None) | Err(_) => match kill(Pid::from_raw(process.pid), None) {
@@ -213,8 +214,20 @@ pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> boo
         && stat(supervisor.pid).is_some_and(|stat| stat.start == supervisor.start && stat.is_running())
 }
 
-pub(super) fn is_process_stopped(process: &ProcessId) -> bool {
-    matches!(read(process.pid), Ok(Some(stat)) if stat.start == process.start && stat.is_stopped())
+/// Returns true if a control group of this process is frozen, as far as that is visible: cgroups(7), version 2 or the
+/// freezer of version 1.
+pub(super) fn is_process_frozen(process: &ProcessId) -> bool {
+    let groups = fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap_or_default();
+    let shows =
+        |path: String, frozen: &str| fs::read_to_string(path).is_ok_and(|text| text.lines().any(|line| line == frozen));
+    let is_frozen = groups.lines().any(|line| match line.splitn(3, ':').collect::<Vec<_>>()[..] {
+        ["0", "", group] => ["", "/unified"]
+            .iter()
+            .any(|mount| shows(format!("/sys/fs/cgroup{mount}{group}/cgroup.events"), "frozen 1")),
+        [_, "freezer", group] => shows(format!("/sys/fs/cgroup/freezer{group}/freezer.state"), "FROZEN"),
+        _ => false,
+    });
+    is_frozen && start_of(process.pid) == Some(process.start)
 }
 
 /// Interval between two looks at a process that is about to end.

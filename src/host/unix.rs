@@ -25,7 +25,7 @@ use super::machine::{
     BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
     pid_namespace_of, wall,
 };
-use super::processes::{FirstSight, is_absent, is_process_stopped, is_released_by, liveness_of, read_once};
+use super::processes::{FirstSight, is_absent, is_process_frozen, is_released_by, liveness_of, read_once};
 use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, Scope, WaitSet, WakeAddress, callers, processes};
 use crate::error::{Error, ErrorKind, Result};
@@ -158,8 +158,8 @@ impl Host for Unix {
             && self.released.is_within(process, self.boottime(), TO_RELEASE)
     }
 
-    fn is_stopped(&self, domain: &PidDomain, process: &ProcessId) -> bool {
-        self.known_space().is_ok_and(|here| here.contains(domain)) && is_process_stopped(process)
+    fn is_frozen(&self, domain: &PidDomain, process: &ProcessId) -> bool {
+        self.known_space().is_ok_and(|here| here.contains(domain)) && is_process_frozen(process)
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]

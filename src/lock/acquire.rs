@@ -2,11 +2,11 @@
 
 use super::deadlock::{fits_beside, waits_within};
 use super::ending::{EndReason, EndedGrant};
-use super::facts::{Facts, Query};
+use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
-use super::lifetime::{Lease, Lifetime};
+use super::lifetime::Lifetime;
 use super::owner::{PidDomain, ProcessId};
-use super::protocol::{is_decided, is_seen_alive, write};
+use super::protocol::{is_decided, is_seen_alive, lease_expired, write};
 use super::queue::{
     INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_in_order, grant_waiting, refill, replaced,
 };
@@ -71,11 +71,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         return Ok(refused(refusal));
     }
     let mut next = record.clone();
-    let ended = evict(&mut next, facts)?;
-    let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
-    if request.refuse_stale && !stale.is_empty() {
-        return Ok(refused(Refusal::Stale(stale)));
-    }
+    evict(&mut next, facts, &|_| false)?;
     let in_record = next.waiter(&me).is_some();
     let place = request.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
@@ -88,6 +84,11 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     }
     update_entry(&mut next, &request.entry);
     wake.extend(grant_in_order(&mut next, facts, Some(request))?);
+    let ended = &next.ended_grants[record.ended_grants.len()..];
+    let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
+    if request.refuse_stale && !stale.is_empty() {
+        return Ok(refused(Refusal::Stale(stale)));
+    }
     wake.retain(|proof| *proof != me);
     if let Some(grant) = next.holder(&me).cloned() {
         return Ok(write(next, granted(grant, stale.last().cloned()), wake));
@@ -99,8 +100,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         let busy = busy(next.holders.clone());
         // The caller was in the queue for this decision only.
         next.waiters.retain(|waiter| waiter.proof != me);
-        let changed = !ended.is_empty() || !wake.is_empty();
-        return Ok(if changed { write(next, busy, wake) } else { Transition::Done(busy) });
+        return Ok(if next != *record { write(next, busy, wake) } else { Transition::Done(busy) });
     }
     if next != *record {
         return Ok(write(next, AcquireStep::Again, wake));
@@ -172,12 +172,10 @@ fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash>
     Vec::new()
 }
 
-/// Copies the lease and the blocked processes of a waiter, which may have changed since its last request, to its entry in
-/// the record, if it has one.
+/// Updates the entry of a waiter in the record, if it has one, by what has changed since its last request.
 fn update_entry(next: &mut Record, now: &Waiter) {
     if let Some(entry) = next.waiters.iter_mut().find(|waiter| waiter.proof == now.proof) {
-        entry.lease.clone_from(&now.lease);
-        entry.blocked_processes.clone_from(&now.blocked_processes);
+        *entry = Waiter { latest_only: entry.latest_only, since: entry.since, ..now.clone() };
     }
 }
 
@@ -199,9 +197,11 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
 fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> {
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
     let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);
-    let (processes, mut leases) = awaited_ends(record, before, facts)?;
-    leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
-    Ok(Transition::Done(AcquireStep::Wait { processes, leases, ahead }))
+    let mut step = awaited_ends(record, before, ahead, facts)?;
+    if let AcquireStep::Wait { leases, .. } = &mut step {
+        leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
+    }
+    Ok(Transition::Done(step))
 }
 
 /// Returns the step of a caller on a page: a wait, or a new entry if its entry has changed.
@@ -212,8 +212,7 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
     let first = record.pages.map_or(place.page, |pages| pages.first);
     let in_record = record.waiters.iter().rev().map(Waiter::waits_where);
     let ahead = record.waiters.len() + Page::before(first, place.page) + place.ahead;
-    let (processes, leases) = awaited_ends(record, place.before.iter().cloned().chain(in_record), facts)?;
-    Ok(Transition::Done(AcquireStep::Wait { processes, leases, ahead }))
+    awaited_ends(record, place.before.iter().cloned().chain(in_record), ahead, facts).map(Transition::Done)
 }
 
 /// Returns the step for a request whose queue has no room left in the record.
@@ -227,17 +226,17 @@ fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     write(next, AcquireStep::Again, Vec::new())
 }
 
-type Awaited = (Vec<(PidDomain, ProcessId)>, Vec<Lease>);
-
-/// Returns what to wait for: the closest live waiter ahead of us, or the holders and their leases if there is none.
+/// Returns what to wait for: the closest waiter ahead of us that is not stopped, or the holders and their leases if there
+/// is none.
 fn awaited_ends(
     record: &Record,
     before: impl Iterator<Item = (PidDomain, ProcessId)>,
+    ahead: usize,
     facts: &Facts,
-) -> Result<Awaited, Query> {
+) -> Result<AcquireStep, Query> {
     for (domain, process) in before {
-        if facts.liveness(&domain, &process)?.may_live_here() {
-            return Ok((vec![(domain, process)], Vec::new()));
+        if matches!(facts.liveness(&domain, &process)?, Liveness::Alive | Liveness::Unknown) {
+            return Ok(AcquireStep::Wait { processes: vec![(domain, process)], leases: Vec::new(), ahead });
         }
     }
     let (mut processes, mut leases) = (Vec::new(), Vec::new());
@@ -252,9 +251,11 @@ fn awaited_ends(
         processes.extend(live.map(|(process, _)| (grant.owner.domain.clone(), process)));
         // If this host can see the owner, the owner's end counts and the lease does not.
         let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
-        leases.extend(grant.lifetime.lease().filter(|_| by_lease).cloned());
+        // An expired grant that is still here is not in the way of this waiter.
+        let is_over = by_lease && matches!(grant.lifetime, Lifetime::Keepalive(_)) && lease_expired(grant, facts)?;
+        leases.extend(grant.lifetime.lease().filter(|_| by_lease && !is_over).cloned());
     }
-    Ok((processes, leases))
+    Ok(AcquireStep::Wait { processes, leases, ahead: 0 })
 }
 
 impl Request for Cancel {

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use super::handle::HandleHash;
 use super::lifetime::Lease;
 use super::owner::{PidDomain, ProcessId};
-use super::record::Waiter;
+use super::record::{Record, Waiter};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Liveness {
     Alive,
+    /// The process lives here, and a signal or a debugger has stopped it.
+    Stopped,
     Dead,
     /// This host cannot see the process, which never counts as dead.
     Unknown,
@@ -22,7 +24,11 @@ pub enum Liveness {
 impl Liveness {
     /// Returns true if the process may live, as far as this machine can tell.
     pub fn may_live_here(self) -> bool {
-        matches!(self, Liveness::Alive | Liveness::Unknown)
+        self.is_seen_alive() || self == Liveness::Unknown
+    }
+
+    pub fn is_seen_alive(self) -> bool {
+        matches!(self, Liveness::Alive | Liveness::Stopped)
     }
 }
 
@@ -30,6 +36,8 @@ impl Liveness {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Query {
     Liveness(PidDomain, ProcessId),
+    /// Is the control group of this process frozen?
+    Frozen(PidDomain, ProcessId),
     LeaseExpired(Lease),
     /// Does this lease last longer than the caller is willing to wait?
     Outlasts(Lease),
@@ -52,6 +60,8 @@ pub struct Facts {
     pub replies_get_lost: bool,
     /// Liveness by process, because a record may have thousands of processes.
     pub fates: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
+    /// Processes, each with true if its control group is frozen.
+    frozen: Vec<(PidDomain, ProcessId, bool)>,
     /// Leases by their end, each with true if it is over.
     pub over: BTreeMap<u64, Vec<(Lease, bool)>>,
     /// Leases, each with true if it lasts longer than the caller is willing to wait.
@@ -71,6 +81,15 @@ impl Facts {
 
     pub fn insert_liveness(&mut self, domain: PidDomain, process: ProcessId, liveness: Liveness) {
         self.fates.entry(process).or_default().push((domain, liveness));
+    }
+
+    pub fn insert_frozen(&mut self, domain: PidDomain, process: ProcessId, is_frozen: bool) {
+        self.frozen.push((domain, process, is_frozen));
+    }
+
+    pub(crate) fn frozen(&self, domain: &PidDomain, process: &ProcessId) -> Result<bool, Query> {
+        let known = self.frozen.iter().find(|(at, known, _)| known == process && at == domain);
+        known.map(|(.., is_frozen)| *is_frozen).ok_or_else(|| Query::Frozen(domain.clone(), *process))
     }
 
     pub fn insert_expired(&mut self, lease: Lease, over: bool) {
@@ -119,6 +138,12 @@ impl Facts {
     pub(crate) fn liveness(&self, domain: &PidDomain, process: &ProcessId) -> Result<Liveness, Query> {
         let known = self.fates.get(process).and_then(|known| known.iter().find(|(at, _)| at == domain));
         known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
+    }
+
+    /// Returns true if the waiter with this unconfirmed grant is seen alive.
+    pub(crate) fn is_awaited(&self, record: &Record, proof: &HandleHash) -> bool {
+        let waiter = record.holder(proof).and_then(|grant| Some((&grant.owner.domain, grant.provisional?)));
+        waiter.is_some_and(|(domain, process)| self.liveness(domain, &process).is_ok_and(Liveness::is_seen_alive))
     }
 
     pub(crate) fn expired_leases(&self) -> impl Iterator<Item = &Lease> {

@@ -99,7 +99,7 @@ pub(super) fn lease_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query>
 }
 
 pub(super) fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
-    Ok(matches!(effective_owner(&grant.owner, facts)?, Some((_, Liveness::Alive))))
+    Ok(effective_owner(&grant.owner, facts)?.is_some_and(|(_, liveness)| liveness.is_seen_alive()))
 }
 
 /// Returns true if a provisional grant is committed, so that it survives its waiter. The function queries the commit

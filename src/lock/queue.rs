@@ -18,6 +18,10 @@
 //! - After a waiter enters a page, it reads the record. If the page is not (any more) among the record's pages, the
 //!   entry is void, and the waiter enters the queue again.
 //! - A page contains no grant. A bad or missing page costs its waiters their positions, but costs no holder a lock.
+//!
+//! A process that is stopped (SIGSTOP, Ctrl-Z, a debugger) or frozen cannot start its command, so it must not be granted a
+//! lock that others wait for. The walk passes over a stopped waiter, which keeps its place. A waiter that stops between its
+//! grant and the confirmation goes back to the head of the queue; its late confirmation then finds no grant.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -40,8 +44,17 @@ pub(super) const INLINE_WAITERS: usize = 16;
 /// Number of waiters left in the record at which the next page is fetched.
 const REFILL_BELOW: usize = 3;
 
-/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask.
-pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant>, Query> {
+/// Time after a grant, in milliseconds, after which it is taken back from a stopped waiter. A debugger stops a process for
+/// moments. A step of the clock costs a stopped waiter its turn at most, never its place.
+const STOPPED_FOR: u64 = 500;
+
+/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask. A holder may
+/// sleep beyond the end of its renewed lease: such a grant ends only if it is meant, or if a waiter needs its place.
+pub(super) fn evict(
+    record: &mut Record,
+    facts: &Facts,
+    is_meant: &dyn Fn(&Grant) -> bool,
+) -> Result<Vec<EndedGrant>, Query> {
     let mut evicted = Vec::new();
     let mut at = 0;
     while at < record.holders.len() {
@@ -56,6 +69,7 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
                 }
                 at += 1;
             }
+            Err(_) if is_expired(&record.holders[at], facts)? && !is_meant(&record.holders[at]) => at += 1,
             Err(how) => {
                 let grant = end(record, at, how);
                 evicted.push(EndedGrant { grant, reason: how });
@@ -64,6 +78,12 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
     }
     settle_endings(record, facts)?;
     Ok(evicted)
+}
+
+/// Returns true if the holder has not renewed its lease, and may sleep.
+fn is_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
+    let is_renewed = grant.provisional.is_none() && matches!(grant.lifetime, Lifetime::Keepalive(_));
+    Ok(is_renewed && grant_status(grant, facts)? == Err(EndReason::Expired))
 }
 
 /// Marks the endings of which no process must learn any more: the owner is dead, or it has had the lock again since.
@@ -107,24 +127,84 @@ pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {
 }
 
 pub(super) fn grant_waiting(record: &mut Record, facts: &Facts) -> Result<Vec<HandleHash>, Query> {
-    evict(record, facts)?;
+    evict(record, facts, &|_| false)?;
     grant_in_order(record, facts, None)
 }
 
-/// Walks the queue in order of arrival and grants to waiters that fit. Returns the waiters to wake.
+/// Returns true if a caller that came now would get the lock at once, whatever its mode. The record has its whole queue.
+pub fn is_free(record: &Record, facts: &Facts) -> Result<bool, Query> {
+    let mut next = Record { pages: None, ..record.clone() };
+    grant_waiting(&mut next, facts)?;
+    for grant in &next.holders {
+        if grant_status(grant, facts)?.is_ok() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Puts waiters that stopped after their grants, before they confirmed them, back to the head of the queue.
+fn take_back(record: &mut Record, facts: &Facts) -> Result<(), Query> {
+    let mut returned = Vec::new();
+    let mut at = 0;
+    while let Some(grant) = record.holders.get(at) {
+        let waiter = grant.provisional.filter(|_| facts.wall.abs_diff(grant.since) >= STOPPED_FOR);
+        let standstill = waiter.map_or(Ok(None), |process| standstill(&grant.owner, &process, true, facts))?;
+        match (waiter, standstill) {
+            (Some(process), Some(stopped)) if !facts.committed(&grant.proof)? => {
+                let waiter = Waiter::waiting_again(record.holders.remove(at), process, record.slots);
+                returned.push(Waiter { was_frozen: stopped == Standstill::Frozen, ..waiter });
+            }
+            _ => at += 1,
+        }
+    }
+    record.waiters.splice(0..0, returned);
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standstill {
+    Stopped,
+    Frozen,
+}
+
+/// Returns why a waiter cannot go on, if this host sees that. A look for a frozen process costs more than its liveness.
+fn standstill(
+    owner: &Owner,
+    process: &ProcessId,
+    may_be_frozen: bool,
+    facts: &Facts,
+) -> Result<Option<Standstill>, Query> {
+    // The process of `csalock run` is the sleeping child, and its supervisor starts it.
+    for process in std::iter::once(process).chain(&owner.supervisor) {
+        match facts.liveness(&owner.domain, process)? {
+            Liveness::Stopped => return Ok(Some(Standstill::Stopped)),
+            Liveness::Alive if may_be_frozen && facts.frozen(&owner.domain, process)? => {
+                return Ok(Some(Standstill::Frozen));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Walks the queue in order of arrival and grants to waiters that fit and are not stopped. Returns the waiters to wake.
 pub(super) fn grant_in_order(
     record: &mut Record,
     facts: &Facts,
     me: Option<&Acquire>,
 ) -> Result<Vec<HandleHash>, Query> {
+    take_back(record, facts)?;
     let mut wake = Vec::new();
-    let mut is_taken = false;
+    let (mut is_taken, mut was_frozen) = (false, false);
+    // The waiters before this one are stopped.
+    let mut at = 0;
     loop {
-        if record.waiters.len() <= REFILL_BELOW && record.pages.is_some() {
+        if record.waiters.len() <= at + REFILL_BELOW && record.pages.is_some() {
             wake.extend(refill(record, facts)?);
             continue;
         }
-        let Some(first) = record.waiters.first() else { break };
+        let Some(first) = record.waiters.get(at) else { break };
         // No waiter fits beside the new holder, so it does not matter here whether the next one lives. The process that
         // sees its end removes it.
         if is_taken {
@@ -132,15 +212,24 @@ pub(super) fn grant_in_order(
         }
         let myself = me.filter(|request| request.entry.proof == first.proof);
         if myself.is_none() && is_gone(first, facts)? {
-            let gone = record.waiters.remove(0);
+            let gone = record.waiters.remove(at);
             wake.extend(lives(&gone, facts)?.then_some(gone.proof));
             // The next waiter was watching the waiter that is gone.
-            wake.extend(record.waiters.first().map(|next| next.proof));
+            wake.extend(record.waiters.get(at).map(|next| next.proof));
+            continue;
+        }
+        if myself.is_none()
+            && let Some(stopped) = standstill(&first.owner, &first.process, was_frozen || first.was_frozen, facts)?
+        {
+            // Others of a frozen group may wait too.
+            was_frozen |= stopped == Standstill::Frozen;
+            record.waiters[at].was_frozen |= stopped == Standstill::Frozen;
+            at += 1;
             continue;
         }
         // The first waiter that does not fit ends the walk, so a reader never passes a writer that waits.
-        let Some(slot) = slot_for(first, &record.holders, record.slots) else { break };
-        let waiter = record.waiters.remove(0);
+        let Some(slot) = make_room(record, at, facts)? else { break };
+        let waiter = record.waiters.remove(at);
         is_taken = waiter.mode == Mode::Exclusive;
         record.slots = (waiter.mode == Mode::Slot).then(|| waiter.slot_count());
         wake.push(waiter.proof);
@@ -148,11 +237,13 @@ pub(super) fn grant_in_order(
         record.holders.push(grant(waiter, slot, myself, facts)?);
         if leased {
             // The next waiter watches a process, so it must learn that a lease may end this grant.
-            wake.extend(record.waiters.first().map(|next| next.proof));
+            wake.extend(record.waiters.get(at).map(|next| next.proof));
         }
     }
     if record.holders.is_empty() {
         record.slots = None;
+        // All of them are stopped, and look when they are continued.
+        wake.extend(record.waiters.iter().map(|waiter| waiter.proof));
     }
     wake.dedup();
     Ok(wake)
@@ -201,6 +292,29 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     })
 }
 
+/// Returns the slot of a waiter, if it fits beside the holders. Ends the expired grants whose places it needs.
+fn make_room(record: &mut Record, at: usize, facts: &Facts) -> Result<Option<u32>, Query> {
+    let mut kept: Vec<&Grant> = record.holders.iter().collect();
+    let mut expired = Vec::new();
+    let slot = loop {
+        if let Some(slot) = slot_for(&record.waiters[at], kept.iter().copied(), record.slots) {
+            break slot;
+        }
+        let mut over = None;
+        for (place, grant) in kept.iter().enumerate() {
+            if over.is_none() && is_expired(grant, facts)? {
+                over = Some(place);
+            }
+        }
+        let Some(over) = over else { return Ok(None) };
+        expired.push(kept.remove(over).proof);
+    };
+    while let Some(over) = record.holders.iter().position(|grant| expired.contains(&grant.proof)) {
+        end(record, over, EndReason::Expired);
+    }
+    Ok(Some(slot))
+}
+
 /// Returns the lowest slot that the waiter would get beside the holders, which count `slots`, or `None` if it does not
 /// fit. A waiter that counts another number of slots waits until no holder is left.
 pub(super) fn slot_for<'a>(
@@ -223,7 +337,8 @@ pub(super) fn lives(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     Ok(facts.liveness(&waiter.owner.domain, &waiter.process)? != Liveness::Dead)
 }
 
-pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
+/// Returns true if a waiter does not wait any more: it is dead, or its script is, or its lease is over.
+pub fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     // A process check costs less than a lease query, so it comes first.
     let is_dead = !lives(waiter, facts)? || has_dead_owner(&waiter.owner, &waiter.lifetime, facts)?;
     Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.lease_expired(lease))?)

@@ -137,6 +137,9 @@ pub struct Waiter {
     /// Processes, innermost first, that continue only when this wait is over: the scripts that wait.
     #[serde(default, skip_serializing_if = "is_default")]
     pub blocked_processes: Vec<ProcessId>,
+    /// True if the waiter was found frozen at its turn, and has not looked since.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub was_frozen: bool,
     /// Lease until which the waiter counts as alive, if other hosts cannot see its process.
     #[serde(default, skip_serializing_if = "is_default")]
     pub lease: Option<Lease>,
@@ -177,8 +180,24 @@ impl Waiter {
             latest_only: false,
             enclosing_grants: Vec::new(),
             blocked_processes: Vec::new(),
+            was_frozen: false,
             lease: None,
             since: 0,
+        }
+    }
+
+    /// Returns the entry of a waiter that has not confirmed its grant, without what only the waiter knows.
+    pub(super) fn waiting_again(grant: Grant, process: ProcessId, slots: Option<u32>) -> Waiter {
+        Waiter {
+            mode: grant.mode,
+            slots: slots.filter(|_| grant.mode == Mode::Slot).and_then(NonZeroU32::new),
+            lease: grant.lifetime.lease().cloned(),
+            lifetime: grant.lifetime,
+            needs_confirmation: true,
+            release_on_exit: grant.release_on_exit,
+            claim: grant.claim,
+            since: grant.since.saturating_sub(grant.waited),
+            ..Waiter::new(grant.proof, Arc::unwrap_or_clone(grant.owner), process)
         }
     }
 

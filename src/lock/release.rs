@@ -7,7 +7,7 @@ use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::ProcessId;
 use super::protocol::{grant_status, is_decided, lease_expired, write};
-use super::queue::{effective_owner, end, evict, grant_in_order, grant_waiting, is_gone, lives};
+use super::queue::{effective_owner, end, evict, grant, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::{Grant, Record, Waiter};
 use super::refusal::NotHolder;
 use super::request::{AskToEnd, Break, Credentials, Gc, OwnerDied, Prepare, Release, Renew, Request, Transition};
@@ -119,7 +119,10 @@ impl Request for Release {
             Match::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
                 Ok(Transition::Done(Ok(ending.grant)))
             }
-            other => refuse(record, other, facts),
+            other => match record.waiters.iter().position(|waiter| credentials.proof == Some(waiter.proof)) {
+                Some(at) => leave(record, at, facts),
+                None => refuse(record, other, facts),
+            },
         }
     }
 
@@ -130,6 +133,14 @@ impl Request for Release {
     fn ended(response: &Self::Response, _next: &Record) -> Vec<HandleHash> {
         response.iter().map(|grant| grant.proof).collect()
     }
+}
+
+/// Takes a waiter out of the queue that was put back into it, and takes itself for a holder.
+fn leave(record: &Record, at: usize, facts: &Facts) -> Result<Answer<Grant>, Query> {
+    let mut next = record.clone();
+    let ended = EndedGrant { grant: grant(next.waiters.remove(at), 0, None, facts)?, reason: EndReason::Expired };
+    let wake = grant_waiting(&mut next, facts)?;
+    Ok(write(next, Err(not_holder(record, Some(ended), facts)?), wake))
 }
 
 impl Request for Renew {
@@ -248,7 +259,8 @@ impl Request for Break {
         let is_meant =
             |ending: &&EndedGrant| ending.reason != EndReason::Released && proofs.contains(&ending.grant.proof);
         // Eviction comes first, because it would drop the ending of a broken grant whose owner is dead.
-        let mut broken: Vec<EndedGrant> = evict(&mut next, facts)?.iter().filter(is_meant).cloned().collect();
+        let evicted = evict(&mut next, facts, &|grant| proofs.contains(&grant.proof))?;
+        let mut broken: Vec<EndedGrant> = evicted.iter().filter(is_meant).cloned().collect();
         while let Some(at) = next.holders.iter().position(|grant| proofs.contains(&grant.proof)) {
             broken.push(EndedGrant { grant: end(&mut next, at, EndReason::Broken), reason: EndReason::Broken });
         }
@@ -303,7 +315,7 @@ impl Request for Gc {
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query> {
         // The commit writes a copied record anew, here.
         let mut next = Record { is_copy: false, ..record.clone() };
-        let evicted = evict(&mut next, facts)?;
+        let evicted = evict(&mut next, facts, &|_| true)?;
         let mut dropped = Vec::new();
         for waiter in std::mem::take(&mut next.waiters) {
             if is_gone(&waiter, facts)? { &mut dropped } else { &mut next.waiters }.push(waiter);

@@ -149,8 +149,7 @@ fn refused(refusal: WriteRefusal) -> Step {
 /// Decides about a write by the rules in the module documentation.
 fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Query> {
     let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
-    let mut next = record.clone();
-    let mut wake = Vec::new();
+    let (mut next, mut wake) = (record.clone(), Vec::new());
     let (mut mine, mut stale) = (None, None);
     match find(record, &writing.credentials, facts)? {
         Match::Grant(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
@@ -172,6 +171,7 @@ fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Ste
             if writing.require_lock {
                 return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
             }
+            evict(&mut next, facts, &|_| true)?;
             wake = grant_waiting(&mut next, facts)?;
             if let Some(orphan) = &writing.credentials.orphan
                 && let Some(refusal) = refusal_of_orphan(orphan, &next, &writing.credentials.space, facts)?
@@ -235,7 +235,7 @@ fn refusal_of_orphan(
 /// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger
 /// token.
 fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
-    evict(record, facts)?;
+    evict(record, facts, &|_| true)?;
     let last = record.ended_grants.iter().max_by_key(|other| other.grant.token);
     let written_since = record.value.as_ref().is_some_and(|value| value.token > ending.grant.token);
     let is_last = last.is_none_or(|last| last.grant.proof == ending.grant.proof);

@@ -121,22 +121,21 @@ impl Reporter<'_> {
 
     /// Returns true if the owner is stopped, and cannot release the lock.
     pub(super) fn is_stopped(&self, grant: &Grant) -> bool {
-        grant.claim.is_none()
-            && self.owner(&grant.owner).is_some_and(|owner| self.host.is_stopped(&grant.owner.domain, &owner))
+        grant.claim.is_none() && self.liveness(&grant.owner) == Liveness::Stopped
     }
 
     /// Returns true if the grant ends without a release: with its lease, or with an owner that is alive here.
     pub(super) fn ends_by_itself(&self, grant: &Grant) -> bool {
         match grant.lifetime {
             Lifetime::UntilReleased => grant.claim.is_some(),
-            Lifetime::WhileOwnerLives => self.liveness(&grant.owner) == Liveness::Alive,
+            Lifetime::WhileOwnerLives => self.liveness(&grant.owner).is_seen_alive(),
             _ => true,
         }
     }
 
     /// Returns true if a break may be right: the grant lasts until it is released, or its owner is not seen alive here.
     pub(super) fn may_need_force(&self, grant: &Grant) -> bool {
-        let lasts = grant.lifetime == Lifetime::UntilReleased || self.liveness(&grant.owner) != Liveness::Alive;
+        let lasts = grant.lifetime == Lifetime::UntilReleased || !self.liveness(&grant.owner).is_seen_alive();
         grant.claim.is_none() && lasts
     }
 
@@ -145,7 +144,7 @@ impl Reporter<'_> {
     pub(super) fn can_be_ended(&self, grant: &Grant) -> bool {
         let is_renewed = matches!(grant.lifetime, Lifetime::Keepalive(_));
         let ends_with_owner = grant.claim.is_none() && grant.lifetime != Lifetime::UntilReleased;
-        is_renewed || (ends_with_owner && self.liveness(&grant.owner) == Liveness::Alive)
+        is_renewed || (ends_with_owner && self.liveness(&grant.owner).is_seen_alive())
     }
 
     /// Returns what the break of a grant did not end at once, or `None`.
@@ -153,14 +152,12 @@ impl Reporter<'_> {
         let party = &ending.grant.owner;
         // A grant that lasts until it is released may be of a process that has handed it over.
         let depends = ending.reason == EndReason::Broken && ending.grant.lifetime != Lifetime::UntilReleased;
-        let ends_command = |supervisor: &ProcessId| {
-            self.host.liveness(&party.domain, supervisor, self.scope) == Liveness::Alive
-                && !self.host.is_stopped(&party.domain, supervisor)
-        };
+        let ends_command =
+            |supervisor: &ProcessId| self.host.liveness(&party.domain, supervisor, self.scope) == Liveness::Alive;
         match (self.liveness(party), party.supervisor) {
             _ if !depends || ending.grant.claim.is_some() => None,
             (Liveness::Dead, _) => None,
-            (Liveness::Alive, Some(supervisor)) if ends_command(&supervisor) => None,
+            (Liveness::Alive | Liveness::Stopped, Some(supervisor)) if ends_command(&supervisor) => None,
             (Liveness::Unknown | Liveness::Missing, Some(_)) => Some(format!(
                 "its command on {} goes on until csalock there notices the break, with its lease at the latest",
                 escape(party.host.as_bytes())
@@ -176,7 +173,7 @@ impl Reporter<'_> {
     /// Returns the end of the lease that counts until the holder renews it: no other end of the holder shows here.
     pub(super) fn renewable_end(&self, grant: &Grant) -> Option<Duration> {
         let Lifetime::Keepalive(lease) = &grant.lifetime else { return None };
-        let is_seen = self.liveness(&grant.owner) == Liveness::Alive;
+        let is_seen = self.liveness(&grant.owner).is_seen_alive();
         (!is_seen).then_some(Duration::from_millis(lease.wall))
     }
 
@@ -194,7 +191,7 @@ impl Reporter<'_> {
             Lifetime::UntilReleased => match self.liveness(&grant.owner) {
                 Liveness::Dead => "until it is released, though its process has ended",
                 Liveness::Missing => "until it is released, though its process is not here",
-                Liveness::Alive | Liveness::Unknown => "until it is released",
+                _ => "until it is released",
             },
         };
         text.to_string()

@@ -215,7 +215,7 @@ fn party(
         _ => (None, None),
     };
     let alive = match alive {
-        Liveness::Alive => "yes",
+        Liveness::Alive | Liveness::Stopped => "yes",
         Liveness::Dead => "no",
         Liveness::Unknown | Liveness::Missing => "unknown",
     };

@@ -187,7 +187,7 @@ impl<'a> RefusedLock<'a> {
             format!("wait longer with {}, or {or}", self.settings.timeout)
         });
         let holding = match holders {
-            [] => "no process holds it, but other waiters came first".to_string(),
+            [] => "no process holds it now, but the turn of this caller did not come in time".to_string(),
             _ => self.each(holders),
         };
         self.report(ErrorKind::Busy, format!("{self} is busy: {holding}"), hint, holders)

@@ -34,6 +34,7 @@ pub(super) fn show(record: Record) {
         holders: (0..record.holders.len()).map(|at| standings[at % standings.len()]).collect(),
         owners: record.holders.iter().map(|grant| grant.owner.processes.last().copied()).collect(),
         waiters: record.waiters.iter().map(|_| Liveness::Unknown).collect(),
+        is_free: false,
         record,
     };
     let record = &status.record;

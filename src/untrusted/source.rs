@@ -121,6 +121,7 @@ impl Source<'_> {
             process: self.process(),
             lifetime: self.lifetime(),
             needs_confirmation: self.one_in_two(),
+            was_frozen: self.one_in_two(),
             release_on_exit: self.one_in_two(),
             claim: self.option(Source::bytes),
             latest_only: self.one_in_two(),

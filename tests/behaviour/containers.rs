@@ -117,6 +117,19 @@ on_every_store! {
         assert_eq!(last.wait().stdout, "ran\n");
     }
 
+    fn the_waiters_of_a_killed_container_keep_no_lock_from_being_free(sandbox: &Sandbox) {
+        let wait = "csalock run -w inf x true & csalock run -w inf x true & wait";
+        let mut holder = sandbox.holder("x");
+        let Some(inside) = container(sandbox, &["dash", "-c", wait]) else { return };
+        let mut inside = inside.spawn();
+        wait_until("both wait", || sandbox.waiting("x") == 2);
+        inside.kill();
+        holder.release();
+        sandbox.csalock(["wait", "-w", "inf", "x"]).run();
+        let shown = sandbox.csalock(["status", "x"]).capture().stdout;
+        assert!(shown.lines().last().is_some_and(|line| line.split_whitespace().nth(2) == Some("0")), "{shown}");
+    }
+
     fn doctor_says_that_it_is_in_a_container(sandbox: &Sandbox) {
         let Some(doctor) = container(sandbox, &["csalock", "doctor"]) else { return };
         let done = doctor.capture();

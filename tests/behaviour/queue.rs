@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::etcd::fair::fair;
-use crate::sandbox::{Job, Sandbox, proc, wait_until, wait_until_or_show};
+use crate::sandbox::{Job, Sandbox, has, proc, wait_until, wait_until_or_show};
 
 /// The number of hand-overs, and the time in milliseconds from kill -9 of a holder to the next command. On an idle machine
 /// a waiter that only polls needs more; on a loaded one the time is scaled with the load. `benches` measures the real time.
@@ -76,10 +76,76 @@ fn script_with_stopped_waiter(sandbox: &Sandbox) -> (Job, Pid, Pid) {
 }
 
 fn is_stopped(process: Pid) -> bool {
-    matches!(proc::stat(process.as_raw()), Some(('T', _)))
+    matches!(proc::stat(process.as_raw()), Some(('T' | 't', _)))
+}
+
+/// Stops a waiter and its sleeping child, as Ctrl-Z does. Returns both.
+fn stop(waiter: &Job) -> Vec<Pid> {
+    let all: Vec<Pid> = proc::children(waiter.pid()).into_iter().chain([waiter.pid()]).map(Pid::from_raw).collect();
+    send(&all, Signal::SIGSTOP);
+    wait_until("it is stopped", || all.iter().all(|process| is_stopped(*process)));
+    all
+}
+
+fn send(processes: &[Pid], signal: Signal) {
+    processes.iter().for_each(|process| kill(*process, signal).unwrap());
+}
+
+/// Starts a waiter that stops when it hears of its grant. Returns strace(1), which starts it, and the waiter.
+fn waiter_that_stops_at_its_grant(sandbox: &Sandbox, words: &[&str]) -> (Job, Pid) {
+    let before = sandbox.waiting("x");
+    let stop = ["-qq", "-o", "trace", "-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=SIGSTOP:when=1", "csalock"];
+    let job = sandbox.call("strace", stop.iter().chain(words)).spawn();
+    wait_until("it waits", || sandbox.waiting("x") == before + 1);
+    let waiter = Pid::from_raw(proc::children(job.pid())[0]);
+    (job, waiter)
 }
 
 on_every_store_of_files! {
+    fn a_waiter_that_stops_between_its_grant_and_its_start_hands_on(sandbox: &Sandbox) {
+        require!(has("strace"));
+        for words in [&["run", "-w", "inf", "x", "dash", "-c", "echo first >> order"][..], &["run", "-sw", "inf", "x", "true"]] {
+            let holder = sandbox.holder("x");
+            let (job, waiter) = waiter_that_stops_at_its_grant(sandbox, words);
+            holder.wait().exits(0);
+            wait_until("it is stopped", || is_stopped(waiter));
+            sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", "echo second >> order"]).run();
+            assert_eq!((sandbox.waiting("x"), is_stopped(waiter)), (1, true));
+            kill(waiter, Signal::SIGCONT).unwrap();
+            job.wait().exits(0);
+        }
+        assert_eq!(sandbox.read("files/order"), "second\nfirst\nsecond\n");
+    }
+
+    fn a_stopped_waiter_of_several_names_hands_all_of_them_on(sandbox: &Sandbox) {
+        let holder = sandbox.holder("y");
+        let job = sandbox.csalock(["run", "-w", "inf", "x", "--also", "y", "dash", "-c", "echo both >> order"]).spawn();
+        wait_until("it waits for the second name", || sandbox.waiting("y") == 1);
+        let all = stop(&job);
+        sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", "echo one >> order"]).run();
+        holder.wait().exits(0);
+        sandbox.csalock(["run", "-n", "y", "dash", "-c", "echo two >> order"]).run();
+        send(&all, Signal::SIGCONT);
+        job.wait().exits(0);
+        assert_eq!(sandbox.read("files/order"), "one\ntwo\nboth\n");
+        assert!(sandbox.is_tidy());
+    }
+
+    fn a_command_does_not_start_after_the_end_of_its_wait_for_a_grant_that_came_in_time(sandbox: &Sandbox) {
+        require!(has("strace"));
+        let holder = sandbox.holder("x");
+        let (job, waiter) = waiter_that_stops_at_its_grant(sandbox, &["run", "-w", "2s", "x", "touch", "ran"]);
+        let other = sandbox.holder("later");
+        holder.wait().exits(0);
+        wait_until("it is stopped", || is_stopped(waiter));
+        sandbox.csalock(["run", "-q", "-w", "2s", "later", "true"]).capture().exits(75);
+        other.wait().exits(0);
+        kill(waiter, Signal::SIGCONT).unwrap();
+        job.wait().exits(75);
+        assert!(!sandbox.path("files/ran").exists());
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
     fn a_stopped_waiter_of_a_dead_script_is_passed_over(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let (_job, script, waits) = script_with_stopped_waiter(sandbox);
@@ -90,18 +156,53 @@ on_every_store_of_files! {
         kill(waits, Signal::SIGKILL).unwrap();
     }
 
-    fn a_grant_of_a_stopped_waiter_ends_with_its_script(sandbox: &Sandbox) {
-        let holder = sandbox.holder("x");
-        let (_job, script, waits) = script_with_stopped_waiter(sandbox);
-        let next = sandbox.waiter("x", "echo ran");
-        assert_eq!((holder.wait().code, sandbox.state("x").as_str()), (Some(0), "held"));
-        kill(script, Signal::SIGKILL).unwrap();
-        assert_eq!((next.wait().stdout.as_str(), is_stopped(waits)), ("ran\n", true));
-        kill(waits, Signal::SIGKILL).unwrap();
-    }
 }
 
 on_every_store! {
+    fn a_stopped_waiter_is_passed_over_and_keeps_its_place(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
+        let stopped = sandbox.waiter("x", "echo stopped >> order");
+        let all = stop(&stopped);
+        let mut second = sandbox.waiter("x", "echo second >> order; cat; echo end >> order");
+        let third = sandbox.waiter("x", "echo third >> order");
+        holder.wait().exits(0);
+        wait_until("the second has it", || sandbox.path("files/order").exists());
+        assert!(all.iter().all(|process| is_stopped(*process)));
+        send(&all, Signal::SIGCONT);
+        second.release();
+        for job in [second, stopped, third] {
+            job.wait().exits(0);
+        }
+        assert_eq!(sandbox.read("files/order"), "second\nend\nstopped\nthird\n");
+    }
+
+    fn a_lock_whose_waiters_are_all_stopped_is_free_until_one_goes_on(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
+        let (first, second) = (sandbox.waiter("x", "echo first >> order"), sandbox.waiter("x", "echo second >> order"));
+        let all = [&first, &second].map(|waiter| stop(waiter));
+        holder.wait().exits(0);
+        sandbox.csalock(["wait", "-w", "inf", "x"]).run();
+        sandbox.csalock(["run", "-n", "x", "dash", "-c", "echo newcomer >> order"]).run();
+        send(&all[1], Signal::SIGCONT);
+        second.wait().exits(0);
+        send(&all[0], Signal::SIGCONT);
+        first.wait().exits(0);
+        assert_eq!(sandbox.read("files/order"), "newcomer\nsecond\nfirst\n");
+    }
+
+    fn a_command_does_not_start_after_the_end_of_its_wait(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
+        let stopped = sandbox.csalock(["run", "-q", "-w", "1s", "x", "touch", "ran"]).spawn();
+        wait_until("it waits", || sandbox.waiting("x") == 1);
+        let all = stop(&stopped);
+        sandbox.csalock(["run", "-q", "-w", "1s", "x", "touch", "ran"]).capture().exits(75);
+        holder.wait().exits(0);
+        send(&all, Signal::SIGCONT);
+        stopped.wait().exits(75);
+        assert!(!sandbox.path("files/ran").exists());
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
     fn lock_and_run_wait_in_one_queue(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters = Vec::new();
@@ -181,25 +282,11 @@ on_every_store! {
         assert!(done.stderr.ends_with(": cat, which ended without releasing it\n"), "{}", done.stderr);
     }
 
-    fn a_waiter_that_is_stopped_holds_up_its_turn_and_no_more(sandbox: &Sandbox) {
-        let holder = sandbox.holder("x");
-        let waiter = sandbox.waiter("x", "echo first >> order");
-        let stopped = Pid::from_raw(sandbox.waiters("x")[0]);
-        kill(stopped, Signal::SIGSTOP).unwrap();
-        wait_until("it is stopped", || is_stopped(stopped));
-        let second = sandbox.waiter("x", "echo second >> order");
-        holder.wait().exits(0);
-        assert_eq!(sandbox.holders("x"), [stopped.as_raw()]);
-        kill(stopped, Signal::SIGCONT).unwrap();
-        assert_eq!((waiter.wait().code, second.wait().code), (Some(0), Some(0)));
-        assert_eq!(sandbox.read("files/order"), "first\nsecond\n");
-    }
-
     fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let (mut job, _script, waits) = script_with_stopped_waiter(sandbox);
         holder.wait().exits(0);
-        assert_eq!(sandbox.state("x"), "held");
+        assert_eq!(sandbox.state("x"), "free");
         kill(waits, Signal::SIGKILL).unwrap();
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture().prints(0, "ran\n");
         assert!(!job.has_ended() && job.printed().is_empty());

@@ -42,6 +42,14 @@ on_every_store! {
         waiter.wait().exits(0);
     }
 
+    fn a_wait_for_the_lock_of_the_caller_is_a_deadlock(sandbox: &Sandbox) {
+        let done = sandbox.csalock(["run", "x", "csalock", "wait", "-w", "inf", "x"]).capture();
+        assert_eq!(done.code, Some(84), "{done:?}");
+        assert!(done.stderr.contains("waiting would never end"), "{}", done.stderr);
+        sandbox.csalock(["run", "x", "csalock", "wait", "-nq", "x"]).capture().exits(75);
+        sandbox.csalock(["run", "y", "csalock", "wait", "-w", "inf", "x"]).run();
+    }
+
     fn a_lock_that_a_dead_holder_left_is_free(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x; kill -9 $$").capture();
         sandbox.await_abandoned("x");

@@ -62,7 +62,7 @@ pub(crate) fn think(
         let seen = record.holders.iter().filter_map(|grant| whose(&grant.proof)).collect();
         state.actors[at].breaking = Some(seen);
     }
-    let mut facts = world.no_facts();
+    let mut facts = world.no_facts(state);
     known.iter().for_each(|known| known.teach(&mut facts));
     let mut has_asked = false;
     let step = loop {
@@ -302,7 +302,8 @@ impl World {
             mode: share,
             slots: std::num::NonZeroU32::new(script.slots).filter(|_| share == csalock::lock::Mode::Slot),
             lifetime,
-            needs_confirmation: script.for_shell || script.lasts != Lasts::OwnerLives,
+            // The model of a waiter of an older version has fewer states.
+            needs_confirmation: script.for_shell || script.lasts != Lasts::OwnerLives || self.faults.stops > 0,
             latest_only: script.latest_only,
             enclosing_grants: if holds_any { vec![proof(at)] } else { Vec::new() },
             lease: actor.waits_by.map(lease),
@@ -348,6 +349,7 @@ impl World {
         let actor = &state.actors[at];
         match &actor.phase {
             Phase::Ended => false,
+            _ if state.is_stopped(&process(at)) => false,
             Phase::Waiting { processes, leases, seen } => {
                 actor.rung
                     || state.dead & processes != 0

@@ -12,6 +12,8 @@ use super::world::{Planted, World, home};
 pub(crate) enum Known {
     /// The state of the process with this pid on this host.
     Fate(u8, i32, Seen),
+    /// No group of processes is frozen here.
+    NotFrozen(u8, i32),
     /// Whether this lease is over.
     Over(u64, bool),
     /// Whether this lease outlasts an unlimited wait: no.
@@ -29,6 +31,7 @@ pub(crate) const SPAN: u64 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Seen {
     Alive,
+    Stopped,
     Dead,
     Unknown,
     Missing,
@@ -49,9 +52,13 @@ impl Known {
                     _ if where_it_is != host => Seen::Unknown,
                     _ if world.planted == Some(Planted::DeathUnseen) => Seen::Alive,
                     true => Seen::Dead,
+                    false if state.is_stopped(process) && world.planted != Some(Planted::StopsUnseen) => Seen::Stopped,
                     false => Seen::Alive,
                 };
                 Known::Fate(where_it_is, process.pid, seen)
+            }
+            Query::Frozen(at, process) => {
+                Known::NotFrozen((0..8).find(|known| home(*known) == *at).unwrap(), process.pid)
             }
             Query::LeaseExpired(lease) => Known::Over(lease.ends, state.is_over(lease.ends)),
             Query::Outlasts(lease) => Known::NotOutlasted(lease.ends),
@@ -64,7 +71,7 @@ impl Known {
 
     /// Whether a later request cannot have another result.
     pub(crate) fn is_final(&self) -> bool {
-        !matches!(self, Known::Fate(_, _, Seen::Alive) | Known::Over(_, false))
+        !matches!(self, Known::Fate(_, _, Seen::Alive | Seen::Stopped) | Known::Over(_, false))
     }
 
     pub(crate) fn teach(&self, facts: &mut Facts) {
@@ -72,12 +79,14 @@ impl Known {
             Known::Fate(host, pid, seen) => {
                 let fate = match seen {
                     Seen::Alive => Liveness::Alive,
+                    Seen::Stopped => Liveness::Stopped,
                     Seen::Dead => Liveness::Dead,
                     Seen::Unknown => Liveness::Unknown,
                     Seen::Missing => Liveness::Missing,
                 };
                 facts.insert_liveness(home(host), ProcessId { pid, start: 1 }, fate);
             }
+            Known::NotFrozen(host, pid) => facts.insert_frozen(home(host), ProcessId { pid, start: 1 }, false),
             Known::Over(number, over) => facts.insert_expired(lease(number), over),
             Known::NotOutlasted(number) => facts.insert_outlasts(lease(number), false),
             Known::Lent(number) => facts.insert_new_lease(SPAN, lease(number)),
@@ -88,7 +97,7 @@ impl Known {
 
 /// Everything that can be known at once about this record, on this host.
 pub(crate) fn decide_now<T>(world: &World, state: &State, host: u8, of: impl Fn(&Facts) -> Result<T, Query>) -> T {
-    let mut facts = world.no_facts();
+    let mut facts = world.no_facts(state);
     loop {
         match of(&facts) {
             Ok(done) => return done,

@@ -9,7 +9,7 @@ fn with(planted: Planted, actors: Vec<Script>, faults: Faults) -> World {
 }
 
 const ONE_DIES: Faults =
-    Faults { crashes: 1, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
+    Faults { stops: 0, crashes: 1, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
 
 #[test]
 fn two_callers_hold_at_once_if_an_unknown_process_counts_as_dead() {
@@ -73,4 +73,11 @@ fn a_job_runs_twice_if_a_success_that_is_not_on_record_counts_as_recorded() {
 fn a_name_is_stuck_if_a_dead_process_counts_as_alive() {
     let world = with(Planted::DeathUnseen, vec![takes(0), takes(0)], ONE_DIES);
     a_promise_is_broken(world, &[promises::NOT_STUCK, promises::WOKEN]);
+}
+
+#[test]
+fn callers_wait_for_a_stopped_waiter_if_its_stop_is_unseen() {
+    let faults = Faults { stops: 1, ..Faults::default() };
+    let world = with(Planted::StopsUnseen, vec![takes(0), takes(0), takes(0)], faults);
+    a_promise_is_broken(world, &[promises::PASSED]);
 }

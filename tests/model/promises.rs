@@ -19,6 +19,7 @@ pub(crate) const SERVED: &str = "a queue is granted by every change of the recor
 pub(crate) const HANDLES: &str = "every grant has a known handle, or depends on its waiter";
 pub(crate) const JOB_ONCE: &str = "a job whose success is on record does not begin again";
 pub(crate) const NOT_STUCK: &str = "no name is stuck once the dead are gone";
+pub(crate) const PASSED: &str = "no waiter waits for a stopped one";
 pub(crate) const WOKEN: &str = "a waiter is woken by another actor, or polls";
 
 /// Newcomers act as this one.
@@ -37,6 +38,7 @@ pub(crate) fn all() -> Vec<Property<World>> {
         Property::always(HANDLES, have_handles),
         Property::always(JOB_ONCE, |_, state: &State| state.broken != Some(JOB_ONCE)),
         Property::always(NOT_STUCK, |world, state| !is_over(state) || is_free_for_all(world, state)),
+        Property::always(PASSED, |world, state| !waits_for_stopped(world, state)),
         Property::always(WOKEN, |world, state| !all_actors_wait(world, state)),
     ]
 }
@@ -107,12 +109,16 @@ pub(crate) fn broken_by_swap(
     // The holder was granted after all waiters before it in the queue; a newcomer comes after all of them.
     for grant in new.holders.iter().filter(is_new) {
         let place = old.waiters.iter().position(|waiter| waiter.proof == grant.proof).unwrap_or(old.waiters.len());
-        if old.waiters[..place].iter().any(|waiter| is_there(waiter) && !holds(waiter.proof)) {
+        let is_next = |waiter: &Waiter| is_there(waiter) && !state.was_stopped(&waiter.process);
+        if old.waiters[..place].iter().any(|waiter| is_next(waiter) && !holds(waiter.proof)) {
             return Some(FIRST_COME);
         }
     }
     let stayed = old.waiters.iter().filter(|waiter| waits(waiter.proof)).map(|waiter| waiter.proof);
-    if !new.waiters.iter().map(|waiter| waiter.proof).take(stayed.clone().count()).eq(stayed) {
+    // A waiter whose grant was taken back comes first again.
+    let is_back = |waiter: &&Waiter| old.holders.iter().any(|grant| grant.proof == waiter.proof);
+    let queue = new.waiters.iter().skip_while(is_back).map(|waiter| waiter.proof);
+    if !queue.take(stayed.clone().count()).eq(stayed) {
         return Some(FIRST_COME);
     }
     let ended = old.holders.iter().filter(|grant| !holds(grant.proof));
@@ -120,7 +126,7 @@ pub(crate) fn broken_by_swap(
         return Some(KEPT);
     }
     // Only what does not serve leaves holders as they are.
-    let first_fits = new.waiters.first().is_some_and(|first| {
+    let first_fits = new.waiters.iter().find(|waiter| !state.was_stopped(&waiter.process)).is_some_and(|first| {
         let mut holds: Vec<_> = new.holders.iter().map(key).collect();
         let slot = (0..).find(|slot| holds.iter().all(|(_, other, _)| other != slot)).unwrap_or_default();
         let slot = if first.mode == Mode::Slot { slot } else { 0 };
@@ -147,7 +153,8 @@ fn may_end(world: &World, state: &State, by: usize, swap: &Swapping, grant: &Gra
     let Some(whose) = whose(&grant.proof) else { return false };
     let is_over = grant.lifetime.lease().is_some_and(|lease| state.is_over(lease.ends));
     let depends_on = grant.provisional.unwrap_or_else(|| owner(&world.actors[whose], whose));
-    let is_lost = state.is_dead(&depends_on) || state.is_dead(&owner(&world.actors[whose], whose));
+    let is_taken_back = grant.provisional.is_some_and(|process| state.was_stopped(&process));
+    let is_lost = is_taken_back || state.is_dead(&depends_on) || state.is_dead(&owner(&world.actors[whose], whose));
     whose == by || swap.breaks.contains(&whose) || is_over || is_lost || grant.lifetime == Lifetime::OwnerDied
 }
 
@@ -198,12 +205,25 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
     })
 }
 
+/// Whether the actors that are not stopped wait, and no event lets them read, although no stopped one has a lock.
+fn waits_for_stopped(world: &World, state: &State) -> bool {
+    let is_stopped = |at: &usize| state.is_stopped(&process(*at));
+    let is_at_work = |at: &usize| is_stopped(at) && state.actors[*at].holds.iter().any(|hold| hold.said);
+    let (all, idle) = (0..world.actors.len(), |at: &usize| is_stopped(at) || !world.can_go_on(state, *at));
+    let waits = |at: usize| matches!(state.actors[at].phase, Phase::Waiting { .. });
+    state.stopped != 0
+        && state.on_its_way.is_empty()
+        && all.clone().all(|at| idle(&at))
+        && !all.clone().any(|at| is_at_work(&at))
+        && all.clone().any(|at| !is_stopped(&at) && waits(at))
+}
+
 /// Whether all live actors wait, and no event will ever let them read; or they would read in vain.
 fn all_actors_wait(world: &World, state: &State) -> bool {
     let waits = |at: usize| matches!(state.actors[at].phase, Phase::Waiting { .. });
     let idle = |at: usize| state.actors[at].phase == Phase::Ended || !world.can_go_on(state, at);
     let all = 0..world.actors.len();
-    if !state.on_its_way.is_empty() || !all.clone().any(waits) || !all.clone().all(idle) {
+    if state.stopped != 0 || !state.on_its_way.is_empty() || !all.clone().any(waits) || !all.clone().all(idle) {
         return false;
     }
     // A waiter for a lease sees its end.

@@ -14,6 +14,9 @@ pub(crate) struct State {
     pub(crate) actors: Vec<Actor>,
     /// The processes that are dead, by [`super::context::bit`].
     pub(crate) dead: u32,
+    /// The processes that are stopped, and those that have ever been.
+    pub(crate) stopped: u32,
+    pub(crate) ever_stopped: u32,
     /// How many leases were lent, and which of them are over.
     pub(crate) lent: u8,
     pub(crate) over: u32,
@@ -42,6 +45,8 @@ impl State {
             names: vec![Kept::default(); world.names],
             actors: world.actors.iter().map(|_| Actor::new(world.names)).collect(),
             dead: 0,
+            stopped: 0,
+            ever_stopped: 0,
             lent: 0,
             over: 0,
             left: world.faults,
@@ -54,6 +59,14 @@ impl State {
 
     pub(crate) fn is_over(&self, lease: u64) -> bool {
         self.over & (1 << lease) != 0
+    }
+
+    pub(crate) fn is_stopped(&self, process: &csalock::lock::ProcessId) -> bool {
+        self.stopped & super::world::bit(process) != 0
+    }
+
+    pub(crate) fn was_stopped(&self, process: &csalock::lock::ProcessId) -> bool {
+        self.ever_stopped & super::world::bit(process) != 0
     }
 
     pub(crate) fn is_dead(&self, process: &csalock::lock::ProcessId) -> bool {

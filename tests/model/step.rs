@@ -20,6 +20,9 @@ pub(crate) enum Action {
     LosesReply(usize),
     /// It has waited for long enough.
     IsImpatient(usize),
+    /// Its process is stopped.
+    IsStopped(usize),
+    IsContinued(usize),
     /// Its process dies.
     Dies(usize),
     /// Its shell dies.
@@ -76,6 +79,12 @@ impl Model for World {
                 state.actors[at].leaves = true;
                 state.actors[at].phase = Phase::Ready;
             }
+            Action::IsStopped(at) => {
+                state.left.stops -= 1;
+                state.stopped |= bit(&process(at));
+                state.ever_stopped |= bit(&process(at));
+            }
+            Action::IsContinued(at) => state.stopped &= !bit(&process(at)),
             Action::Dies(at) => {
                 state.left.crashes -= 1;
                 self.die(state, at);
@@ -123,6 +132,10 @@ impl World {
     fn actions_of(&self, state: &State, at: usize, actions: &mut Vec<Action>) {
         let actor = &state.actors[at];
         let lives = !state.is_dead(&process(at));
+        if state.is_stopped(&process(at)) {
+            actions.push(Action::IsContinued(at));
+            return;
+        }
         let can_go = self.can_go_on(state, at);
         if can_go {
             actions.push(Action::Goes(at));
@@ -151,6 +164,9 @@ impl World {
                 }
             }
             _ => {}
+        }
+        if state.left.stops > 0 && lives {
+            actions.push(Action::IsStopped(at));
         }
         if matches!(actor.phase, Phase::Waiting { .. }) && self.actors[at].impatient {
             actions.push(Action::IsImpatient(at));

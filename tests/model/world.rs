@@ -1,5 +1,6 @@
 //! A world to be explored: who is in it, what they want, and what may go wrong.
 
+use super::state::State;
 use csalock::lock::{Facts, Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
 
 /// Everything that does not change while a world is explored.
@@ -18,6 +19,8 @@ pub(crate) struct World {
 /// How often what may go wrong, in the whole of one run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Faults {
+    /// A process is stopped between two of its steps, and is continued at any time.
+    pub(crate) stops: u8,
     /// A process dies between two of its steps.
     pub(crate) crashes: u8,
     /// A swap happens, and its reply is lost.
@@ -107,6 +110,8 @@ pub(crate) enum Planted {
     NobodyRung,
     /// A grant to a waiter does not depend on the waiter.
     BornConfirmed,
+    /// No actor sees that another is stopped.
+    StopsUnseen,
     /// No actor sees that another is dead.
     DeathUnseen,
     /// A success that the store did not accept counts as recorded.
@@ -201,8 +206,9 @@ impl World {
     }
 
     /// Facts without answers, of a store that loses replies if that may happen in this world.
-    pub(crate) fn no_facts(&self) -> Facts {
-        let mut facts = Facts::at(0);
+    pub(crate) fn no_facts(&self, state: &State) -> Facts {
+        // A waiter that stops does so for long.
+        let mut facts = Facts::at(1000 * u64::from(self.faults.stops - state.left.stops));
         facts.replies_get_lost = self.faults.lost_replies > 0 || self.faults.late_copies > 0;
         facts
     }

@@ -12,7 +12,7 @@ const NOTHING: Faults = few([0; 4]);
 
 /// So many crashes, lost replies, stale reads and late arrivals.
 const fn few([crashes, lost_replies, stale_reads, late_arrivals]: [u8; 4]) -> Faults {
-    Faults { crashes, lost_replies, stale_reads, late_arrivals, late_copies: 0, leases: 0 }
+    Faults { stops: 0, crashes, lost_replies, stale_reads, late_arrivals, late_copies: 0, leases: 0 }
 }
 
 /// The same, with so many leases.
@@ -205,4 +205,16 @@ fn only_the_newest_of_some_callers_waits() {
     let deploy = || takes(0).latest_only();
     explore("latest only", &[takes(0), deploy(), deploy()], few([1, 0, 0, 0]), few([2, 0, 1, 0]));
     explore("latest only, three of them", &[deploy(), deploy(), deploy()], NOTHING, few([1, 0, 1, 0]));
+}
+
+#[test]
+fn waiters_are_stopped_and_continued() {
+    let stops = |stops: u8, others| Faults { stops, ..few(others) };
+    let two = &[takes(0), takes(0)];
+    explore("two callers, stopped", two, stops(2, [1, 0, 0, 0]), stops(3, [1, 1, 1, 1]));
+    explore("three callers, one stopped", &[takes(0), takes(0), takes(0)], stops(1, [0; 4]), stops(2, [1, 0, 0, 0]));
+    let (reader, writer) = (|| shares(0, Mode::Shared), takes(0));
+    explore("a stopped reader or writer", &[reader(), writer, reader()], stops(1, [0; 4]), stops(2, [0; 4]));
+    let shell = || takes(0).for_shell();
+    explore("stopped shells", &[shell(), shell()], stops(1, [1, 0, 0, 0]), stops(2, [1, 1, 0, 0]));
 }

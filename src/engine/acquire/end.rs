@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::wait::AfterWait;
-use super::{AcquireAttempt, AcquireResult};
+use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT};
 use crate::engine::commit::CasRetry;
 use crate::engine::history::Remark;
 use crate::engine::wait_policy::WaitClock;
@@ -104,6 +104,21 @@ impl AcquireAttempt<'_> {
         }
         self.engine.note_leases(&record);
         Ok(Some(AcquireResult::Refused(Refusal::Busy(record.holders))))
+    }
+
+    /// Returns true if the attempt waited for this grant until its deadline, because the process was stopped or slow.
+    pub(super) fn is_late(&self, taken: &Result<AcquireResult>, clock: &WaitClock) -> bool {
+        let is_mine = |grant: &Grant| grant.proof == self.terms.entry.proof;
+        matches!(taken, Ok(AcquireResult::Granted(grant, _)) if is_mine(grant))
+            && self.waits_since.is_some()
+            && clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
+    }
+
+    /// Releases a grant that came too late.
+    pub(super) fn give_back(&mut self) -> Result<AcquireResult> {
+        self.store_deadline.change(Some(self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT)));
+        let _ = self.engine.release(self.name, self.terms.entry.proof)?;
+        Ok(AcquireResult::Refused(Refusal::Busy(self.engine.read(self.name)?.1.holders)))
     }
 
     /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the next

@@ -51,6 +51,7 @@ fn full() -> Record {
         enclosing_grants: vec![grant.proof],
         blocked_processes: vec![ProcessId { pid: 15, start: 16 }],
         lease: Some(shared.clone()),
+        was_frozen: false,
         since: 14,
     };
     Record {

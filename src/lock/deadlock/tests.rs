@@ -59,6 +59,7 @@ fn waits(pid: i32, share: Mode) -> Waiter {
         enclosing_grants: Vec::new(),
         blocked_processes: vec![ProcessId { pid, start: 1 }],
         lease: None,
+        was_frozen: false,
         since: pid as u64,
     }
 }

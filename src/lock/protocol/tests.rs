@@ -60,6 +60,13 @@ fn wants_of(pid: i32, share: Mode, slots: u32) -> Acquire {
 /// Pid of the process that has committed its grants.
 const DECIDED: i32 = 50;
 
+/// Pids of a process that is stopped, and of processes that are frozen.
+const STOPPED: i32 = 60;
+const FROZEN: [i32; 2] = [61, 62];
+
+/// Pid of a process of another host.
+const UNSEEN: i32 = 63;
+
 /// Decides about a request while these pids are dead, all others live, and leases that end at 0 are over.
 fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::Response> {
     let mut facts = Facts::at(7);
@@ -67,10 +74,19 @@ fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::R
         match decide(record, ask, &facts) {
             Ok(step) => return step,
             Err(Query::Liveness(domain, process)) => {
-                let liveness = if dead.contains(&process.pid) { Liveness::Dead } else { Liveness::Alive };
+                let liveness = match process.pid {
+                    pid if dead.contains(&pid) => Liveness::Dead,
+                    STOPPED => Liveness::Stopped,
+                    UNSEEN => Liveness::Unknown,
+                    _ => Liveness::Alive,
+                };
                 facts.insert_liveness(domain, process, liveness);
             }
             Err(Query::Outlasts(lease)) => facts.insert_outlasts(lease, true),
+            Err(Query::Frozen(domain, process)) => {
+                let is_frozen = FROZEN.contains(&process.pid);
+                facts.insert_frozen(domain, process, is_frozen);
+            }
             Err(Query::NewLease(span)) => facts.insert_new_lease(span, lease(span)),
             Err(Query::Page(page)) => facts.insert_page(page, Vec::new()),
             Err(Query::Committed(who)) => facts.insert_committed(who, who == proof(DECIDED)),
@@ -842,4 +858,152 @@ fn the_newest_caller_waits_in_the_record_even_if_the_queue_has_pages() {
     apply(&mut record, 98, wants_latest(98), &[]);
     apply(&mut record, 99, wants_latest(99), &[]);
     assert_eq!((waiters(&record).len(), waiters(&record).last()), (INLINE_WAITERS + 1, Some(&99)));
+}
+
+/// The request of a waiter that confirms its grant, as all do.
+fn waits(pid: i32) -> Acquire {
+    let mut request = wants(pid, Mode::Exclusive);
+    request.entry.needs_confirmation = true;
+    request
+}
+
+/// Returns a record whose holder 1 is followed by these waiters.
+fn queue_of(waiters: &[i32]) -> Record {
+    let mut record = queue(&[Mode::Exclusive]);
+    for pid in waiters {
+        apply(&mut record, 2, waits(*pid), &[]);
+    }
+    record
+}
+
+fn pids(record: &Record) -> (Vec<i32>, Vec<i32>) {
+    let holders = record.holders.iter().map(|grant| grant.owner.processes[0].pid).collect();
+    (holders, record.waiters.iter().map(|waiter| waiter.process.pid).collect())
+}
+
+/// Makes all grants older than a waiter may be stopped.
+fn pass(record: &mut Record) {
+    record.holders.iter_mut().for_each(|grant| grant.since += 500);
+}
+
+#[test]
+fn a_stopped_waiter_is_passed_over_and_keeps_its_place() {
+    let mut record = queue_of(&[STOPPED, 3, 4]);
+    apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
+    assert_eq!(pids(&record), (vec![3], vec![STOPPED, 4]));
+    // Its own look shows that it goes on.
+    apply(&mut record, 6, Release(handle_of(3)), &[]).0.unwrap();
+    apply(&mut record, 7, Release(handle_of(4)), &[]).0.unwrap();
+    assert_eq!(pids(&record), (vec![], vec![STOPPED]));
+    let (step, _) = apply(&mut record, 8, wants(STOPPED, Mode::Exclusive), &[]);
+    assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
+}
+
+#[test]
+fn a_free_lock_wakes_its_stopped_waiters_and_is_free_for_newcomers() {
+    let mut record = queue_of(&[STOPPED]);
+    let (_, wake) = apply(&mut record, 5, Release(handle_of(1)), &[]);
+    assert_eq!((pids(&record), wake), ((vec![], vec![STOPPED]), vec![proof(STOPPED)]));
+    let (step, _) = apply(&mut record, 6, Acquire { queue: false, ..waits(3) }, &[]);
+    assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
+    assert_eq!(pids(&record), (vec![3], vec![STOPPED]));
+}
+
+#[test]
+fn a_waiter_behind_stopped_ones_watches_the_holder_as_the_first() {
+    let record = queue_of(&[STOPPED, 3]);
+    let step = settle(&record, &waits(3), &[]);
+    let Transition::Done(AcquireStep::Wait { processes, ahead, .. }) = step else { panic!("{step:?}") };
+    assert_eq!((processes[0].1, ahead), (process(1), 0));
+}
+
+#[test]
+fn an_unconfirmed_grant_of_a_stopped_waiter_is_taken_back_after_a_while() {
+    for stopped in [STOPPED, FROZEN[0]] {
+        let mut record = queue_of(&[stopped, 3]);
+        record.waiters[0].process = process(9);
+        apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
+        record.holders[0].provisional = Some(process(stopped));
+        let step = settle(&record, &waits(3), &[]);
+        assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+        pass(&mut record);
+        let (step, _) = apply(&mut record, 6, waits(3), &[]);
+        assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
+        assert_eq!(pids(&record), (vec![3], vec![stopped]));
+        // It cannot confirm what it has no longer, and waits in its old place.
+        apply(&mut record, 7, waits(4), &[]);
+        let confirm = Acquire { phase: Phase::Confirm, ..waits(stopped) };
+        let refused = settle(&record, &confirm, &[]);
+        assert!(matches!(refused, Transition::Done(AcquireStep::Refused(Refusal::Lost(_)))), "{refused:?}");
+        let step = settle(&record, &waits(stopped), &[]);
+        assert!(matches!(step.response(), AcquireStep::Again | AcquireStep::Wait { .. }), "{step:?}");
+        assert_eq!(pids(&record), (vec![3], vec![stopped, 4]));
+    }
+}
+
+#[test]
+fn a_confirmed_or_committed_grant_of_a_stopped_process_stays() {
+    let mut record = queue_of(&[3]);
+    (record.holders[0].owner, record.holders[0].provisional) = (owner(&[STOPPED]).into(), None);
+    pass(&mut record);
+    let step = settle(&record, &waits(3), &[]);
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+    (record.holders[0].proof, record.holders[0].provisional) = (proof(DECIDED), Some(process(STOPPED)));
+    let step = settle(&record, &waits(3), &[]);
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+}
+
+#[test]
+fn frozen_waiters_cost_one_turn_together() {
+    let mut record = queue_of(&[FROZEN[0], FROZEN[1], 3, 4]);
+    apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
+    assert_eq!(pids(&record), (vec![FROZEN[0]], vec![FROZEN[1], 3, 4]));
+    pass(&mut record);
+    apply(&mut record, 6, waits(3), &[]);
+    assert_eq!(pids(&record), (vec![3], vec![FROZEN[0], FROZEN[1], 4]));
+    apply(&mut record, 7, Release(handle_of(3)), &[]).0.unwrap();
+    assert_eq!(pids(&record), (vec![4], FROZEN.to_vec()));
+    apply(&mut record, 8, Release(handle_of(4)), &[]).0.unwrap();
+    let (step, _) = apply(&mut record, 9, wants(FROZEN[0], Mode::Exclusive), &[]);
+    assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
+}
+
+#[test]
+fn a_release_by_a_caller_whose_grant_was_taken_back_leaves_the_queue() {
+    let mut record = queue_of(&[2, 3]);
+    let (response, _) = apply(&mut record, 5, Release(handle_of(2)), &[]);
+    let ending = response.unwrap_err().ending;
+    assert_eq!(ending.map(|ending| ending.reason), Some(EndReason::Expired));
+    assert_eq!(pids(&record), (vec![1], vec![3]));
+}
+
+#[test]
+fn an_expired_grant_ends_only_for_a_waiter_that_needs_its_place() {
+    let sleeper = |mode| {
+        let mut record = Record::free(b"x");
+        for pid in [1, 2] {
+            apply(&mut record, pid as u64, Acquire { queue: false, ..wants(pid, mode) }, &[]);
+        }
+        let asleep = &mut record.holders[0];
+        asleep.lifetime = Lifetime::Keepalive(lease(0));
+        asleep.owner_mut().processes = vec![process(UNSEEN)];
+        record
+    };
+    for (mode, newcomer, left) in [
+        (Mode::Shared, Mode::Shared, vec![UNSEEN, 2, 3]),
+        (Mode::Slot, Mode::Slot, vec![2, 3]),
+        // The other holder is in the way all the same.
+        (Mode::Shared, Mode::Exclusive, vec![UNSEEN, 2]),
+    ] {
+        let mut record = sleeper(mode);
+        apply(&mut record, 4, Acquire { queue: false, ..wants(3, newcomer) }, &[]);
+        assert_eq!(pids(&record).0, left, "{mode:?} {newcomer:?}");
+    }
+    let mut record = sleeper(Mode::Shared);
+    apply(&mut record, 4, wants(3, Mode::Exclusive), &[]);
+    let step = settle(&record, &wants(3, Mode::Exclusive), &[]);
+    let Transition::Done(AcquireStep::Wait { leases, .. }) = step else { panic!("{step:?}") };
+    assert_eq!(leases, [], "an ended lease makes no wait short");
+    apply(&mut record, 5, Release(handle_of(2)), &[]).0.unwrap();
+    assert_eq!(pids(&record).0, [3]);
 }

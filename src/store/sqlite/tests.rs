@@ -394,6 +394,7 @@ fn the_views_agree_with_the_records() {
             lifetime: Lifetime::Ttl(5000),
             needs_confirmation: true,
             lease: Some(lease),
+            was_frozen: false,
             since: 1_795_408_001_123,
             release_on_exit: false,
             claim: None,
