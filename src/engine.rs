@@ -41,7 +41,7 @@ use crate::lock::{
     Release, ReportSuccess, Request, Transition, Waiter, decide,
 };
 use crate::signals::StartupState;
-use crate::store::{CommitResult, Location, Scope, Store, StoreDeadline, Version, Versioned, WriteOptions};
+use crate::store::{CommitResult, Durability, Location, Scope, Store, StoreDeadline, Version, Versioned, WriteOptions};
 
 pub struct Context {
     pub environment: Environment,
@@ -96,8 +96,9 @@ pub struct Engine {
 /// A record as read, with its version; the version is `None` if the store has no such record.
 pub type VersionedRecord = (Option<Version>, Record);
 
-/// The grants that were broken, or were stale and have been removed; none for an unreadable record.
-pub type Broken = std::result::Result<Vec<EndedGrant>, NotHolder>;
+/// The grants that were broken, or were stale and have been removed; or else the place to which an unreadable record was
+/// moved, `None` if the store could not read its bytes.
+pub type Broken = std::result::Result<std::result::Result<Vec<EndedGrant>, Option<String>>, NotHolder>;
 
 impl Engine {
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
@@ -268,9 +269,9 @@ impl Engine {
 
     /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
     /// came after that read stay; the response contains them, if there are any. If every grant is meant, the call
-    /// removes an unreadable record, and the response contains no grant.
-    /// Fails if the store cannot be read or written. An unreadable record is an error if only some grants are meant, or
-    /// if the store does not know its version.
+    /// moves an unreadable record aside.
+    /// Fails if the store cannot be read or written. An unreadable record is an error if only some grants are meant, if
+    /// the store does not know its version, or if another version of csalock wrote it: it may be a live lock.
     pub fn break_lock(
         &self,
         name: &[u8],
@@ -278,33 +279,49 @@ impl Engine {
         by: Option<&Owner>,
     ) -> Result<Broken> {
         let mut retry = self.cas_retry(name).until(self.host.boottime().saturating_add(REMOVAL_LIMIT));
-        let mut was_unreadable = false;
+        let mut moved: Option<Option<String>> = None;
         loop {
-            let error = match self.read(name) {
-                Ok((_, record)) if was_unreadable => {
+            let error = match (self.read(name), &moved) {
+                (Ok((_, record)), Some(place)) => {
                     return Ok(match record.holders {
                         // Another process removed the record, or this process did and the reply was lost.
-                        none if none.is_empty() => Ok(Vec::new()),
+                        none if none.is_empty() => Ok(Err(place.clone())),
                         holders => Err(NotHolder { holders, ..NotHolder::default() }),
                     });
                 }
-                Ok((_, record)) => {
+                (Ok((_, record)), None) => {
                     let meant = record.holders.iter().filter(|grant| meant.is_none_or(|meant| meant(grant)));
                     let proofs = meant.map(|grant| grant.proof).collect();
-                    return self.apply_as(name, &Break(proofs), Remark { by, used: None });
+                    return Ok(self.apply_as(name, &Break(proofs), Remark { by, used: None })?.map(Ok));
                 }
-                Err(error) if error.kind() == ErrorKind::Corrupt && meant.is_none() => error,
-                Err(error) => return Err(error),
+                (Err(error), _) if error.kind() == ErrorKind::Corrupt && meant.is_none() => error,
+                (Err(error), _) => return Err(error),
             };
             let Some(version) = error.version() else { return Err(error) };
+            let place = self.copy_aside(name, version)?;
             if let CommitResult::Done(_) = self.commit_beside(name, Some(&version), None, WriteOptions::default())? {
-                return Ok(Ok(Vec::new()));
+                return Ok(Ok(Err(place)));
             }
-            was_unreadable = true;
+            moved = Some(place);
             if !retry.backoff()? {
                 return Err(error);
             }
         }
+    }
+
+    /// Stores the bytes of a damaged record in this version where no reader takes them for a lock. Returns their place, or
+    /// `None` if the store cannot read them. The bytes come first: a process that is killed in between loses nothing.
+    fn copy_aside(&self, name: &[u8], version: Version) -> Result<Option<String>> {
+        let stored = match self.store.read(name) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => None,
+            read => read?.filter(|stored| stored.version == version),
+        };
+        let Some(stored) = stored else { return Ok(None) };
+        let key = lock::key_of_damaged(name, version.number);
+        let body = lock::encode_damaged(&key, self.host.wall().as_millis() as u64, &stored.body);
+        // Another process may have stored the same bytes there.
+        self.write_auxiliary(&key, None, &body, WriteOptions { durability: Durability::Durable, mode: None })?;
+        Ok(Some(self.store.describe(&key)))
     }
 
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
@@ -374,8 +391,9 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
 /// record only the parts count that depend on no process.
 fn decode(stored: &Versioned, place: impl FnOnce() -> String) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
+        Err(error) if error.is_of_other_version() => Err(error.in_place(&place())),
         Err(_) if stored.may_be_torn => Ok(Record::default()),
-        Err(error) => Err(Error::corrupt(format!("{}: {}", place(), error.message())).in_version(stored.version)),
+        Err(error) => Err(error.in_place(&place()).in_version(stored.version)),
         Ok(record) if stored.is_copy => Ok(record.into_copy()),
         decoded => decoded,
     }

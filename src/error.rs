@@ -73,6 +73,9 @@ pub struct Error {
 const UNKNOWN_OUTCOME: &str =
     "it may be stored all the same, so look before you try again; see the kernel log and that file system";
 
+/// Next step for an object of another version, which no option of this version changes.
+const OTHER_VERSION: &str = "nothing was changed; use that version, or update this csalock";
+
 impl Error {
     /// Creates an error. `what` names the thing and its problem, `cure` the next step.
     #[doc(hidden)]
@@ -84,6 +87,21 @@ impl Error {
     pub(crate) fn corrupt(what: impl Into<String>) -> Error {
         let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
         Error::new(ErrorKind::Corrupt, what, cure)
+    }
+
+    /// Returns an error for an object that another version of csalock wrote. It may be in use.
+    pub(crate) fn of_other_version(what: String) -> Error {
+        Error::new(ErrorKind::Corrupt, what, OTHER_VERSION)
+    }
+
+    pub(crate) fn is_of_other_version(&self) -> bool {
+        self.hint == OTHER_VERSION
+    }
+
+    /// Adds the place of the object in the store.
+    #[must_use]
+    pub(crate) fn in_place(self, place: &str) -> Error {
+        Error { message: format!("{place}: {}", self.message), ..self }
     }
 
     /// Replaces the NAME in the hint for an unreadable record by the shell words that mean its lock.

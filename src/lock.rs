@@ -23,7 +23,8 @@ mod value;
 
 pub use auxiliary::{CommitRecord, FenceMark, WaitEdges};
 pub(crate) use codec::{
-    Auxiliary, MOST_BYTES, committed, decode_auxiliary, decode_value, encode_auxiliary, encode_value, name_of_auxiliary,
+    Auxiliary, MOST_BYTES, committed, decode_auxiliary, decode_value, encode_auxiliary, encode_damaged, encode_value,
+    key_of_damaged, name_of_auxiliary, since_of_damaged,
 };
 pub use codec::{decode, encode, is_auxiliary};
 pub use deadlock::{Cycle, WaitNode, find_cycle};

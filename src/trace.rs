@@ -186,9 +186,9 @@ fn new_step(host: &dyn Host) -> u64 {
 }
 
 pub fn page(body: &[u8]) -> Option<Page> {
-    lock::decode_auxiliary(body)
+    lock::decode_auxiliary(body).ok().flatten()
 }
 
 pub fn decision(body: &[u8]) -> Option<CommitRecord> {
-    lock::decode_auxiliary(body)
+    lock::decode_auxiliary(body).ok().flatten()
 }

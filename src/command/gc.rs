@@ -1,7 +1,9 @@
 //! `csalock gc`
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::context::{Context, print, print_json};
 use crate::cli::Gc;
@@ -10,13 +12,13 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::lock::{self, EndedGrant, Grant, Liveness};
-use crate::name::escape;
+use crate::name::{escape, is_directory};
 use crate::report::{Document, Reporter, json};
 
 pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     let mut collection = Collection::new(asked);
     let collected = match asked.names.is_empty() {
-        true => collection.collect_store(context),
+        true => context.store(&asked.common).and_then(|store| collection.collect_store(&context.engine(&store)?)),
         false => collection.collect_named(context),
     };
     // Removed locks are reported even if the rest failed, with `--json` in one document.
@@ -52,9 +54,8 @@ impl<'a> Collection<'a> {
     }
 
     /// Collects all records of the store and, last, the leftovers that they may have needed.
-    fn collect_store(&mut self, context: &Context) -> Result<()> {
-        let engine = context.engine(&context.store(&self.asked.common)?)?;
-        self.collect_matching(&engine, &|_| true)?;
+    fn collect_store(&mut self, engine: &Engine) -> Result<()> {
+        self.collect_matching(engine, &|_| true)?;
         let swept = engine.sweep(self.asked.dry_run)?;
         if swept.removed > 0 && self.asked.common.verbose {
             self.asked.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
@@ -63,7 +64,8 @@ impl<'a> Collection<'a> {
         Ok(())
     }
 
-    /// Collects the records of these names. A name that no record has may be a pattern.
+    /// Collects the records of these names. A name that no record has may be a pattern, and a name that ends with a slash
+    /// means the files in that directory too.
     fn collect_named(&mut self, context: &Context) -> Result<()> {
         for typed in &self.asked.names {
             let target = context.target(&self.asked.common, typed)?;
@@ -74,6 +76,16 @@ impl<'a> Collection<'a> {
                     self.collect_matching(&engine, &|name| glob::matches(typed.as_bytes(), name))?;
                 }
                 _ => self.collect(&engine, &target.display_name, status)?,
+            }
+            if is_directory(typed) {
+                let (location, directory) = context.store_in(&self.asked.common, typed)?;
+                let engine = context.engine(&location)?;
+                match location.is_beside() {
+                    true => self.collect_store(&engine)?,
+                    false => self.collect_matching(&engine, &|name| {
+                        Path::new(OsStr::from_bytes(name)).parent() == Some(&directory)
+                    })?,
+                }
             }
         }
         Ok(())

@@ -123,8 +123,8 @@ pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine)> 
     let mut names = [std::slice::from_ref(typed), &asked.also].concat();
     while let [option, rest @ ..] = words {
         let (name, rest) = match (option.as_bytes().strip_prefix(b"--also"), rest) {
-            (Some(b""), [name, rest @ ..]) => (name.clone(), rest),
-            (Some(b""), []) => return Err(wrong("--also: the name is missing")),
+            (Some(b""), [name, rest @ ..]) if !is_option(name) => (name.clone(), rest),
+            (Some(b""), _) => return Err(wrong("--also: the name is missing")),
             (Some([b'=', name @ ..]), rest) => (OsStr::from_bytes(name).to_os_string(), rest),
             _ => break,
         };
@@ -150,7 +150,9 @@ fn shell_string<'a>(
 ) -> Result<(Option<&'a OsString>, &'a [OsString])> {
     match words {
         [dashes, rest @ ..] if dashes == "--" => Ok((before, rest)),
-        [dash_c, string] if before.is_none() && (dash_c == "-c" || dash_c == "--command") => Ok((Some(string), &[])),
+        [dash_c, string] if before.is_none() && (dash_c == "-c" || dash_c == "--command") && !is_option(string) => {
+            Ok((Some(string), &[]))
+        }
         [dash_c, ..] if dash_c == "-c" || dash_c == "--command" => {
             let problem = "-c after the name: exactly one STRING must follow";
             Err(Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME -c STRING"))
@@ -160,6 +162,11 @@ fn shell_string<'a>(
         }
         _ => Ok((before, words)),
     }
+}
+
+/// Returns true for a word that clap would not accept as the value of an option before the name.
+fn is_option(word: &OsStr) -> bool {
+    word.as_bytes().starts_with(b"-") && word != "-"
 }
 
 fn wrong(problem: &str) -> Error {

@@ -36,8 +36,8 @@ enum Freed {
     Released(Grant),
     /// The holders that have ended, or whose leases are over.
     Ended(Vec<EndedHolder>),
-    /// The grants that `--force` broke or found ended; none for an unreadable record.
-    Broken(Vec<EndedGrant>),
+    /// The grants that `--force` broke or found ended, or the place to which it moved an unreadable record.
+    Broken(std::result::Result<Vec<EndedGrant>, Option<String>>),
 }
 
 struct EndedHolder {
@@ -158,10 +158,11 @@ fn tell(
             let grants: Vec<Grant> = holders.iter().map(|holder| holder.grant.clone()).collect();
             tell_file_lock(asked, target, &grants, reporter);
         }
-        Ok(Freed::Broken(endings)) if endings.is_empty() => {
-            print(format!("removed {name}: its record was unreadable\n"))?
+        Ok(Freed::Broken(Err(place))) => {
+            let kept = place.as_ref().map_or(String::new(), |place| format!("; its bytes are kept in {place}"));
+            print(format!("removed {name}: its record was unreadable{kept}\n"))?
         }
-        Ok(Freed::Broken(endings)) => {
+        Ok(Freed::Broken(Ok(endings))) => {
             for ending in endings {
                 let (done, holder) = match ending.reason {
                     EndReason::Broken => ("broke", reporter.holder(&ending.grant)),
@@ -206,7 +207,8 @@ fn document(
     match outcome {
         Ok(Freed::Released(grant)) => json::outcome(name, "released", [grant], reporter),
         Ok(Freed::Ended(holders)) => json::outcome(name, "ended", holders.iter().map(|holder| &holder.grant), reporter),
-        Ok(Freed::Broken(endings)) => {
+        Ok(Freed::Broken(Err(at))) => json::outcome(name, "removed", [], reporter).with_some("kept_in", at.as_deref()),
+        Ok(Freed::Broken(Ok(endings))) => {
             let is_broken = endings.iter().any(|ending| ending.reason == EndReason::Broken);
             let result = if is_broken { "broken" } else { "removed" };
             json::outcome(name, result, endings.iter().map(|ending| &ending.grant), reporter)
@@ -425,8 +427,7 @@ fn everything_held(context: &Context, asked: &Unlock, documents: &mut Vec<Docume
 /// Returns each grant of the caller in every store that can be reached from here, and the best possible exit code. The
 /// stores are those of bare names, of the enclosing lock, and beside the files in the current directory and the named
 /// files. The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not
-/// its own. An invalid record, or an unreadable record of another user, is not the caller's. Any other unreadable
-/// record may be the caller's.
+/// its own. An unreadable record may be the caller's, unless it is another user's.
 fn everything_owned(context: &Context, asked: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (context.caller_processes()?, context.enclosing_grants());

@@ -3,14 +3,19 @@
 
 use super::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{self, Auxiliary, FenceMark, HandleHash, Page, Pages, QueuePosition, Record, Waiter};
+use crate::lock::{self, Auxiliary, FenceMark, HandleHash, Page, Pages, QueuePosition, Record, WaitEdges, Waiter};
 use crate::store::{CommitResult, Durability, Version, WriteOptions};
 
 impl Engine {
-    /// Returns the auxiliary object under this key and its version; a missing or unreadable object is empty.
+    /// Returns the auxiliary object under this key and its version; a missing or damaged object is empty.
+    /// Fails if another version of csalock wrote it, unless it is only a hint.
     pub(super) fn auxiliary<T: Auxiliary + Default>(&self, key: &[u8]) -> Result<(Option<Version>, T)> {
         let Some(stored) = self.store.read(key)? else { return Ok((None, T::default())) };
-        Ok((Some(stored.version), lock::decode_auxiliary(&stored.body).unwrap_or_default()))
+        let found = match lock::decode_auxiliary(&stored.body) {
+            Err(error) if T::KIND != WaitEdges::KIND => return Err(error.in_place(&self.store.describe(key))),
+            found => found.ok().flatten(),
+        };
+        Ok((Some(stored.version), found.unwrap_or_default()))
     }
 
     /// Replaces the auxiliary object under this key, unless `change` returns `None`. Returns the resulting object; the
@@ -91,7 +96,8 @@ impl Engine {
             let what = format!("{}: the fence mark is unreadable", self.store.describe(key));
             Error::new(ErrorKind::Corrupt, what, "nothing was changed; remove it if the file is right")
         };
-        let mark = lock::decode_auxiliary(&stored.body).ok_or_else(unreadable)?;
+        let mark = lock::decode_auxiliary(&stored.body).map_err(|error| error.in_place(&self.store.describe(key)))?;
+        let mark = mark.ok_or_else(unreadable)?;
         Ok((Some(stored.version), mark))
     }
 

@@ -108,8 +108,10 @@ impl Engine {
     }
 
     fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {
-        let stored = self.store.read(&CommitRecord::key(proof))?;
-        Ok(stored.and_then(|stored| Some((stored.version, lock::decode_auxiliary(&stored.body)?))))
+        let key = CommitRecord::key(proof);
+        let Some(stored) = self.store.read(&key)? else { return Ok(None) };
+        let found = lock::decode_auxiliary(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
+        Ok(found.map(|found| (stored.version, found)))
     }
 
     /// Returns true if a dead process left this commit record and all grants that depend on it are confirmed.

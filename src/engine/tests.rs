@@ -145,6 +145,27 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
     assert!(!late.is_done());
 }
 
+/// A commit record that counted as missing would end a valid grant.
+#[test]
+fn a_commit_record_of_another_version_ends_no_grant() {
+    let (engine, host) = engine();
+    let several = AcquireRequest {
+        phase: Phase::Provisional,
+        ends_with: EndsWith::Owner,
+        ..request(&engine, 2, Lifetime::WhileOwnerLives)
+    };
+    assert!(matches!(take(&engine, &several, WaitPolicy::NONE), AcquireResult::Granted(..)));
+    let key = lock::CommitRecord::key(&several.handle.proof());
+    let decision = lock::CommitRecord { committed: true, names: vec![b"x".to_vec()] };
+    let bytes = String::from_utf8(lock::encode_auxiliary(&key, &decision)).unwrap().replacen(":2,", ":3,", 1);
+    assert!(engine.store().commit(&WriteSet::of(&key, None, Some(bytes.as_bytes()))).unwrap().is_done());
+    host.set_liveness(2, Liveness::Dead);
+    let next = request(&engine, 1, Lifetime::WhileOwnerLives);
+    let error = engine.acquire(b"x", &next, &WaitPolicy::NONE, None, &mut |_| None).unwrap_err();
+    assert!(error.is_of_other_version() && error.version().is_none(), "{error}");
+    assert!(engine.record(b"x").unwrap().holder(&several.handle.proof()).is_some());
+}
+
 #[test]
 fn a_waiter_that_confirmed_and_ended_after_the_read_does_not_count_as_dead() {
     let (engine, host) = engine();

@@ -65,7 +65,9 @@ impl Engine {
                 _ => error,
             };
             if let Some(stored) = self.store.read(&key).map_err(not_for_us)? {
-                let bytes = lock::decode_value(&stored.body).filter(|(_, bytes)| bytes.len() as u64 == value.size);
+                let found =
+                    lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
+                let bytes = found.filter(|(_, bytes)| bytes.len() as u64 == value.size);
                 return Ok(Some((value, bytes.ok_or_else(|| self.unusable_value(name, &key, "unreadable"))?.1)));
             }
             // The record changes before the bytes are removed, so a second miss for the same record is an error.
@@ -227,7 +229,9 @@ impl Engine {
     ) -> Option<(Vec<u8>, Vec<u8>, WriteOptions)> {
         let value = writing.value.as_ref().filter(|value| value.inline.is_none())?;
         let key = Value::key(name, value.write_id);
-        let body = lock::encode_value(&key, writer, bytes?);
+        // The writer counts as a process. Its command may contain a password, and the value outlasts it.
+        let writer = Owner { command: Vec::new(), label: None, ..writer.clone() };
+        let body = lock::encode_value(&key, &writer, bytes?);
         self.leave_witness_of_value(&key);
         Some((key, body, WriteOptions { durability: Durability::Durable, mode: value.mode }))
     }
@@ -252,7 +256,8 @@ impl Engine {
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
         let Some(stored) = self.store.read(key)? else { return Ok(false) };
-        let writer = lock::decode_value(&stored.body).map(|(writer, _)| writer);
+        let found = lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(key)))?;
+        let writer = found.map(|(writer, _)| writer);
         let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));
         let (_, record) = self.read(name)?;
         Ok(!at_work && record.value.is_none_or(|value| value.write_id != mark))

@@ -7,15 +7,16 @@
 //! - The first field is the kind of object and the format number; csalock refuses other formats and never guesses.
 //! - The second field is the beginning of the SHA-256 of all fields after it, so csalock detects a torn or edited object.
 //! - An object has exactly one form. A reader encodes the decoded object again and refuses the line if it differs, for
-//!   example by an unknown or repeated field, or by another order.
+//!   example by an unknown or repeated field, or by another order. If the checksum is right, another version of csalock
+//!   wrote the line, which may be a live lock: it is foreign, and not damaged.
 //! - Fields that are empty in most objects are left out if they are: SQLite keeps a row of up to 1002 bytes in one page.
 //! - A line is printable ASCII ([`text`]), and no field contains a line break.
 //!
 //! Auxiliary objects as bytes: pages of long queues, published wait edges, commit records, fence marks and external
 //! values. A user cannot type their names.
 //!
-//! Each object is a line like a record; the bytes of a value follow its line unchanged. An object that csalock cannot
-//! read, or did not write in this format, counts as missing, except a fence mark.
+//! Each object is a line like a record; the bytes of a value follow its line unchanged. A damaged object counts as
+//! missing, except a fence mark. A foreign one is an error, except wait edges, which are hints.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -43,6 +44,9 @@ const RECORD: &str = "csalock";
 pub(crate) const MOST_BYTES: usize = 4 << 20;
 
 const MOST_PAGES: u64 = 10_000;
+
+/// Maximum number of holders that the error for a foreign record names.
+const MOST_NAMED: usize = 3;
 
 pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
     let mut line = beginning(kind).into_bytes();
@@ -97,33 +101,54 @@ fn is_sealed(sealed: &str, name: &[u8], object: &impl Serialize) -> bool {
 }
 
 /// Decodes the output of [`seal`] into the name and the object. Returns the problem of any other line.
-pub(crate) fn open<T: Serialize + DeserializeOwned>(
-    kind: &str,
-    line: &str,
-) -> std::result::Result<(Vec<u8>, T), String> {
+pub(crate) fn open<T: Serialize + DeserializeOwned>(kind: &str, line: &str) -> Result<(Vec<u8>, T)> {
     let Some(sealed) = line.strip_prefix(&beginning(kind)) else {
-        return Err(foreign(kind, line));
+        return Err(unknown_beginning(kind, line));
     };
-    let (sum, sealed) =
-        sealed.strip_suffix('\n').and_then(|sealed| sealed.split_once("\",")).ok_or("it is cut short")?;
+    let parts = sealed.strip_suffix('\n').and_then(|sealed| sealed.split_once("\","));
+    let (sum, sealed) = parts.ok_or_else(|| damaged("it is cut short"))?;
     if sum != format!("{:016x}", checksum(sealed.as_bytes())) {
-        return Err("its checksum is wrong".to_string());
+        return Err(damaged("its checksum is wrong"));
     }
     let object = serde_json::from_str(line).ok().and_then(|object| Some((name_in(line)?, object)));
     let is_ours = |(name, object): &(Vec<u8>, T)| is_sealed(sealed, name, object);
-    object.filter(is_ours).ok_or_else(|| "it is not in canonical form".to_string())
+    object.filter(is_ours).ok_or_else(|| of_unknown_form(line))
 }
 
-/// Returns the problem of a line that does not begin like an object of this kind and format.
-fn foreign(kind: &str, line: &str) -> String {
+/// Returns the problem of a line that does not begin like an object of this kind and format. Another format may have
+/// another checksum, so its line is never called damaged.
+fn unknown_beginning(kind: &str, line: &str) -> Error {
     // An object of format 1 began with the kind and the number as two words.
     let format = line.strip_prefix(&format!("{{\"{kind}\":")).or_else(|| line.strip_prefix(&format!("{kind} ")));
     let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).take(40).collect::<String>();
-    match format.map(digits).filter(|digits| !digits.is_empty()) {
-        Some(format) => format!("its format is {format}, this csalock knows {FORMAT}; use the csalock that wrote it"),
-        None if line.is_empty() => "it is empty".to_string(),
-        None => format!("it does not begin with {{\"{kind}\":{FORMAT}"),
+    match format.map(digits).filter(|digits| !digits.is_empty() && *digits != FORMAT.to_string()) {
+        Some(format) => foreign(line, &format!("its format is {format}, this csalock knows {FORMAT}")),
+        None if line.is_empty() => damaged("it is empty"),
+        None => damaged(&format!("it does not begin with {{\"{kind}\":{FORMAT}")),
     }
+}
+
+fn damaged(wrong: &str) -> Error {
+    Error::corrupt(format!("a lock record is unreadable: {wrong}"))
+}
+
+/// Returns the problem of an object with a right checksum that this version would not write.
+fn of_unknown_form(line: &str) -> Error {
+    foreign(line, "this csalock does not know its form")
+}
+
+/// Returns the problem of an object that another version wrote, with its first holders, as far as it names them as this
+/// version does.
+fn foreign(line: &str, how: &str) -> Error {
+    let fields: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    let holder = |grant: &serde_json::Value| {
+        let owner = &grant["owner"];
+        let pid: i32 = owner["processes"][0].as_str()?.split(':').next()?.parse().ok()?;
+        Some(format!("; held by pid {pid} on {}", crate::name::escape(owner["host"].as_str()?.as_bytes())))
+    };
+    let grants = fields["holders"].as_array().into_iter().flatten();
+    let holders: String = grants.filter_map(holder).take(MOST_NAMED).collect();
+    Error::of_other_version(format!("written by another version of csalock: {how}{holders}"))
 }
 
 /// Returns the name in a line, even if the rest of the line is damaged.
@@ -143,28 +168,24 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 }
 
 pub fn encode(record: &Record) -> Vec<u8> {
-    seal(RECORD, &record.name, record.as_stored().as_ref())
+    seal(RECORD, &record.name, record.as_written().as_ref())
 }
 
 /// Decodes the output of [`encode`]. Grants made in this very record get `version`, its stored version, as their token.
 /// Returns [`crate::error::ErrorKind::Corrupt`] with the problem for any other bytes.
 pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
-    read(bytes, version).map_err(|wrong| Error::corrupt(format!("a lock record is unreadable: {wrong}")))
-}
-
-fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     if bytes.len() > MOST_BYTES {
-        return Err(format!("it has more than {MOST_BYTES} bytes"));
+        return Err(damaged(&format!("it has more than {MOST_BYTES} bytes")));
     }
-    let line = std::str::from_utf8(bytes).map_err(|_| "it is not text")?;
+    let line = std::str::from_utf8(bytes).map_err(|_| damaged("it is not text"))?;
     let (name, record) = open(RECORD, line)?;
     let mut record = Record { name, ..record };
     // A record without a name would be free.
     if record.name.is_empty() || !is_in_range(&record) || matches!(record.as_stored(), Cow::Owned(_)) {
-        return Err("it is not in canonical form".to_string());
+        return Err(of_unknown_form(line));
     }
     if let Some(wrong) = broken_invariant(&record) {
-        return Err(wrong.to_string());
+        return Err(damaged(wrong));
     }
     add_tokens(&mut record, version);
     Ok(record)
@@ -209,7 +230,7 @@ pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
 }
 
 pub(crate) fn committed(record: Record, version: u64) -> Record {
-    let shortened = match record.as_stored() {
+    let shortened = match record.as_written() {
         Cow::Owned(shortened) => Some(shortened),
         Cow::Borrowed(_) => None,
     };
@@ -272,9 +293,14 @@ pub(crate) fn encode_auxiliary<T: Auxiliary>(name: &[u8], object: &T) -> Vec<u8>
     seal(T::KIND, name, object)
 }
 
-/// Decodes the output of [`encode_auxiliary`]; returns `None` for any other bytes.
-pub(crate) fn decode_auxiliary<T: Auxiliary>(bytes: &[u8]) -> Option<T> {
-    open(T::KIND, std::str::from_utf8(bytes).ok()?).ok().map(|(_, object)| object)
+/// Decodes the output of [`encode_auxiliary`]; returns `None` for damaged bytes.
+/// Fails if another version of csalock wrote the object.
+pub(crate) fn decode_auxiliary<T: Auxiliary>(bytes: &[u8]) -> Result<Option<T>> {
+    let Ok(line) = std::str::from_utf8(bytes) else { return Ok(None) };
+    match open(T::KIND, line) {
+        Err(error) if error.is_of_other_version() => Err(error),
+        opened => Ok(opened.ok().map(|(_, object)| object)),
+    }
 }
 
 /// Returns the bytes of an external value that is stored under this name: a line, then the value itself.
@@ -283,11 +309,43 @@ pub(crate) fn encode_value(name: &[u8], writer: &Owner, bytes: &[u8]) -> Vec<u8>
     [&encode_auxiliary(name, &head)[..], bytes].concat()
 }
 
-/// Decodes the output of [`encode_value`] into the writer and the value; returns `None` for any other bytes.
-pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Owner, Vec<u8>)> {
-    let (head, value) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n')? + 1);
-    let head: ValueHead = decode_auxiliary(head)?;
-    (head.checksum == checksum(value)).then(|| (head.writer, value.to_vec()))
+/// Decodes the output of [`encode_value`] into the writer and the value; returns `None` for damaged bytes.
+/// Fails if another version of csalock wrote the value.
+pub(crate) fn decode_value(bytes: &[u8]) -> Result<Option<(Owner, Vec<u8>)>> {
+    let (head, value) = split_head(bytes);
+    let head = decode_auxiliary::<ValueHead>(head)?.filter(|head| head.checksum == checksum(value));
+    Ok(head.map(|head| (head.writer, value.to_vec())))
+}
+
+/// Splits the line of an object from the bytes that follow it.
+fn split_head(bytes: &[u8]) -> (&[u8], &[u8]) {
+    bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1))
+}
+
+/// The line before the bytes of a damaged record that were moved aside.
+#[derive(Serialize, Deserialize)]
+struct DamagedHead {
+    /// Time of the move, in milliseconds since 1970.
+    since: u64,
+}
+
+impl Auxiliary for DamagedHead {
+    const KIND: &'static str = "csalock-damaged";
+}
+
+/// Returns the store name for the bytes of a damaged record. A user cannot type it, because it contains a NUL byte.
+pub(crate) fn key_of_damaged(name: &[u8], version: u64) -> Vec<u8> {
+    [name, b"\0damaged.", version.to_string().as_bytes()].concat()
+}
+
+/// Returns the object that keeps the bytes of a damaged record under this key: a line, then the bytes.
+pub(crate) fn encode_damaged(key: &[u8], since: u64, bytes: &[u8]) -> Vec<u8> {
+    [&encode_auxiliary(key, &DamagedHead { since })[..], bytes].concat()
+}
+
+/// Returns the time at which the damaged record in this object was moved aside; `None` for another object.
+pub(crate) fn since_of_damaged(bytes: &[u8]) -> Option<u64> {
+    decode_auxiliary::<DamagedHead>(split_head(bytes).0).ok()?.map(|head| head.since)
 }
 
 #[cfg(test)]

@@ -90,6 +90,21 @@ impl Record {
         Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
     }
 
+    /// Returns the record as it is written: [as the store keeps it](Record::as_stored), and without the commands and labels
+    /// of grants that have ended. They may contain passwords, and unlike the history a record is for all users of a store.
+    pub(super) fn as_written(&self) -> Cow<'_, Record> {
+        let mut record = self.as_stored();
+        let has_words = |owner: &Owner| !owner.command.is_empty() || owner.label.is_some();
+        let tells = |grant: &Grant| has_words(&grant.owner) || grant.end_request.is_some();
+        if record.ended_grants.iter().any(|ending| tells(&ending.grant)) {
+            for EndedGrant { grant, .. } in &mut record.to_mut().ended_grants {
+                (grant.owner_mut().command, grant.owner_mut().label) = (Vec::new(), None);
+                grant.end_request = None;
+            }
+        }
+        record
+    }
+
     fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
         let from = |kept: usize| self.ended_grants.len().saturating_sub(kept);
         let [recent, expired, owed] = [ENDINGS_KEPT, EXPIRED_KEPT, MOST_ENDINGS].map(from);

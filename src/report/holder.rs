@@ -89,7 +89,9 @@ impl Reporter<'_> {
         let since = format!("since {} ({} ago)", self.time(grant.since), self.age(grant.since));
         let claim = grant.claim.as_ref().map(|id| format!(", claimed under id {}", escape(id))).unwrap_or_default();
         let label = grant.owner.label.as_ref().map(|label| format!(", for \"{}\"", escape(label))).unwrap_or_default();
-        format!("{who} {since}{until}{claim}{label}: {}", escape(&grant.owner.command))
+        // A record keeps no command of a grant that has ended.
+        let command = if grant.owner.command.is_empty() { "" } else { &format!(": {}", escape(&grant.owner.command)) };
+        format!("{who} {since}{until}{claim}{label}{command}")
     }
 
     pub(crate) fn party(&self, party: &Owner) -> String {

@@ -47,7 +47,7 @@ pub(crate) struct Document(Vec<(&'static str, Field)>);
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub(super) enum Field {
+pub(crate) enum Field {
     Plain(JsonValue),
     Document(Document),
     Documents(Vec<Document>),
@@ -65,7 +65,7 @@ impl Document {
     }
 
     /// Adds a field, unless its value is `None`.
-    fn with_some(self, name: &'static str, value: Option<impl Into<Field>>) -> Document {
+    pub(crate) fn with_some(self, name: &'static str, value: Option<impl Into<Field>>) -> Document {
         match value {
             Some(value) => self.with(name, value),
             None => self,

@@ -361,9 +361,65 @@ impl Leases for Directory {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
+    use super::{Directory, Root, guarded};
+    use crate::error::ErrorKind;
+    use crate::host::{Fake, Host as _, Unix};
     use crate::store::directory::sys;
+    use crate::store::{CommitResult, Layout, Scope, Store as _, StoreDeadline, Upkeep as _, WriteSet};
+
+    /// A process that creates a store behind ssh(1) may be killed between the directory and its name.
+    #[test]
+    fn a_served_store_that_was_never_finished_is_swept() {
+        let place = tempfile::tempdir().unwrap();
+        let host = Fake::new(1);
+        let store = |host: &Fake| {
+            Directory::open_as(&place.path().join("store"), Layout::Served, true, Arc::new(host.clone())).unwrap()
+        };
+        for draft in ["store.new.0123456789abcdef", "other.new.0123456789abcdef"] {
+            std::fs::create_dir(place.path().join(draft)).unwrap();
+        }
+        host.set_wall(Unix::new().wall());
+        assert_eq!(store(&host).sweep(false).unwrap().removed, 0, "it is young");
+        host.set_wall(Unix::new().wall() + Duration::from_secs(61));
+        assert_eq!(store(&host).sweep(false).unwrap().removed, 1);
+        let left: Vec<_> = std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["other.new.0123456789abcdef"]);
+    }
+
+    /// A name on FUSE may be old, so it is a conflict until the deadline of the call, or for half a minute.
+    #[test]
+    fn an_old_name_is_looked_at_again_until_the_deadline() {
+        let place = tempfile::tempdir().unwrap();
+        let host = Fake::new(1);
+        let store = Directory::open(&place.path().join("store"), Layout::Own, Arc::new(host.clone())).unwrap();
+        let written = WriteSet::of(b"x", None, Some(b"one\n"));
+        let CommitResult::Done(version) = store.commit(&written).unwrap() else { panic!() };
+        assert!(store.commit(&WriteSet::of(b"x", Some(&version), Some(b"two\n"))).unwrap().is_done());
+        let on_fuse = |host: &Fake| {
+            let store = Directory::open(&place.path().join("store"), Layout::Own, Arc::new(host.clone())).unwrap();
+            let root = Root::open(&store.path, Layout::Own, false).unwrap().unwrap();
+            *guarded(&store.root) = Some(Arc::new(Root { scope: Scope::Shared, has_old_names: true, ..root }));
+            store
+        };
+        assert_eq!(on_fuse(&host).read(b"x").unwrap().unwrap().body, b"two\n");
+        for entry in std::fs::read_dir(place.path().join("store/x")).unwrap().map(Result::unwrap) {
+            if entry.file_name().to_string_lossy().starts_with("rec.") {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        let began = host.boottime();
+        let deadline = StoreDeadline::begin(Some(began + Duration::from_secs(5)));
+        assert_eq!(on_fuse(&host).read(b"x").unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!((host.boottime() - began).as_secs(), 5);
+        drop(deadline);
+        let began = host.boottime();
+        let error = on_fuse(&host).read(b"x").unwrap_err();
+        assert!(error.kind() == ErrorKind::Corrupt && error.version().is_some(), "{error}");
+        assert_eq!((host.boottime() - began).as_secs(), 30);
+    }
 
     #[test]
     fn the_time_of_a_fresh_file_cannot_be_chosen_by_a_user() {

@@ -4,7 +4,9 @@
 use super::paper::{is_harmless, show};
 use super::source::Source;
 use crate::lock::codec::checksum;
-use crate::lock::{self, Auxiliary, CommitRecord, Handle, HandleHash, MOST_BYTES, Page, Record, WaitEdges};
+use crate::lock::{
+    self, Auxiliary, CommitRecord, EndedGrant, Grant, Handle, HandleHash, MOST_BYTES, Page, Record, WaitEdges,
+};
 
 /// Version for records that have no version of their own.
 const VERSION: u64 = 4711;
@@ -19,7 +21,14 @@ pub(super) fn bytes(bytes: &[u8]) {
     for bytes in [bytes.to_vec(), sealed("csalock", bytes)] {
         match lock::decode(&bytes, VERSION) {
             Ok(record) => {
-                assert_eq!(lock::encode(&as_it_stands(&record, &bytes)), bytes, "it reads as another record's bytes");
+                // Earlier versions wrote the commands of ended grants.
+                let has_words = |ending: &EndedGrant| {
+                    let EndedGrant { grant: Grant { owner, end_request, .. }, .. } = ending;
+                    !owner.command.is_empty() || owner.label.is_some() || end_request.is_some()
+                };
+                let is_of_this_version = !record.ended_grants.iter().any(has_words);
+                let is_same = lock::encode(&as_it_stands(&record, &bytes)) == bytes;
+                assert!(is_same || !is_of_this_version, "it reads as another record's bytes");
                 assert!(!record.name.is_empty(), "a record without a name would be free");
                 show(record);
             }
@@ -47,7 +56,7 @@ pub(super) fn there_and_back(bytes: &[u8]) {
     let record = Source(bytes).record();
     let encoded = lock::encode(&record);
     assert!(encoded.len() <= MOST_BYTES);
-    assert_eq!(lock::decode(&encoded, VERSION), Ok(record.clone()));
+    assert_eq!(lock::decode(&encoded, VERSION), Ok(lock::committed(record.clone(), VERSION)));
     show(record);
 }
 
@@ -61,7 +70,7 @@ pub(super) fn beside(bytes: &[u8]) {
             is_written_so::<Page>(&name, &bytes);
             is_written_so::<WaitEdges>(&name, &bytes);
             is_written_so::<CommitRecord>(&name, &bytes);
-            if let Some((writer, value)) = lock::decode_value(&bytes) {
+            if let Ok(Some((writer, value))) = lock::decode_value(&bytes) {
                 assert_eq!(lock::encode_value(&name, &writer, &value), bytes, "it reads as other bytes");
             }
             let _ = (Page::of_key(&name), CommitRecord::of_key(&name), lock::Value::of_key(&name));
@@ -73,18 +82,18 @@ pub(super) fn beside(bytes: &[u8]) {
     reads_back(&key, CommitRecord { committed: source.flag(), names: source.names() });
     let writer = source.owner();
     let encoded = lock::encode_value(&key, &writer, bytes);
-    assert_eq!(lock::decode_value(&encoded), Some((writer, bytes.to_vec())));
+    assert_eq!(lock::decode_value(&encoded), Ok(Some((writer, bytes.to_vec()))));
     assert_eq!(lock::name_of_auxiliary(&encoded), Some(key));
 }
 
 fn is_written_so<T: Auxiliary>(name: &[u8], bytes: &[u8]) {
-    if let Some(object) = lock::decode_auxiliary::<T>(bytes) {
+    if let Ok(Some(object)) = lock::decode_auxiliary::<T>(bytes) {
         assert_eq!(lock::encode_auxiliary(name, &object), bytes, "it reads as other bytes");
     }
 }
 
 fn reads_back<T: Auxiliary + PartialEq + std::fmt::Debug>(name: &[u8], object: T) {
-    assert_eq!(lock::decode_auxiliary(&lock::encode_auxiliary(name, &object)), Some(object));
+    assert_eq!(lock::decode_auxiliary(&lock::encode_auxiliary(name, &object)), Ok(Some(object)));
 }
 
 /// Checks that a handle is 32 hex digits, a handle hash 64 lower-case hex digits, and that nothing else parses.

@@ -3,7 +3,28 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::{proc, wait_until};
+use crate::sandbox::{Kind, Sandbox, proc, wait_until};
+
+/// A name that ends with a slash means the files in the directory, as for `status`.
+#[test]
+fn gc_of_a_directory_cleans_the_store_beside_its_files() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let call = |words: &[&str]| sandbox.csalock(words).without("CSALOCK_STORE").capture();
+    call(&["lock", "--forever", "./held"]).exits(0);
+    sandbox.script("dash", "csalock lock ./dead; :").without("CSALOCK_STORE").capture().exits(0);
+    for draft in [".new.6ba0f3d2c1", ".dead.new.6ba0f3d2c1"] {
+        std::fs::create_dir(sandbox.path("files/.csalock").join(draft)).unwrap();
+    }
+    let listed = || sandbox.listing("files/.csalock").iter().filter(|line| line.contains(".new.")).count();
+    wait_until("the script is dead", || {
+        call(&["gc", "--dry-run", "./"]).stdout.starts_with("would remove dead: held by")
+    });
+    let said = call(&["gc", "./"]);
+    assert!(said.code == Some(0) && said.stdout.starts_with("removed dead: held by pid "), "{said:?}");
+    assert_eq!(listed(), 2, "they are young");
+    sandbox.csalock(["gc", "./"]).without("CSALOCK_STORE").env("CSALOCK_CLOCK", "+1h").capture().exits(0);
+    assert_eq!((listed(), call(&["status", "-q", "./held"]).code), (0, Some(0)));
+}
 
 const DIED: &str = "removed dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
                     dead; :, which ended without releasing it\n";

@@ -199,6 +199,7 @@ mod signals;
 mod silent_servers;
 mod silent_store;
 mod ssh_outages;
+mod sshfs;
 mod start;
 mod status;
 mod store_as_it_was;

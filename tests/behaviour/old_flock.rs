@@ -181,6 +181,12 @@ on_every_store! {
         next.release();
         wait_until("the command has ended", || !proc::lives(command));
         wait_until("the file is free", || !is_held());
+        std::fs::create_dir(sandbox.path("files/d")).unwrap();
+        let said = "csalock: --fcntl locks a file, and SANDBOX/files/d is a directory; name a file in it, or use --flock\n";
+        for words in [&["run", "--fcntl", "./d", "touch", "ran"][..], &["run", "--flock", "--fcntl", "d/", "touch", "ran"]] {
+            sandbox.csalock(words).status(64).stderr(said).run();
+        }
+        sandbox.csalock(["run", "--flock", "./d", "true"]).run();
         let said = "csalock: --fcntl locks a file, and x is not a path; use ./x, or leave out --fcntl\n";
         sandbox.csalock(["run", "--fcntl", "x", "touch", "ran"]).status(64).stderr(said).run();
     }
@@ -299,7 +305,7 @@ on_every_store! {
             // The file stays locked meanwhile.
             let done = next.wait();
             let said = "csalock: lost during the wait for its file: lock SANDBOX/files/f: it was held by pid PID on HOST (user USER) \
-                        since TIME (AGE ago): touch ran, until it was broken by --force; the command was not run\n";
+                        since TIME (AGE ago), until it was broken by --force; the command was not run\n";
             assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(85), said), "{options:?}");
         }
         old.wait().exits(0);

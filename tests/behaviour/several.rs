@@ -72,6 +72,24 @@ on_every_store! {
         sandbox.script("dash", script).stdout("a\nb\nc\n").run();
     }
 
+    /// Before the name, clap refuses such a value.
+    fn an_option_is_not_taken_for_the_value_of_an_option_after_the_name(sandbox: &Sandbox) {
+        for words in [
+            &["run", "a", "--also", "-n", "touch", "ran"][..],
+            &["run", "a", "--also", "b", "--also", "--", "touch", "ran"],
+            &["run", "a", "--also"],
+            &["run", "--also", "-n", "a", "touch", "ran"],
+            &["run", "a", "-c", "-n"],
+            &["run", "a", "--also", "b", "-c", "-n"],
+            &["run", "-c", "-n", "a"],
+        ] {
+            let done = sandbox.csalock(words).capture();
+            assert!(done.code == Some(64) && done.stderr.lines().count() == 1, "{words:?} {done:?}");
+        }
+        assert!(!sandbox.path("files/ran").exists());
+        sandbox.csalock(["run", "a", "--also=-n", "--", "csalock", "status", "-1"]).stdout("-n\na\n").run();
+    }
+
     fn one_handle_proves_all_grants_and_releases_some(sandbox: &Sandbox) {
         let script = "h=$(csalock lock --print-handle a b c)
                       env - PATH=\"$PATH\" CSALOCK_STORE=\"$CSALOCK_STORE\" CSALOCK_HANDLE=$h setsid -w csalock unlock b

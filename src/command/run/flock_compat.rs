@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{FileLock, WakeSocket, command_of, file_locks};
 use crate::lock::{Grant, Renew};
-use crate::name::{escape, is_path, shell_quote};
+use crate::name::{escape, escape_path, is_path, shell_quote};
 use crate::report::{locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
@@ -47,6 +47,11 @@ impl FlockCompat {
             let what = format!("--{} locks a file, and {} is not a path", first.name(), escape(name));
             let cure = format!("use ./{}, or leave out --{}", shell_quote(name), first.name());
             return Err(Error::new(ErrorKind::InvalidInput, what, cure));
+        }
+        // fcntl(2) needs a writable descriptor; a directory has none, and flock(2) locks one.
+        if let Some((directory, _)) = files.iter().find(|(file, _)| asked.fcntl && file.is_dir()) {
+            let what = format!("--fcntl locks a file, and {} is a directory", escape_path(directory));
+            return Err(Error::new(ErrorKind::InvalidInput, what, "name a file in it, or use --flock"));
         }
         Ok(Some(FlockCompat { files, kinds }))
     }

@@ -478,7 +478,9 @@ fn a_break_removes_a_grant_whose_owner_died() {
     let died = |ending: &EndedGrant| ending.grant.proof == proof(1) && ending.reason == EndReason::Died;
     assert!(matches!(&response, Ok(broken) if broken.iter().all(died) && broken.len() == 1));
     assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
-    assert_eq!(apply(&mut record, 10, Break(vec![proof(1)]), &[1]).0, response);
+    // The record keeps the ending without the command.
+    let repeated = apply(&mut record, 10, Break(vec![proof(1)]), &[1]).0;
+    assert!(matches!(&repeated, Ok(broken) if broken.iter().all(died) && broken.len() == 1), "{repeated:?}");
     // The request names no grant, so the response lists the holders.
     let refused = settle(&record, &Break(Vec::new()), &[]);
     assert!(

@@ -25,6 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::layout::{NEW, Pointer, Stage, UniqueId, next_version};
@@ -190,6 +191,7 @@ impl Commit<'_> {
         }
         // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
         if listing.advance(pointer, &next)? {
+            self.forget_inline(&listing, pointer, &next);
             self.sync_names(Some(&listing))?;
             self.store.keep_listing(listing.moved_to(next, Some(body)));
             return Ok(CommitResult::Done(next.version()));
@@ -216,6 +218,7 @@ impl Commit<'_> {
         listing.remove_replaced();
         // A store that keeps no tombstone costs time, but the record is gone.
         if self.park().unwrap_or(false) {
+            self.forget_inline(&listing, pointer, &end);
             let mut listing = listing.moved_to(end, None);
             listing.remove_replaced();
             self.store.keep_listing(listing);
@@ -226,6 +229,20 @@ impl Commit<'_> {
             return Err(error);
         }
         Ok(if removed { CommitResult::Done(end.version()) } else { CommitResult::Conflict(None) })
+    }
+
+    /// Empties a pointer that contained the record itself: its holder ends long before the name does, and its command may
+    /// contain a password. A process that is reading the record has opened the file by its former name. On a shared store
+    /// the record is removed with its last holder.
+    fn forget_inline(&self, listing: &Listing, before: &Pointer, now: &Pointer) {
+        let root = self.root();
+        if before.stage == Stage::Inline
+            && root.scope == Scope::Local
+            && let Ok(draft) = self.store.ident()
+        {
+            let kind = (OFlag::empty(), root.file_mode, root.ownership);
+            sys::replace_by_empty(&listing.directory, &now.name(), &draft.record(), kind);
+        }
     }
 
     /// Parks this record as a tombstone, and purges those that it replaces. Returns `false` if the record may not stay and

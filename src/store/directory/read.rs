@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
@@ -16,11 +17,15 @@ use super::{MOST_LOOKS, sys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::name::escape_path;
-use crate::store::{Scope, Version, Versioned};
+use crate::store::{Scope, Version, Versioned, deadline_of_call};
 
 /// Maximum number of listings that show records but no pointer before the result is accepted. Some file systems may
 /// miss a name that is renamed during a listing, but not repeatedly.
 const LISTINGS: usize = 20;
+
+/// Time for which a FUSE file system may show a name that another host has changed, and the pause between two looks.
+const OLD_NAMES: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Maximum number of retries if a directory is removed while an NFS client opens it.
 const OPENINGS: usize = 1000;
@@ -116,6 +121,7 @@ impl Entry {
     /// Returns the record, and the listing that shows it or its absence.
     pub(super) fn stored(&self, host: &dyn Host) -> Result<(Option<Versioned>, Option<Listing>)> {
         let mut missing: Option<Pointer> = None;
+        let (began, deadline) = (host.boottime(), deadline_of_call().unwrap_or(Duration::MAX));
         for _ in 0..MOST_LOOKS {
             let mut listing = self.list()?;
             // An unnumbered record has no version yet: the next commit numbers it, and its caller reads again.
@@ -127,6 +133,17 @@ impl Entry {
             // A record is removed only after its pointer moves on. A pointer that stays has lost its record.
             if self.root.scope == Scope::Local && missing == Some(pointer) {
                 break;
+            }
+            if self.root.has_old_names && missing == Some(pointer) {
+                let now = host.boottime();
+                if now.saturating_sub(began) >= OLD_NAMES {
+                    break;
+                }
+                if now >= deadline {
+                    let what = format!("{} shows an old name of the record", escape_path(&self.path()));
+                    return Err(Error::new(ErrorKind::Busy, what, "wait longer with -w, or try again"));
+                }
+                host.sleep(LOOK_AGAIN);
             }
             missing = Some(pointer);
         }

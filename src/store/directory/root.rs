@@ -9,16 +9,16 @@ use std::sync::{Mutex, OnceLock};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, lstat, stat};
-use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, fstatfs};
+use nix::sys::statfs::{FUSE_SUPER_MAGIC, FsType, NFS_SUPER_MAGIC, fstatfs};
 use nix::unistd::geteuid;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::layout::{LOCKS, Name, Place, REMOVED_WHILE_OPEN, WORK};
+use super::layout::{LOCKS, NEW, Name, Place, REMOVED_WHILE_OPEN, WORK};
 use super::sys::{self, Ownership};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{escape, escape_path};
-use crate::store::mount::network;
-use crate::store::{Layout, Scope};
+use crate::store::mount::{network, refuse_sshfs};
+use crate::store::{Layout, Scope, with_suffix};
 
 /// Mark of a directory that `csalock serve` serves to other hosts, the set-user-ID bit. Linux gives this bit no meaning
 /// for directories, and each open of a store reads it anyway.
@@ -45,6 +45,8 @@ pub(super) struct Root {
     pub(super) scope: Scope,
     /// True if waiters have channels: all processes that use the store run on this host, or `csalock serve` does for them.
     pub(super) has_channels: bool,
+    /// True if the file system may show names that another host has changed: FUSE keeps names for some seconds.
+    pub(super) has_old_names: bool,
     /// Open flags for records. An NFS 4 server may delegate a file to a client that opens it. No process can rename or
     /// remove the file until the client returns the delegation, or the server considers the client dead (90 s). Linux
     /// requests no delegation for a file that is opened for direct I/O.
@@ -84,6 +86,9 @@ impl Root {
         };
         let mode = Mode::from_bits_truncate(found.st_mode);
         refuse_open_to_all(mode, path)?;
+        if kind == FUSE_SUPER_MAGIC {
+            refuse_sshfs(path)?;
+        }
         let is_sticky = mode.contains(Mode::S_ISVTX);
         // The sticky bit may change while locks are held, so it decides only where the first record goes.
         let may_be_foreign = !has_work && (is_sticky || !is_beside);
@@ -100,6 +105,7 @@ impl Root {
             // A process that does not know that other hosts share the store would not see their grants.
             scope: if is_network || found.st_mode & MARK != 0 { Scope::Shared } else { Scope::Local },
             has_channels: !is_network,
+            has_old_names: kind == FUSE_SUPER_MAGIC,
             uncached: if kind == NFS_SUPER_MAGIC { OFlag::O_DIRECT } else { OFlag::empty() },
             inner_mode,
             file_mode: inner_mode & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR | Mode::S_IRUSR,
@@ -135,6 +141,7 @@ impl Root {
 
     /// Creates the store's directory; succeeds even if another process was faster.
     pub(super) fn create(path: &Path, layout: Layout) -> Result<()> {
+        refuse_sshfs(path)?;
         let made = match layout {
             Layout::Own => std::fs::DirBuilder::new().create(path),
             Layout::Served => create_marked(path),
@@ -344,7 +351,8 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
 
 /// Creates a directory with its mark: no process sees it without.
 fn create_marked(path: &Path) -> std::io::Result<()> {
-    let draft = path.with_file_name(format!(".new.{:x}", getrandom::u64().unwrap_or_default()));
+    // The sweep removes such a name if this process is killed.
+    let draft = with_suffix(path, &format!("{NEW}{:016x}", getrandom::u64().unwrap_or_default()));
     std::fs::DirBuilder::new().create(&draft)?;
     let mode = draft.metadata()?.permissions().mode() & 0o7777;
     std::fs::set_permissions(&draft, Permissions::from_mode(mode | MARK))?;

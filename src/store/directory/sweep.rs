@@ -23,7 +23,7 @@ impl Directory {
         let now = self.host.wall();
         let long_ago = now.saturating_sub(DRAFT_LASTS);
         let mut swept = Swept::default();
-        if self.layout == Layout::Beside {
+        if matches!(self.layout, Layout::Beside | Layout::Served) {
             swept.removed += sweep_beside(&self.path, long_ago, dry_run);
         }
         let Some(root) = self.existing()? else { return Ok(swept) };
@@ -125,7 +125,7 @@ fn discard(drafts: &OwnedFd, draft: &[u8]) {
     let _ = sys::remove_directory(drafts, dead.as_slice());
 }
 
-/// Removes unfinished `.csalock` directories that killed processes left; returns their number. A listing error counts
+/// Removes unfinished directories of this store, a `.csalock` or one behind ssh(1), that killed processes left; returns their number. A listing error counts
 /// as 0, because the caller gets that error when it opens the store.
 fn sweep_beside(path: &Path, long_ago: Duration, dry_run: bool) -> u64 {
     let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else { return 0 };

@@ -231,6 +231,15 @@ pub(super) fn read_file(
     Ok(Ok(buffer))
 }
 
+/// Gives this name an empty file, and removes the file that had the name. Does nothing without such a name, or on a file
+/// system that cannot exchange two names.
+pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, kind: FileKind) {
+    if create_file(&at, draft, kind, b"", false).is_ok() {
+        let _ = rustix::fs::renameat_with(&at, draft, &at, name, RenameFlags::EXCHANGE);
+        let _ = remove_file(&at, draft);
+    }
+}
+
 pub(super) fn rename(
     from: impl AsFd,
     old: &(impl NixPath + ?Sized),

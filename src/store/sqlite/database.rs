@@ -262,8 +262,8 @@ impl Sqlite {
 /// writes the journal more carefully, but never syncs its removal.
 fn synchronous(durability: Durability) -> &'static str {
     match durability {
-        Durability::Volatile | Durability::Atomic => "PRAGMA synchronous = NORMAL",
-        Durability::Durable => "PRAGMA synchronous = EXTRA",
+        Durability::Volatile | Durability::Atomic => "PRAGMA secure_delete = ON; PRAGMA synchronous = NORMAL",
+        Durability::Durable => "PRAGMA secure_delete = ON; PRAGMA synchronous = EXTRA",
     }
 }
 

@@ -212,6 +212,7 @@ impl Host for Clockwork {
 fn private_root(directory: OwnedFd, scope: Scope) -> Root {
     Root {
         has_channels: true,
+        has_old_names: false,
         directory,
         path: PathBuf::from("/store"),
         id: (0, 0),

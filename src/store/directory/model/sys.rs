@@ -136,6 +136,13 @@ pub(super) fn changed(found: &FileStat) -> Duration {
     real::changed(found)
 }
 
+/// The exchange changes no name and no record, so it is no step of the model.
+pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, kind: real::FileKind) {
+    if replay::directory(&at).is_none() {
+        real::replace_by_empty(at, name, draft, kind);
+    }
+}
+
 pub(super) fn changed_at(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<Duration> {
     match replay::directory(&at) {
         Some(_) => Ok(super::model::TIME),
