@@ -181,7 +181,7 @@ impl OpenLockSet<'_> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
-    /// Gives the connections to servers back before a pause of more than a second. The next call makes new ones.
+    /// Gives the connections to servers back before a long pause. The next call makes new ones.
     pub fn rest(&self) {
         self.engines.iter().for_each(|engine| engine.store.before_wait(true));
     }
