@@ -287,7 +287,9 @@ const BANNER: &str = "csalock: Permission denied, No such file, Bad user: not al
 #[test]
 fn the_words_of_a_login_end_no_wait_and_no_release() {
     let sandbox = Sandbox::new(Kind::Directory);
-    let program = instead_of_ssh(&sandbox, "banner", &format!("echo '{BANNER}' >&2"), "");
+    // A shell that stays would print that its child was killed, as the last line.
+    let before = format!("echo '{BANNER}' >&2; exec sh -c \"exec $command\"");
+    let program = instead_of_ssh(&sandbox, "banner", &before, "");
     let mut holder = by(&sandbox, &program, &["run", "x", "dash", "-c", "echo; cat"]).spawn();
     holder.lines(1);
     let waiter = by(&sandbox, &program, &["run", "-w", "inf", "x", "echo", "next"]).spawn();
