@@ -49,11 +49,11 @@ fn an_answer_about_claims_values_and_jobs_waits_for_the_synchronous_standby() {
         assert_eq!(sandbox.csalock(words).capture().code, Some(code), "{words:?}");
     }
     let calls = answers.map(|(words, _)| sandbox.csalock(words).spawn());
-    for (call, (words, _)) in calls.into_iter().zip(answers) {
-        let done = call.wait();
+    let done = calls.map(|call| call.wait());
+    standby.stop(false);
+    for (done, (words, _)) in done.iter().zip(answers) {
         assert!(done.code == Some(69) && done.stdout.is_empty(), "{words:?}: {done:?}");
     }
-    standby.stop(false);
     for (words, code) in answers {
         let call = || sandbox.csalock(words).capture();
         wait_until("the standby answers", || call().code != Some(69));

@@ -286,17 +286,18 @@ const BANNER: &str = "csalock: Permission denied, No such file, Bad user: not al
 
 #[test]
 fn the_words_of_a_login_end_no_wait_and_no_release() {
-    let login = format!("command=\"echo '{BANNER}' >&2; exec sh -c \\\"$SSH_ORIGINAL_COMMAND\\\"\"");
-    let Some(server) = ssh::Server::start(&login) else { return };
-    let sandbox = Sandbox::over_ssh(&server);
-    let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo; cat"]).spawn();
+    let sandbox = Sandbox::new(Kind::Directory);
+    // A shell that stays would print that its child was killed, as the last line.
+    let before = format!("echo '{BANNER}' >&2; exec sh -c \"exec $command\"");
+    let program = instead_of_ssh(&sandbox, "banner", &before, "");
+    let mut holder = by(&sandbox, &program, &["run", "x", "dash", "-c", "echo; cat"]).spawn();
     holder.lines(1);
-    let waiter = sandbox.csalock(["run", "-w", "inf", "x", "echo", "next"]).spawn();
-    wait_until("it waits", || sandbox.waiters("x").len() == 1);
-    for pid in servers(&sandbox) {
-        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-    }
-    // The lease would end the lock, too, but with another message.
+    let waiter = by(&sandbox, &program, &["run", "-w", "inf", "x", "echo", "next"]).spawn();
+    let status = || by(&sandbox, &program, &["status", "--json", "x"]).capture().stdout;
+    wait_until("it waits", || status().contains("\"waiters\":[{"));
+    let found = servers(&sandbox);
+    assert!(found.len() > 1, "{found:?}");
+    found.iter().for_each(|pid| kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap_or(()));
     holder.wait().is(0, "\n", "");
     waiter.wait().is(0, "next\n", "");
 }
