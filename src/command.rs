@@ -8,6 +8,7 @@ mod claim;
 mod context;
 mod csa;
 mod doctor;
+mod end_holder;
 mod fence;
 mod gc;
 mod history;

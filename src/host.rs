@@ -22,7 +22,9 @@ pub use file_locks::{FileLock, exclusive_holders, file_locks, posix_holders};
 #[cfg(debug_assertions)]
 pub use machine::OFFSETS;
 pub use machine::{file_time, server_time};
-pub use processes::{end_process, is_at_work, is_stopped, send, start_of, user_of};
+pub use processes::{
+    OF_OTHER_USER, end_abandoned, is_at_work, is_csalock, is_stopped, send, send_for, start_of, user_of,
+};
 pub use programs::command_of;
 #[cfg(debug_assertions)]
 pub use unix::FIRST_PIDS;
@@ -30,7 +32,7 @@ pub use unix::Unix;
 pub use wait_set::{WakeAddress, WakeSocket};
 
 use crate::error::Result;
-use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
+use crate::lock::{Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
 /// Set of hosts that may use a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +104,12 @@ pub trait Host: Send + Sync {
 
     /// Returns true if the process is seen here, and its control group is frozen.
     fn is_frozen(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
+        false
+    }
+
+    /// Returns true if the command of a grant is stopped, and its supervisor and keeper were killed, which would end it with
+    /// the lease.
+    fn is_abandoned(&self, _grant: &Grant) -> bool {
         false
     }
 

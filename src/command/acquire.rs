@@ -1,15 +1,12 @@
 //! The sequence of every command that acquires: request, wait, then grant or refusal.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::libc;
-
 use super::context::{Context, LockRef};
+use super::end_holder::{HolderEnd, live_owners};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
@@ -20,13 +17,10 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::ExpectedTurn;
-use crate::host::{self, Host, ThisProcess, command_of};
-use crate::lock::{
-    AskToEnd, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Refusal,
-};
+use crate::host::{self, ThisProcess, command_of};
+use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames, left_by_end};
-use crate::run::child::{remaining, started_by};
+use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
 use crate::store::{Location, StoreDeadline};
 
@@ -151,8 +145,8 @@ impl<'a> Acquisition<'a> {
     fn try_or_refuse(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<Option<AcquireAllResult>> {
         Ok(match self.try_once(opened, request)? {
             AcquireAllResult::Refused(at, Refusal::Busy(holders)) => {
-                let check = |grant| check_replaceable(opened.target(at), &opened.reporter(at), grant);
-                holders.iter().try_for_each(check)?;
+                let (target, engine) = (opened.target(at), opened.engine(at));
+                holders.iter().try_for_each(|grant| check_replaceable(target, engine, grant))?;
                 None
             }
             // A wait knows deadlocks for sure.
@@ -185,21 +179,40 @@ impl<'a> Acquisition<'a> {
         let policy = self.policy.rest(end, opened.engine(0).host().boottime());
         let mut progress = WaitProgress::new(self.common, (request.mode, request.slots));
         progress.locks_file = self.locks_file;
-        let mut replacement =
-            self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after, &request.owner));
+        let mut ends: Option<Vec<HolderEnd<'_>>> = None;
         let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
             let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
-            let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
+            let replace = self.end_holders(&mut ends, lock, request, waiting);
             progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
         });
-        // `--busy replace` is for one lock.
-        for (owner, started) in replacement.into_iter().flat_map(|replacement| replacement.started.into_values()) {
-            if matches!(ended, Ok(AcquireAllResult::Granted(..))) {
-                let name = escape(&opened.target(0).display_name);
-                tell_of_remaining(self.common, opened.reporter(0).host, &name, &owner, started);
-            }
+        if matches!(ended, Ok(AcquireAllResult::Granted(..))) {
+            ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
         }
         ended
+    }
+
+    /// Takes a step to the end of the holders that `--busy replace` finds when the caller has entered the queue. A later holder
+    /// came before the caller, and is waited for. Returns the maximum time until the next call.
+    fn end_holders<'b>(
+        &'b self,
+        ends: &mut Option<Vec<HolderEnd<'b>>>,
+        (target, engine): (&'b LockRef, &'b Engine),
+        request: &AcquireRequest,
+        waiting: &WaitState<'_>,
+    ) -> Option<Duration> {
+        let kill_after = self.replaces.filter(|_| waiting.outage.is_none())?;
+        let ends = ends.get_or_insert_with(|| {
+            let by = Arc::new(EndRequest { by: request.owner.clone(), replaces: true });
+            // A holder may have come after the first look.
+            let holders =
+                waiting.record.holders.iter().filter(|grant| check_replaceable(target, engine, grant).is_ok());
+            let lock = (self.common, engine, target);
+            holders.map(|grant| HolderEnd::new(lock, grant.clone(), Some(by.clone()), kill_after)).collect()
+        });
+        let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
+        let held = ends.iter_mut().filter(|end| waiting.record.holder(&end.grant.proof).is_some());
+        // A holder that csalock may not end any more, or whose record it cannot read now, is waited for.
+        held.filter_map(|end| end.step().unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
     }
 
     /// Writes a value, if necessary after a wait for its lock, and reports the wait.
@@ -259,142 +272,31 @@ impl<'a> Acquisition<'a> {
     }
 }
 
-/// Tells which of these processes go on, although the holder that had started them was ended.
-pub(super) fn tell_of_remaining(
-    common: &Common,
-    host: &dyn Host,
-    name: &str,
-    holder: &Owner,
-    started: BTreeSet<ProcessId>,
-) {
-    let remaining = if common.quiet { Vec::new() } else { remaining(host, started) };
-    if !remaining.is_empty() {
-        common.note(&left_by_end(name, holder, &remaining));
-    }
-}
-
+/// Maximum time between two looks at a holder that was asked to end.
 const HOLDER_CHECK: Duration = Duration::from_millis(500);
 
-/// The end of the holders that `--busy replace` found when it entered the queue. A later holder came before the caller,
-/// and is waited for.
-struct HolderReplacement<'a> {
-    common: &'a Common,
-    kill_after: Duration,
-    /// The request of the caller, which the record of each holder keeps for the history.
-    request: Arc<EndRequest>,
-    holders: Option<Vec<HandleHash>>,
-    /// The processes that were asked to end, and when they are killed next, on CLOCK_BOOTTIME.
-    asked: BTreeMap<ProcessId, Duration>,
-    /// The owners of these processes, and the processes that they had started.
-    started: BTreeMap<ProcessId, (Arc<Owner>, BTreeSet<ProcessId>)>,
-}
-
-impl<'a> HolderReplacement<'a> {
-    fn new(common: &'a Common, kill_after: Duration, by: &Owner) -> HolderReplacement<'a> {
-        let request = EndRequest { by: by.clone(), replaces: true }.into();
-        HolderReplacement {
-            common,
-            kill_after,
-            request,
-            holders: None,
-            asked: BTreeMap::new(),
-            started: BTreeMap::new(),
-        }
-    }
-
-    /// Sends the signals that are due. Returns the maximum time until the next call.
-    fn update(
-        &mut self,
-        (target, engine): (&LockRef, &Engine),
-        reporter: &Reporter<'_>,
-        waiting: &WaitState<'_>,
-    ) -> Option<Duration> {
-        if waiting.outage.is_some() {
-            return None;
-        }
-        let seen = &waiting.record.holders;
-        let holders = self.holders.get_or_insert_with(|| seen.iter().map(|grant| grant.proof).collect()).clone();
-        let (now, is_meant) = (reporter.host.boottime(), |grant: &&Grant| holders.contains(&grant.proof));
-        let is_due = |process: ProcessId| self.asked.get(&process).is_none_or(|at| *at <= now);
-        let meant: Vec<&Grant> = seen.iter().filter(is_meant).collect();
-        if meant.iter().filter_map(|grant| living(reporter.host, &grant.owner).0).any(is_due) {
-            let _deadline = StoreDeadline::begin(Some(now.saturating_add(TO_ESTIMATE)));
-            // The lock may have another holder by now.
-            let Ok(record) = engine.record(&target.name) else { return Some(HOLDER_CHECK) };
-            record.holders.iter().filter(is_meant).for_each(|grant| self.end((target, engine), reporter, grant, now));
-        }
-        (!meant.is_empty()).then_some(HOLDER_CHECK.min(self.kill_after))
-    }
-
-    /// Asks a holder to end, or kills it if it has been asked before and that is due.
-    fn end(&mut self, (target, engine): (&LockRef, &Engine), reporter: &Reporter<'_>, grant: &Grant, now: Duration) {
-        let (Some(process), supervisor) = living(reporter.host, &grant.owner) else { return };
-        // The holder may be another one than that which was found before the caller entered the queue.
-        if check_replaceable(target, reporter, grant).is_err() {
-            return;
-        }
-        let name = escape(&target.display_name);
-        let found: Vec<ProcessId> = started_by(process).collect();
-        let (_, started) = self.started.entry(process).or_insert_with(|| (grant.owner.clone(), BTreeSet::new()));
-        started.extend(&found);
-        match self.asked.get(&process).copied() {
-            None => {
-                self.common.note(&format!("lock {name}: asked its holder to end: {}", reporter.holder(grant)));
-                let request = Some(self.request.clone());
-                // A history without this remark is no reason to wait.
-                let _ = engine.apply(&target.name, &AskToEnd { proof: grant.proof, request, ends_renewal: false });
-                // A supervisor passes TERM on. A stopped process hears it when it goes on.
-                let _ = host::send(&supervisor.unwrap_or(process), libc::SIGTERM);
-                for process in supervisor.into_iter().chain([process]) {
-                    let _ = host::send(&process, libc::SIGCONT);
-                }
-                self.asked.insert(process, now.saturating_add(self.kill_after));
-            }
-            Some(due) if due <= now => {
-                self.common.note(&format!("lock {name}: killed its holder, pid {}", process.pid));
-                // A supervisor that holds on after the end of its command waits for the processes that this left.
-                let is_left = supervisor == Some(process) && grant.owner.processes.first() != Some(&process);
-                for process in if is_left { found } else { vec![process] } {
-                    let _ = host::send(&process, libc::SIGKILL);
-                }
-                self.asked.insert(process, now.saturating_add(HOLDER_CHECK));
-            }
-            Some(_) => {}
-        }
-    }
-}
-
-/// Returns the process whose life a grant depends on now, and its supervisor, as far as they live on this host.
-fn living(host: &dyn Host, owner: &Owner) -> (Option<ProcessId>, Option<ProcessId>) {
-    // Elsewhere, such a process is another one.
-    let is_here = host.domain().is_ok_and(|here| here.shares_pids_with(&owner.domain));
-    let lives = |process: &&ProcessId| is_here && host.process(process.pid).is_ok_and(|found| found == Some(**process));
-    (owner.processes.iter().find(lives).copied(), owner.supervisor.as_ref().filter(lives).copied())
-}
-
-fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -> Result<()> {
-    let is_here = reporter.host.domain()?.shares_pids_with(&grant.owner.domain);
-    let (process, supervisor) = living(reporter.host, &grant.owner);
-    // A user who may write in the store can write any process into the record, so root ends only its own. One that has
-    // ended meanwhile gets no signal.
-    let is_foreign =
-        |process: &ProcessId| reporter.host.uid() == 0 && host::user_of(process.pid).is_some_and(|user| user != 0);
-    let denied = |process: &ProcessId| host::send(process, 0) == Err(Errno::EPERM) || is_foreign(process);
-    let lasts = grant.lifetime == Lifetime::UntilReleased && supervisor.is_none();
-    let (kind, why, hint) = match () {
-        () if grant.claim.is_some() || lasts => {
-            let hint = format!("release it with `csalock unlock --force {}`", target.shell_arg);
-            (ErrorKind::Busy, "only a release ends that", hint)
-        }
-        () if !is_here => {
-            (ErrorKind::Busy, "that process cannot be seen from here", "end it where it runs".to_string())
-        }
-        () if process.into_iter().chain(supervisor).any(|process| denied(&process)) => {
-            (ErrorKind::Denied, "that process is of another user", "end it as its user".to_string())
-        }
-        () => return Ok(()),
+/// Returns an error if `--busy replace` may not end this holder. It ends processes of the caller's own user, for root too.
+fn check_replaceable(target: &LockRef, engine: &Engine, grant: &Grant) -> Result<()> {
+    let (owner, reporter) = (&grant.owner, Reporter::new(engine));
+    let why_not = |process: &ProcessId| match host::send_for(owner.uid, process, 0) {
+        Ok(()) if engine.host().uid() == 0 && host::user_of(process.pid) != Some(0) => Some(host::OF_OTHER_USER),
+        // A wait for a process that called this one is a deadlock, or passes.
+        Ok(()) | Err((ErrorKind::InvalidInput, _)) => None,
+        Err((_, why)) => Some(why),
     };
-    let what = format!("{} cannot be replaced, {why}: {}", RefusedLock::new(target, reporter), reporter.holding(grant));
+    let lasts = grant.lifetime == Lifetime::UntilReleased && owner.supervisor.is_none();
+    let (kind, why, hint) = if grant.claim.is_some() || lasts {
+        let hint = format!("release it with `csalock unlock --force {}`", target.shell_arg);
+        (ErrorKind::Busy, "only a release ends that", hint)
+    } else if !engine.host().domain()?.shares_pids_with(&owner.domain) {
+        (ErrorKind::Busy, "that process cannot be seen from here", "end it where it runs".to_string())
+    } else if let Some(why) = live_owners(engine, owner).iter().find_map(why_not) {
+        (ErrorKind::Denied, why, "end it as its user".to_string())
+    } else {
+        return Ok(());
+    };
+    let what =
+        format!("{} cannot be replaced, {why}: {}", RefusedLock::new(target, &reporter), reporter.holding(grant));
     Err(Error::new(kind, what, format!("{hint}, or wait for it with --busy latest")))
 }
 

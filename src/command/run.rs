@@ -355,7 +355,11 @@ impl RunCall<'_> {
             slots: taking.slots,
             latest_only: matches!(self.asked.busy, Busy::Latest | Busy::Replace),
             // With -F the keeper receives the end of the grant for the command, as long as the command lives.
-            owner: Owner { supervisor: self.guarded.supervisor.or(is_kept.then_some(self.process)), ..request.owner },
+            owner: Owner {
+                supervisor: self.guarded.supervisor.or(is_kept.then_some(self.process)),
+                outlives_lock: !self.guarded.limits.kills,
+                ..request.owner
+            },
             ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },
             invocation: Some(self.guarded.context.invocation(self.guarded.supervisor.unwrap_or(self.process).pid)),
             ..request

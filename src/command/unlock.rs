@@ -1,7 +1,5 @@
 //! `csalock unlock`: releases or breaks locks: those with the given names, all held ones, or all of the caller.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,27 +7,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquire::tell_of_remaining;
 use super::context::{Context, LockRef, eprint_line, print, print_json};
+use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::Unlock;
-use crate::duration::{Backoff, shown as span};
+use crate::duration::Backoff;
 use crate::engine::{Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{self, Caller, ThisProcess, command_of, end_process};
+use crate::host::{Caller, ThisProcess, command_of};
 use crate::lock::{
-    AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, ProcessId,
-    Release,
+    AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
 };
 use crate::name::escape;
 use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
-use crate::run::child::started_by;
 use crate::store::Location;
 
-/// Number of searches for processes below a supervisor, after which it counts as one that waits for none.
-const MOST_SEARCHES_IN_VAIN: u32 = 20;
-
-/// Interval between two looks at a grant whose holder is about to end.
+/// Interval between two looks at a process that is about to end, and at the grant of a holder that is.
+const TO_LOOK_AT_PROCESS: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(100);
 
 enum Freed {
@@ -42,9 +36,8 @@ enum Freed {
 
 struct EndedHolder {
     grant: Grant,
-    /// Processes that the holder had started before it was asked to end; `None` if the holder cannot be seen here.
-    started: Option<BTreeSet<ProcessId>>,
-    /// True if the lock is over but no process could stop the holder.
+    is_seen: bool,
+    /// True if the lock is over but no process stopped the holder.
     is_not_stopped: bool,
 }
 
@@ -67,7 +60,7 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
         let reporter = Reporter::new(engine);
         let response = if asked.force {
             let force = if asked.end { end } else { force };
-            force(context, engine, asked, target, breaker.as_ref())
+            force(engine, asked, target, breaker.as_ref())
         } else {
             release(context, asked, engine, target, *proof)
         };
@@ -152,9 +145,13 @@ fn tell(
         Ok(Freed::Released(_)) => {}
         Ok(Freed::Ended(holders)) => {
             for holder in holders {
-                print(format!("ended {name}: held by {}\n", reporter.grant(&holder.grant, "")))?;
+                let done = if holder.is_not_stopped { "broke" } else { "ended" };
+                print(format!("{done} {name}: held by {}\n", reporter.grant(&holder.grant, "")))?;
+                if holder.is_not_stopped {
+                    let what = reporter.not_stopped(&holder.grant.owner);
+                    asked.common.note(&format!("lock {name}: its lease is over, and {what}"));
+                }
             }
-            holders.iter().for_each(|holder| tell_left(asked, &name, holder, reporter));
             let grants: Vec<Grant> = holders.iter().map(|holder| holder.grant.clone()).collect();
             tell_file_lock(asked, target, &grants, reporter);
         }
@@ -181,14 +178,6 @@ fn tell(
     Ok(())
 }
 
-fn tell_left(asked: &Unlock, name: &str, holder: &EndedHolder, reporter: &Reporter<'_>) {
-    let owner = &holder.grant.owner;
-    if holder.is_not_stopped {
-        asked.common.note(&format!("lock {name}: its lease is over, and {}", reporter.not_stopped(owner)));
-    }
-    tell_of_remaining(&asked.common, reporter.host, name, owner, holder.started.iter().flatten().copied().collect());
-}
-
 /// Tells which other processes have locked the file of a lock whose holders have lost it: the holders may have waited for
 /// that file, and the next holder waits, too.
 fn tell_file_lock(asked: &Unlock, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
@@ -206,7 +195,10 @@ fn document(
     let name = &target.display_name;
     match outcome {
         Ok(Freed::Released(grant)) => json::outcome(name, "released", [grant], reporter),
-        Ok(Freed::Ended(holders)) => json::outcome(name, "ended", holders.iter().map(|holder| &holder.grant), reporter),
+        Ok(Freed::Ended(holders)) => {
+            let result = if holders.iter().any(|holder| holder.is_not_stopped) { "broken" } else { "ended" };
+            json::outcome(name, result, holders.iter().map(|holder| &holder.grant), reporter)
+        }
         Ok(Freed::Broken(Err(at))) => json::outcome(name, "removed", [], reporter).with_some("kept_in", at.as_deref()),
         Ok(Freed::Broken(Ok(endings))) => {
             let is_broken = endings.iter().any(|ending| ending.reason == EndReason::Broken);
@@ -232,7 +224,7 @@ fn release(
 }
 
 /// Breaks the grants that `asked` means in one target. Claims are permanent: only a name or token breaks them.
-fn force(_: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
     let is_lock = |grant: &Grant| grant.claim.is_none();
     let has_token = |grant: &Grant| grant.token == asked.token;
     let meant: Option<&dyn Fn(&Grant) -> bool> = match (asked.all, asked.token) {
@@ -245,7 +237,7 @@ fn force(_: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by: Opt
 
 /// Ends the holders whose grants `asked` means, and breaks each grant only when its holder has ended or its lease is
 /// over. A grant that comes after the first look stays.
-fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+fn end(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
     let record = engine.record(&target.name)?;
     let meant = record.holders.iter().filter(|grant| asked.token.is_none() || grant.token == asked.token);
     let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
@@ -260,10 +252,11 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
         Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
     };
     let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
-    let mut ended = Vec::new();
+    let (mut ended, mut ends) = (Vec::new(), Vec::new());
     for grant in standing()? {
-        let started = end_holder(context, engine, asked, target, &grant, request.as_ref())?;
-        ended.push(EndedHolder { grant, started, is_not_stopped: false });
+        let end = end_holder(engine, asked, target, grant.clone(), request.clone())?;
+        ended.push(EndedHolder { grant, is_seen: end.is_some(), is_not_stopped: false });
+        ends.extend(end);
     }
     let backoff = Some(Backoff { min: LOOK, max: LOOK });
     let until_ended = WaitPolicy { limit: None, attempts: None, backoff };
@@ -272,82 +265,42 @@ fn end(context: &Context, engine: &Engine, asked: &Unlock, target: &LockRef, by:
     if ended.is_empty() {
         return Ok(broken.map(Freed::Broken));
     }
-    find_not_stopped(engine, target, &mut ended);
+    ends.into_iter().for_each(HolderEnd::tell_of_remaining);
+    let endings = engine.record(&target.name).map(|record| record.ended_grants).unwrap_or_default();
+    for holder in ended.iter_mut().filter(|holder| !holder.is_seen && !ends_with_lease(&holder.grant.owner)) {
+        // It has neither ended nor released the lock before the end of the lease.
+        let is_over = |ending: &EndedGrant| matches!(ending.reason, EndReason::Expired | EndReason::Broken);
+        let mut own = endings.iter().filter(|ending| ending.grant.proof == holder.grant.proof);
+        holder.is_not_stopped = own.any(is_over);
+    }
     Ok(Ok(Freed::Ended(ended)))
 }
 
-/// Finds the scripts that cannot be seen here, and that have not ended or released the lock before the end of the lease.
-fn find_not_stopped(engine: &Engine, target: &LockRef, ended: &mut [EndedHolder]) {
-    // The csalock of a command ends it before the end of the lease.
-    let unseen = |holder: &&mut EndedHolder| holder.started.is_none() && holder.grant.owner.supervisor.is_none();
-    for holder in ended.iter_mut().filter(unseen) {
-        let endings = engine.record(&target.name).map(|record| record.ended_grants).unwrap_or_default();
-        let ending = endings.iter().find(|ending| ending.grant.proof == holder.grant.proof);
-        let is_over = |ending: &EndedGrant| matches!(ending.reason, EndReason::Expired | EndReason::Broken);
-        holder.is_not_stopped = ending.is_some_and(is_over);
-    }
-}
-
-/// Ends the live processes of a holder, innermost first, and returns the processes that they had started. Of a holder
-/// that cannot be seen here, it ends the renewal of the lease, and returns `None`: the csalock there then ends its
-/// command. The record keeps `request` for the history, because the holder itself may release the lock.
-fn end_holder(
-    context: &Context,
-    engine: &Engine,
-    asked: &Unlock,
-    target: &LockRef,
-    grant: &Grant,
-    request: Option<&Arc<EndRequest>>,
-) -> Result<Option<BTreeSet<ProcessId>>> {
-    let (name, owner) = (escape(&target.display_name), &grant.owner);
-    let liveness = |process| context.host.liveness(&owner.domain, process, engine.store().scope());
-    let live: Vec<_> = owner.processes.iter().filter(|process| liveness(process).is_seen_alive()).collect();
+/// Ends a holder. Of a holder that cannot be seen here, it ends the renewal of the lease, and returns `None`: the csalock
+/// there then ends its command, unless that outlives the lock.
+fn end_holder<'a>(
+    engine: &'a Engine,
+    asked: &'a Unlock,
+    target: &'a LockRef,
+    grant: Grant,
+    request: Option<Arc<EndRequest>>,
+) -> Result<Option<HolderEnd<'a>>> {
+    let owner = &grant.owner;
+    let is_dead = |process| engine.host().liveness(&owner.domain, process, engine.store().scope()) == Liveness::Dead;
     // The processes of a grant are of one host.
-    let is_here = !live.is_empty() || owner.processes.iter().any(|process| liveness(process) == Liveness::Dead);
-    if !is_here {
-        return end_elsewhere(engine, asked, target, grant, request).map(|()| None);
+    if live_owners(engine, owner).is_empty() && !owner.processes.iter().any(is_dead) {
+        return end_elsewhere(engine, asked, target, &grant, request).map(|()| None);
     }
-    let own = context.ancestor_processes()?;
-    if live.iter().any(|process| own.contains(process)) {
-        let hint = format!("release it with `csalock unlock {}`", target.shell_arg);
-        return Err(Error::new(ErrorKind::InvalidInput, format!("lock {name} is held by the caller itself"), hint));
+    let mut end = HolderEnd::new((&asked.common, engine, target), grant, request, asked.kill_after);
+    while end.step()?.is_some() {
+        engine.host().sleep(TO_LOOK_AT_PROCESS);
     }
-    // A caller that may not end the holder leaves no request. A store that takes no more writes, as a full disk, is no
-    // reason to let the holder go on.
-    if live.iter().all(|process| host::send(process, 0) != Err(nix::errno::Errno::EPERM)) {
-        let ask = AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: false };
-        let _ = engine.apply(&target.name, &ask);
-    }
-    let started = live.into_iter().map(|process| end_one(asked, &name, owner, process)).collect::<Result<Vec<_>>>()?;
-    Ok(Some(started.into_iter().flatten().collect()))
+    Ok(Some(end))
 }
 
-/// Ends one process of a holder, and tells if that needed SIGKILL. Returns the processes that it had started.
-fn end_one(asked: &Unlock, name: &str, owner: &Owner, process: &ProcessId) -> Result<BTreeSet<ProcessId>> {
-    // A supervisor that goes on after its command waits for the processes that this left, and its lock ends with them.
-    let waits = owner.supervisor == Some(*process) && owner.processes.first() != Some(process);
-    let in_vain = Cell::new(0);
-    let started: RefCell<BTreeSet<ProcessId>> = RefCell::new(started_by(*process).collect());
-    let to_kill = || {
-        let found: Vec<ProcessId> = started_by(*process).collect();
-        started.borrow_mut().extend(&found);
-        // A process whose parent ends meanwhile may be missed once.
-        in_vain.set(if found.is_empty() { in_vain.get() + 1 } else { 0 });
-        if waits && in_vain.get() < MOST_SEARCHES_IN_VAIN { found } else { vec![*process] }
-    };
-    let is_killed = end_process(process, asked.kill_after, &to_kill).map_err(|errno| {
-        let what = format!("lock {name}: pid {} cannot be ended: {errno}", process.pid);
-        Error::new(ErrorKind::Denied, what, "ask its user, or end it as root")
-    })?;
-    if is_killed {
-        let after = span(asked.kill_after);
-        let what = match waits {
-            true => format!("the processes that its command left went on for {after}, and were killed"),
-            false => format!("pid {} went on for {after}, and was killed", process.pid),
-        };
-        asked.common.note_unless_json(&format!("lock {name}: {what}"));
-    }
-    Ok(started.into_inner())
+/// Returns true if csalock ends the command of this owner before the end of its lease.
+fn ends_with_lease(owner: &Owner) -> bool {
+    owner.supervisor.is_some() && !owner.outlives_lock
 }
 
 /// Ends the renewal of a grant whose holder cannot be seen here.
@@ -357,7 +310,7 @@ fn end_elsewhere(
     asked: &Unlock,
     target: &LockRef,
     grant: &Grant,
-    request: Option<&Arc<EndRequest>>,
+    request: Option<Arc<EndRequest>>,
 ) -> Result<()> {
     let (name, host) = (escape(&target.display_name), escape(grant.owner.host.as_bytes()));
     let lease = match &grant.lifetime {
@@ -370,9 +323,13 @@ fn end_elsewhere(
             return Err(Error::new(ErrorKind::NotOwner, what, hint));
         }
     };
-    engine.apply(&target.name, &AskToEnd { proof: grant.proof, request: request.cloned(), ends_renewal: true })?;
+    engine.apply(&target.name, &AskToEnd { proof: grant.proof, request, ends_renewal: true })?;
     let until = Zone::Local.full(Duration::from_millis(lease.wall));
-    let is_asked = if grant.owner.supervisor.is_some() { "is asked to end" } else { "cannot be stopped from here" };
+    let is_asked = match ends_with_lease(&grant.owner) {
+        true => "is asked to end",
+        false if grant.owner.outlives_lock => "goes on (--on-lost warn)",
+        false => "cannot be stopped from here",
+    };
     let what = format!("its holder on {host} {is_asked}, and has the lock until {until} at the latest");
     asked.common.note_unless_json(&format!("lock {name}: {what}"));
     Ok(())

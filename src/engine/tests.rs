@@ -22,6 +22,7 @@ pub(super) fn request(engine: &Engine, pid: i32, lifetime: Lifetime) -> AcquireR
         domain,
         processes: vec![process],
         supervisor: None,
+        outlives_lock: false,
         session: None,
         host: "h".into(),
         uid: 0,

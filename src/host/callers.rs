@@ -88,6 +88,7 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
         domain: host.domain()?,
         processes,
         supervisor: None,
+        outlives_lock: false,
         session: None,
         host: host.name(),
         uid: host.uid(),

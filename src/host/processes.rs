@@ -3,25 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::libc;
-use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::kill;
-use nix::sys::time::TimeSpec;
-use nix::time::ClockId;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::unix::now;
-use super::wait_set::pidfd;
-use crate::lock::{Liveness, ProcessId};
+use crate::error::ErrorKind;
+use crate::lock::{Grant, Handle, Liveness, ProcessId};
 use crate::signals;
 
 /// The problem with a /proc that shows the pids of another namespace.
@@ -230,37 +225,6 @@ pub(super) fn is_process_frozen(process: &ProcessId) -> bool {
     is_frozen && start_of(process.pid) == Some(process.start)
 }
 
-/// Interval between two looks at a process that is about to end.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// Ends a process of this pid namespace: by SIGTERM, and by SIGKILL for the processes that `to_kill` then finds again and
-/// again, if it goes on for `kill_after`. Returns when it has ended: true if SIGKILL was necessary.
-/// Returns an error if this user may not send it signals.
-pub fn end_process(
-    process: &ProcessId,
-    kill_after: Duration,
-    to_kill: &dyn Fn() -> Vec<ProcessId>,
-) -> nix::Result<bool> {
-    let Ok(pidfd) = pidfd(process) else { return Ok(false) };
-    let begun = now(ClockId::CLOCK_BOOTTIME);
-    let reached = |sent| if sent == Err(Errno::ESRCH) { Ok(()) } else { sent };
-    for signal in [libc::SIGTERM, libc::SIGCONT] {
-        reached(send(process, signal))?;
-    }
-    let mut is_killed = false;
-    while liveness_of(process) != Liveness::Dead {
-        let passed = now(ClockId::CLOCK_BOOTTIME).saturating_sub(begun);
-        if passed >= kill_after {
-            is_killed = true;
-            to_kill().iter().try_for_each(|process| reached(send(process, libc::SIGKILL)))?;
-        }
-        let mut ends: Vec<PollFd<'_>> = pidfd.iter().map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN)).collect();
-        let left = if is_killed { LOOK } else { kill_after.saturating_sub(passed).min(LOOK) };
-        let _ = ppoll(&mut ends, Some(TimeSpec::from_duration(left)), None);
-    }
-    Ok(is_killed)
-}
-
 pub fn is_at_work(pid: i32) -> bool {
     matches!(read(pid), Ok(Some(stat)) if stat.is_running())
 }
@@ -308,9 +272,53 @@ fn search_descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) ->
     found
 }
 
-/// Returns the user of a process, as far as that is visible: its effective id, or 0 if the process hides its memory.
+/// Returns the real user id of a process, as far as that is visible.
 pub fn user_of(pid: i32) -> Option<u32> {
-    fs::metadata(format!("/proc/{pid}")).ok().map(|found| found.uid())
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+pub const OF_OTHER_USER: &str = "that process is of another user";
+
+/// Sends a signal like [`send`] to a process that a record of the user `uid` names, if it has not ended.
+/// Returns why csalock does not: a user who may write in a store can name any process and any user in a record. The
+/// process must be of that user, unless this process acts as that user, and must not be the first or have called this one.
+pub fn send_for(uid: u32, process: &ProcessId, signal: i32) -> Result<(), (ErrorKind, &'static str)> {
+    let mut callers = std::iter::successors(read_own().ok(), |stat| read(stat.parent).ok().flatten());
+    let is_of_user = || geteuid().as_raw() == uid || user_of(process.pid) == Some(uid);
+    if process.pid == 1 {
+        Err((ErrorKind::Denied, "csalock never ends pid 1"))
+    } else if callers.any(|stat| stat.id() == *process) {
+        Err((ErrorKind::InvalidInput, "that process is the caller itself"))
+    } else if !is_of_user() || send(process, signal) == Err(Errno::EPERM) {
+        Err((ErrorKind::Denied, OF_OTHER_USER))
+    } else {
+        Ok(())
+    }
+}
+
+/// Kills the command of a grant for which [`super::Host::is_abandoned`] is true and, with `--tree`, the processes below it.
+/// Returns false if its environment does not have the handle of the grant: then the grant may be forged.
+pub fn end_abandoned(Grant { owner, proof, .. }: &Grant) -> bool {
+    let Some(command) = owner.processes.first() else { return false };
+    let environment = fs::read(format!("/proc/{}/environ", command.pid)).unwrap_or_default();
+    let has_handle = environment.split(|byte| *byte == 0).any(|variable| {
+        let handle = variable.strip_prefix(b"CSALOCK_HANDLE=").and_then(|handle| std::str::from_utf8(handle).ok());
+        handle.and_then(Handle::parse).is_some_and(|handle| handle.proof() == *proof)
+    });
+    // With --tree the supervisor is an owner, too.
+    let is_other = |_: &ProcStat| owner.processes.len() == 1;
+    let killed = |process: &&ProcessId| send_for(owner.uid, process, nix::libc::SIGKILL).is_ok();
+    has_handle && descendants(&[*command], &is_other).iter().rev().filter(killed).count() > 0
+}
+
+/// Returns true if a process runs csalock: this program, or another version or copy of it under the same name.
+pub fn is_csalock(process: &ProcessId) -> bool {
+    let exe = format!("/proc/{}/exe", process.pid);
+    let file = |path: &str| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    // The kernel adds a word to the name of a file that an upgrade has replaced.
+    let is_named = |path: PathBuf| path.ends_with("csalock") || path.ends_with("csalock (deleted)");
+    fs::read_link(&exe).is_ok_and(is_named) || file(&exe).is_some_and(|program| file("/proc/self/exe") == Some(program))
 }
 
 /// Sends a signal to this process, never to a later one with its pid.
@@ -347,6 +355,22 @@ mod tests {
     #[test]
     fn a_process_that_is_not_there() {
         assert_eq!(read(i32::MAX).unwrap(), None);
+    }
+
+    #[test]
+    fn a_signal_reaches_no_later_process_with_the_pid_and_none_that_is_protected() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let id = |pid: i32| ProcessId { pid, start: start_of(pid).unwrap_or_default() };
+        let (this, uid) = (read_own().unwrap(), geteuid().as_raw());
+        let other = id(child.id() as i32);
+        assert_eq!(send(&ProcessId { start: other.start - 1, ..other }, nix::libc::SIGKILL), Err(Errno::ESRCH));
+        let sent = [other, this.id(), id(this.parent), ProcessId { pid: 1, start: 0 }].map(|it| send_for(uid, &it, 0));
+        let foreign = send_for(uid + 1, &other, nix::libc::SIGKILL);
+        assert!(!read(other.pid).unwrap().unwrap().is_zombie());
+        child.kill().and_then(|()| child.wait()).unwrap();
+        let kinds = sent.map(|sent| sent.map_err(|(kind, _)| kind));
+        let [denied, caller] = [ErrorKind::Denied, ErrorKind::InvalidInput].map(Err);
+        assert_eq!((kinds, foreign), ([Ok(()), caller, caller, denied], Err((ErrorKind::Denied, OF_OTHER_USER))));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use super::processes::{FirstSight, is_absent, is_process_frozen, is_released_by,
 use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, Scope, WaitSet, WakeAddress, callers, processes};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
+use crate::lock::{Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
 /// Time after which a supervisor that has not released the locks of its ended command never will. Its process may hang.
 const TO_RELEASE: Duration = Duration::from_secs(15);
@@ -160,6 +160,16 @@ impl Host for Unix {
 
     fn is_frozen(&self, domain: &PidDomain, process: &ProcessId) -> bool {
         self.known_space().is_ok_and(|here| here.contains(domain)) && is_process_frozen(process)
+    }
+
+    fn is_abandoned(&self, Grant { owner, proof, .. }: &Grant) -> bool {
+        let is_here = self.known_space().is_ok_and(|here| here.contains(&owner.domain));
+        let is_stopped = |command: &ProcessId| is_here && liveness_of(command) == Liveness::Stopped;
+        let of = owner.supervisor.filter(|_| !owner.outlives_lock && owner.processes.first().is_some_and(is_stopped));
+        of.is_some_and(|supervisor| liveness_of(&supervisor) == Liveness::Dead)
+            && self.domain().is_ok_and(|here| here.net == owner.domain.net)
+            // Supervisor and keeper have one socket, which lasts as long as one of them.
+            && !self.wake(WakeAddress::Supervisor(proof))
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]

@@ -17,6 +17,9 @@ pub struct Owner {
     /// has a supervisor.
     #[serde(default, skip_serializing_if = "is_default")]
     pub supervisor: Option<ProcessId>,
+    /// True if csalock does not end the command when the lock is lost (`--on-lost warn`).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub outlives_lock: bool,
     /// Session of the calling script, if the grant is that of a script. A process that the script left behind is still
     /// in it.
     #[serde(default, skip_serializing_if = "is_default")]

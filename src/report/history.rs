@@ -86,8 +86,9 @@ fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &st
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
     let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past)];
     cells.extend(bar);
-    // If the end was requested in vain, a break counts.
-    let ended_by = past.ended_by.as_ref().map(|by| (if by.replaces { "replaced" } else { "ended" }, &by.who));
+    // If the end was requested in vain, a break counts. A holder whose lease ended may go on.
+    let ended = if past.how == Some(EndReason::Expired) { "asked to end" } else { "ended" };
+    let ended_by = past.ended_by.as_ref().map(|by| (if by.replaces { "replaced" } else { ended }, &by.who));
     let cause = past.broken_by.as_ref().map(|by| ("broken", by)).or(ended_by);
     let cause = cause.map(|(what, by)| {
         let mut row = vec![String::new(); cells.len()];

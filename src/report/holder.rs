@@ -126,6 +126,10 @@ impl Reporter<'_> {
         grant.claim.is_none() && self.liveness(&grant.owner) == Liveness::Stopped
     }
 
+    pub(super) fn stopped(&self, grant: &Grant) -> &'static str {
+        if self.host.is_abandoned(grant) { "stopped, and its csalock was killed" } else { "stopped" }
+    }
+
     /// Returns true if the grant ends without a release: with its lease, or with an owner that is alive here.
     pub(super) fn ends_by_itself(&self, grant: &Grant) -> bool {
         match grant.lifetime {
@@ -155,10 +159,11 @@ impl Reporter<'_> {
         // A grant that lasts until it is released may be of a process that has handed it over.
         let depends = ending.reason == EndReason::Broken && ending.grant.lifetime != Lifetime::UntilReleased;
         let ends_command =
-            |supervisor: &ProcessId| self.host.liveness(&party.domain, supervisor, self.scope) == Liveness::Alive;
+            |supervisor: &ProcessId| self.host.liveness(&party.domain, supervisor, self.scope).is_seen_alive();
         match (self.liveness(party), party.supervisor) {
             _ if !depends || ending.grant.claim.is_some() => None,
             (Liveness::Dead, _) => None,
+            _ if party.outlives_lock => Some(self.not_stopped(party)),
             (Liveness::Alive | Liveness::Stopped, Some(supervisor)) if ends_command(&supervisor) => None,
             (Liveness::Unknown | Liveness::Missing, Some(_)) => Some(format!(
                 "its command on {} goes on until csalock there notices the break, with its lease at the latest",
@@ -169,7 +174,8 @@ impl Reporter<'_> {
     }
 
     pub(crate) fn not_stopped(&self, owner: &Owner) -> String {
-        format!("{} was not stopped, and may go on as if it held the lock", self.party(owner))
+        let why = if owner.outlives_lock { " (--on-lost warn)" } else { "" };
+        format!("{} was not stopped{why}, and may go on as if it held the lock", self.party(owner))
     }
 
     /// Returns the end of the lease that counts until the holder renews it: no other end of the holder shows here.
@@ -185,7 +191,8 @@ impl Reporter<'_> {
         }
         let text = match &grant.lifetime {
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => {
-                if self.is_stopped(grant) { "while it lives, now stopped" } else { "while it lives" }
+                let stopped = self.is_stopped(grant).then(|| format!(", now {}", self.stopped(grant)));
+                return format!("while it lives{}", stopped.unwrap_or_default());
             }
             Lifetime::OwnerDied => "no longer",
             Lifetime::Ttl(most) => return format!("for at most {}", span(Duration::from_millis(*most))),

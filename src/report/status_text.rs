@@ -264,7 +264,7 @@ impl LockBlock<'_> {
             Err(EndReason::Expired) => ", whose time is over",
             Err(_) | Ok(Liveness::Dead) => ", which is dead",
             Ok(Liveness::Unknown | Liveness::Missing) if grant.claim.is_none() => ", not visible from here",
-            Ok(_) if self.reporter.is_stopped(grant) => ", stopped",
+            Ok(_) if self.reporter.is_stopped(grant) => &format!(", {}", self.reporter.stopped(grant)),
             Ok(_) => "",
         };
         let who = match &grant.claim {
@@ -379,8 +379,8 @@ impl LockBlock<'_> {
             (Ok(Liveness::Unknown | Liveness::Missing), Lifetime::Keepalive(lease)) => {
                 let until = format!("with the lease at {} at the latest", self.reporter.time(lease.wall));
                 let ends = match grant.owner.supervisor {
-                    Some(_) => format!("ends the holder and the lock, {until}"),
-                    None => format!("ends the lock, {until}, but does not stop the holder"),
+                    Some(_) if !grant.owner.outlives_lock => format!("ends the holder and the lock, {until}"),
+                    _ => format!("ends the lock, {until}, but does not stop the holder"),
                 };
                 format!(
                     "{end} {ends}; csalock cannot see from here whether the holder lives; if it does not, {force} ends \

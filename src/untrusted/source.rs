@@ -71,6 +71,7 @@ impl Source<'_> {
             uid: self.number() as u32,
             command: self.bytes(),
             label: self.option(Source::bytes),
+            outlives_lock: self.one_in_two(),
         }
     }
 

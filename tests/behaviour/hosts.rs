@@ -137,9 +137,34 @@ csalock: lock x: its holder on host1 cannot be stopped from here, and has the lo
 csalock: lock x: its lease is over, and pid {pid} on host1 (user {}) was not stopped, and may go on as if it held the lock
 ", nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name);
         assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(0), sandbox.plain(&said)), "{done:?}");
-        assert!(done.stdout.starts_with(&format!("ended x: held by pid {pid} on host1 ")), "{done:?}");
+        assert!(done.stdout.starts_with(&format!("broke x: held by pid {pid} on host1 ")), "{done:?}");
         holder.tell("go");
         assert_eq!(holder.wait().stdout, format!("{pid}\nwent on\n"));
+    }
+
+    fn a_command_on_another_host_that_outlives_its_lock_is_not_said_to_have_ended(sandbox: &Sandbox) {
+        require!(has_namespaces("hosts"));
+        for json in [false, true] {
+            let words = ["run", "-q", "--on-lost", "warn", "x", "dash", "-c", "echo $$; read line; echo went on"];
+            let mut holder = on(sandbox, 1, &words).spawn();
+            let pid = holder.lines(1)[0].clone();
+            let end = ["unlock", "--force", "--end", "--json", "x"];
+            let end: Vec<&str> = end.into_iter().filter(|word| json || *word != "--json").collect();
+            let done = on(sandbox, 2, &end).capture();
+            let said = format!("\
+csalock: lock x: its holder on host1 goes on (--on-lost warn), and has the lock until TIME at the latest
+csalock: lock x: its lease is over, and pid {pid} on host1 (user {}) was not stopped (--on-lost warn), and may go on as if it held the lock
+", nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name);
+            let said = if json { String::new() } else { sandbox.plain(&said) };
+            assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(0), said), "{done:?}");
+            let start = if json { "[{\"name\":\"x\",\"outcome\":\"broken\"," } else { "broke x: held by pid " };
+            assert!(done.stdout.starts_with(start), "{done:?}");
+            let shown = on(sandbox, 2, &["history", "-n", "1", "x"]).capture().line();
+            assert!(shown.contains("\n") && shown.lines().any(|line| line.trim().starts_with("asked to end by ")), "{shown}");
+            holder.tell("go");
+            let done = holder.wait();
+            assert_eq!((done.code, done.stdout), (Some(85), format!("{pid}\nwent on\n")));
+        }
     }
 
     fn a_script_on_another_host_that_releases_before_the_end_of_its_lease_is_not_named(sandbox: &Sandbox) {

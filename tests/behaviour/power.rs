@@ -353,6 +353,7 @@ fn go_on(
         domain: host.domain()?,
         processes: owners,
         supervisor: None,
+        outlives_lock: false,
         session: None,
         host: host.name(),
         uid: 0,

@@ -68,6 +68,26 @@ fn running(sandbox: &Sandbox, options: &[&str]) -> (Job, i32) {
     (job, pid)
 }
 
+/// The same under a shell that goes on: the kernel continues a stopped command whose process group has lost its last
+/// parent.
+fn with_a_parent(sandbox: &Sandbox, words: &str) -> (Job, i32) {
+    let mut job = script(sandbox, &format!("{words}; cat; :")).spawn();
+    let pid = job.lines(1)[0].parse().unwrap();
+    (job, pid)
+}
+
+fn parent_of(pid: i32) -> i32 {
+    crate::sandbox::proc::stat(pid).unwrap().1
+}
+
+/// Kills supervisor and keeper. The supervisor comes first, or else it would start another keeper.
+fn kill_csalock(supervisor: i32, keeper: i32) {
+    for pid in [supervisor, keeper] {
+        send(pid, Signal::SIGKILL);
+        wait_until("it has ended", || !lives(pid));
+    }
+}
+
 fn send(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
 }
@@ -335,6 +355,44 @@ on_every_shared_store! {
         all.into_iter().for_each(|pid| send(pid, Signal::SIGCONT));
         wait_until("the command is ended", || !lives(command));
         job.wait().says(85, "csalock: lost while the command ran: lock x: ");
+    }
+
+    fn a_command_that_is_stopped_after_a_sleep_is_ended_by_the_next_caller_if_csalock_was_killed(sandbox: &Sandbox) {
+        for options in [&[][..], &["--tree"]] {
+            let words = format!("csalock run {} x dash -c 'echo $$; cat; :'", options.join(" "));
+            let (_job, command) = with_a_parent(sandbox, &words);
+            let (supervisor, keeper, child) = (parent_of(command), the_keeper(sandbox), children(command)[0]);
+            sleep_beyond_the_lease(sandbox, &[keeper, supervisor, command]);
+            send(command, Signal::SIGCONT);
+            send(supervisor, Signal::SIGCONT);
+            wait_until("csalock stops the command", || is_stopped(command));
+            kill_csalock(supervisor, keeper);
+            let shown = csalock(sandbox, &["status", "-v", "x"]).capture();
+            assert!(shown.stdout.contains(", stopped, and its csalock was killed\n"), "{shown:?}");
+            let done = csalock(sandbox, &["run", "-w", "inf", "x", "echo", "next"]).capture();
+            done.prints(0, "next\n");
+            assert!(done.stderr.contains(", which "), "{done:?}");
+            assert!(!lives(command));
+            wait_until("the others of its tree have ended", || options.is_empty() || !lives(child));
+        }
+    }
+
+    fn a_stopped_command_that_csalock_may_not_have_stopped_keeps_its_lock(sandbox: &Sandbox) {
+        // A record without the handle in the command's environment may be forged.
+        let bare = "csalock run x env -i dash -c 'echo $$; cat; :'";
+        let warn = "csalock run --on-lost warn x dash -c 'echo $$; cat; :'";
+        for words in [bare, warn] {
+            let (_job, command) = with_a_parent(sandbox, words);
+            let (supervisor, keeper) = (parent_of(command), the_keeper(sandbox));
+            sleep_beyond_the_lease(sandbox, &[keeper, supervisor, command]);
+            csalock(sandbox, &["run", "-qn", "x", "true"]).status(75).run();
+            kill_csalock(supervisor, keeper);
+            let done = csalock(sandbox, &["run", "-n", "x", "true"]).capture();
+            assert!(done.code == Some(75) && done.stderr.contains("now stopped"), "{done:?}");
+            assert!(is_stopped(command), "{words:?}");
+            send(command, Signal::SIGKILL);
+            wait_until("the lock is free", || csalock(sandbox, &["run", "-qn", "x", "true"]).capture().code == Some(0));
+        }
     }
 
     fn a_command_with_no_fork_has_a_keeper_and_no_child(sandbox: &Sandbox) {

@@ -83,7 +83,7 @@ tests_on! {
         let old = holder(sandbox, &[], "");
         let done = replaces(sandbox, &["--kill-after", "100ms"], "echo new").capture();
         done.prints(0, "new\n");
-        assert!(done.stderr.contains("csalock: lock x: killed its holder, pid "), "{}", done.stderr);
+        assert!(done.stderr.contains(" went on for 100ms, and was killed\n"), "{}", done.stderr);
         old.wait().complains(137, "");
     }
 
@@ -126,6 +126,12 @@ tests_on! {
         replaces(sandbox, &["-q", "--kill-after", "100ms"], "echo new").stdout("new\n").run();
         assert!(!proc::lives(left));
         old.wait().complains(3, "");
+    }
+
+    fn no_process_that_called_the_caller_is_ended(sandbox: &Sandbox) {
+        let script = "csalock lock x; dash -c 'csalock run -q --busy replace -w inf x touch ran; echo $?'; echo goes on";
+        sandbox.script("dash", script).stdout("84\ngoes on\n").run();
+        assert!(!sandbox.path("files/ran").exists());
     }
 
     fn a_waiter_that_came_before_runs_before_and_is_not_ended(sandbox: &Sandbox) {

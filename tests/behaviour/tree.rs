@@ -75,6 +75,25 @@ on_every_kind_of_store! {
         }
     }
 
+    fn another_copy_of_csalock_is_known_as_a_supervisor(sandbox: &Sandbox) {
+        let copy = sandbox.path("copy/csalock");
+        std::fs::create_dir_all(sandbox.path("copy")).unwrap();
+        for is_replaced in [false, true] {
+            std::fs::copy(env!("CARGO_BIN_EXE_csalock"), &copy).unwrap();
+            let job = sandbox.call(&copy, ["run", "--tree", "x", "dash", "-c", &format!("{DEAF} exit 3")]).spawn();
+            wait_until("it runs", || sandbox.path("files/pid").exists());
+            wait_until("the command has ended", || sandbox.holders("x") == [job.pid()]);
+            if is_replaced {
+                std::fs::remove_file(&copy).unwrap();
+            }
+            let left: i32 = sandbox.read("files/pid").trim().parse().unwrap();
+            sandbox.csalock(["unlock", "-q", "--force", "--end", "--kill-after", "10ms", "x"]).capture().exits(0);
+            assert_eq!((proc::lives(left), sandbox.state("x").as_str()), (false, "free"));
+            job.wait().complains(3, "");
+            forget(sandbox);
+        }
+    }
+
     fn the_keeper_kills_what_the_command_left_if_the_supervisor_is_stopped(sandbox: &Sandbox) {
         let (job, left) = leaving(sandbox, &["--ttl", "4s"], DEAF);
         job.send(Signal::SIGSTOP);

@@ -194,6 +194,16 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
     }
 
+    fn a_break_says_that_a_command_outlives_its_lock(sandbox: &Sandbox) {
+        let mut holder = sandbox.csalock(["run", "-q", "--on-lost", "warn", "x", "dash", "-c", "echo $$; cat; echo goes on"]).spawn();
+        let pid = holder.lines(1)[0].clone();
+        let done = sandbox.csalock(["unlock", "--force", "x"]).capture();
+        done.says(0, &format!("csalock: lock x: pid {pid} on "));
+        done.says(0, " was not stopped (--on-lost warn), and may go on as if it held the lock\n");
+        let done = holder.wait();
+        assert_eq!((done.code, done.stdout), (Some(85), format!("{pid}\ngoes on\n")));
+    }
+
     fn the_next_holder_comes_only_when_the_command_that_was_asked_to_end_has_ended(sandbox: &Sandbox) {
         let script = "trap 'echo ending >> log; while [ ! -e go ]; do sleep 0.01; done; echo ended >> log; exit 3' TERM
                       echo; while :; do sleep 0.01; done";
@@ -315,9 +325,14 @@ on_every_kind_of_store! {
     }
 
     fn a_caller_does_not_end_itself_nor_a_holder_that_is_not_meant(sandbox: &Sandbox) {
-        let said = "csalock: lock x is held by the caller itself; release it with `csalock unlock x`\n";
-        let script = "csalock lock x; csalock unlock --force --end x; echo $?; csalock status x > /dev/null; echo $?";
-        sandbox.script("dash", script).stdout("64\n0\n").stderr(said).run();
+        let nested = "dash -c 'dash -c \"csalock unlock --force --end x; echo \\$?\"; :'";
+        for call in ["csalock unlock --force --end x; echo $?", nested] {
+            let script = format!("csalock lock -q x; {call}; csalock status x > /dev/null; echo $?");
+            let done = sandbox.script("dash", &script).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "64\n0\n"), "{done:?}");
+            assert!(done.stderr.contains(" cannot be ended, that process is the caller itself: held by "), "{done:?}");
+            assert!(done.stderr.ends_with("; release it with `csalock unlock x`\n"), "{done:?}");
+        }
         let said = "csalock: lock y in store STORE is not held; see `csalock status y`\n";
         sandbox.csalock(["unlock", "--force", "--end", "y"]).status(81).stderr(said).run();
         let holder = sandbox.holder("y");

@@ -11,6 +11,7 @@ use crate::sandbox::{Call, Job, Kind, Sandbox, has, has_namespaces, is_root, wai
 
 mod attacks;
 mod etcd;
+mod forged;
 mod hidden;
 mod left;
 

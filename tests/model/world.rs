@@ -264,6 +264,7 @@ pub(crate) fn party(script: &Script, actor: usize) -> Owner {
         domain: home(script.host),
         processes: vec![owner(script, actor)],
         supervisor: None,
+        outlives_lock: false,
         session: None,
         host: String::new(),
         uid: 0,

@@ -81,6 +81,7 @@ fn take(engine: &Engine) -> HandleHash {
         command: Vec::new(),
         label: None,
         supervisor: None,
+        outlives_lock: false,
         session: None,
     };
     let applicant = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);

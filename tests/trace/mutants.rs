@@ -205,6 +205,7 @@ impl Fixture {
             command: Vec::new(),
             label: None,
             supervisor: None,
+            outlives_lock: false,
             session: None,
         };
         AcquireRequest { lifetime, ..AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process) }

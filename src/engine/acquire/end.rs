@@ -4,12 +4,31 @@ use std::time::Duration;
 
 use super::wait::AfterWait;
 use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT};
+use crate::engine::Engine;
 use crate::engine::commit::CasRetry;
 use crate::engine::history::Remark;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
-use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal};
+use crate::host::end_abandoned;
+use crate::lock::{Cancel, EndedGrant, Grant, Lifetime, Record, Refusal};
 use crate::store::{SignalsEndCalls, WriteSet};
+
+impl Engine {
+    /// Ends a holder whose lease is over, and which csalock has stopped and can neither continue nor end any more. Returns
+    /// true if there was one: the caller reads the record again.
+    pub(super) fn end_abandoned(&self, record: &Record) -> Result<bool> {
+        for grant in &record.holders {
+            if let Lifetime::Keepalive(lease) = &grant.lifetime
+                && self.host.is_abandoned(grant)
+                && self.lease_expired(record, lease)?
+                && end_abandoned(grant)
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
 
 impl AcquireAttempt<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
@@ -34,6 +53,7 @@ impl AcquireAttempt<'_> {
                     return Ok(None);
                 }
             }
+            Refusal::Busy(_) if self.engine.end_abandoned(record)? => return Ok(None),
             Refusal::Busy(_) => self.engine.note_leases(record),
             // These callers are not in the queue: they have lost their place, or only confirm a grant.
             Refusal::Replaced(_) | Refusal::Lost(_) => {}

@@ -113,6 +113,9 @@ impl<'a> AcquireAttempt<'a> {
         on_wait: &mut OnWait<'_>,
     ) -> Result<AfterWait> {
         let engine = self.engine;
+        if engine.end_abandoned(record)? {
+            return Ok(AfterWait::ReadAgain);
+        }
         let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
             return Ok(AfterWait::TimeOver);
         };

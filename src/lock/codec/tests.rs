@@ -14,6 +14,7 @@ fn full() -> Record {
         domain: PidDomain { machine: "m@h".into(), boot: "b".into(), pids: "1.2".into(), net: 3 },
         processes: vec![ProcessId { pid: 1, start: 2 }, ProcessId { pid: 3, start: 4 }],
         supervisor: Some(ProcessId { pid: 17, start: 18 }),
+        outlives_lock: false,
         session: Some(19),
         host: "a host".into(),
         uid: 1000,

@@ -18,6 +18,7 @@ fn owner(pid: i32) -> Owner {
         domain,
         processes: owners,
         supervisor: None,
+        outlives_lock: false,
         session: None,
         host: "h".into(),
         uid: 0,

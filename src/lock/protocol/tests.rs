@@ -35,6 +35,7 @@ fn owner(owners: &[i32]) -> Owner {
         domain: domain(),
         processes: owners,
         supervisor: None,
+        outlives_lock: false,
         session: None,
         host: "h".into(),
         uid: 0,

@@ -21,6 +21,7 @@ fn held(ends: u64) -> Record {
         domain: domain(),
         processes: vec![owner],
         supervisor: None,
+        outlives_lock: false,
         session: None,
         host: "h".into(),
         uid: 0,

@@ -357,7 +357,17 @@ fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Arc<Owner> {
     let owners = vec![ProcessId { pid, start: 1 }, ProcessId { pid: 1, start: 1 }];
     let (command, label) = (command.to_vec(), label.map(<[u8]>::to_vec));
     let host = "web1".into();
-    Arc::new(Owner { domain, processes: owners, supervisor: None, session: None, host, uid: 33, command, label })
+    Arc::new(Owner {
+        domain,
+        processes: owners,
+        supervisor: None,
+        outlives_lock: false,
+        session: None,
+        host,
+        uid: 33,
+        command,
+        label,
+    })
 }
 
 #[test]

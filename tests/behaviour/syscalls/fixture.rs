@@ -147,6 +147,7 @@ impl Fixture {
             domain: host.domain().unwrap(),
             processes: vec![owner],
             supervisor: None,
+            outlives_lock: false,
             session: None,
             host: host.name(),
             uid: host.uid(),
