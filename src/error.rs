@@ -197,7 +197,7 @@ impl Error {
 
     /// Adds that the call must not be repeated.
     #[must_use]
-    pub(crate) fn is_final(self) -> Error {
+    pub(crate) fn not_repeatable(self) -> Error {
         Error { is_unreached: false, ..self }
     }
 

@@ -157,8 +157,13 @@ impl<'a> Acquisition<'a> {
 
     /// Tries to acquire the locks without a place in their queues, as soon as the servers answer.
     fn try_once(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt));
-        let mut once = || acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None);
+        let (locks, host) = (opened.lock_refs(), opened.engine(0).host());
+        let end = self.policy.end(host.boottime());
+        let mut once = || {
+            // A slow server has the whole time for its answer.
+            let once = WaitPolicy { attempts: Some(1), ..self.policy.rest(end, host.boottime()) };
+            acquire_all(&locks, request, &once, Some(self.interrupt), &mut |_, _| None)
+        };
         Ok(self.outlast_outages(opened, &mut once)?.unwrap_or(AcquireAllResult::Interrupted))
     }
 

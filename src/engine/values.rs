@@ -155,7 +155,7 @@ impl Engine {
             self.remove_external(&Value::key(name, mark))?;
         }
         // A write that may be done must not happen again after that of another caller.
-        done.map_err(|error| if writing.credentials.repeated { error.is_final() } else { error })
+        done.map_err(|error| if writing.credentials.repeated { error.not_repeatable() } else { error })
     }
 
     fn try_to_write(
