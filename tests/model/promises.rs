@@ -126,7 +126,9 @@ pub(crate) fn broken_by_swap(
         return Some(KEPT);
     }
     // Only what does not serve leaves holders as they are.
-    let first_fits = new.waiters.iter().find(|waiter| !state.was_stopped(&waiter.process)).is_some_and(|first| {
+    // A waiter that stopped after the decision is not passed over by it; PASSED covers that.
+    let first = new.waiters.first().filter(|first| !state.was_stopped(&first.process));
+    let first_fits = first.is_some_and(|first| {
         let mut holds: Vec<_> = new.holders.iter().map(key).collect();
         let slot = (0..).find(|slot| holds.iter().all(|(_, other, _)| other != slot)).unwrap_or_default();
         let slot = if first.mode == Mode::Slot { slot } else { 0 };
