@@ -14,7 +14,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub use administration::{Audit, Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
-pub use locks::{Claim, Del, Fence, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
+pub use locks::{Claim, Del, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
 pub use run::{Busy, OnLost, Period, Recurrence, Run};
@@ -80,8 +80,6 @@ pub enum Command {
     Put(Put),
     /// Delete the value that a lock guards
     Del(Del),
-    /// Replace a file, unless a newer holder has written it
-    Fence(Fence),
     /// Claim names permanently, all or none, and print the id
     Claim(Claim),
     /// Give up claims
@@ -154,7 +152,6 @@ impl Command {
             Command::Get(asked) => &mut asked.common,
             Command::Put(asked) => &mut asked.writing.common,
             Command::Del(asked) => &mut asked.writing.common,
-            Command::Fence(asked) => &mut asked.common,
             Command::Claim(asked) => &mut asked.common,
             Command::Unclaim(asked) => &mut asked.common,
             Command::Lookup(asked) => &mut asked.common,

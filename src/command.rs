@@ -8,7 +8,6 @@ mod claim;
 mod context;
 mod csa;
 mod doctor;
-mod fence;
 mod gc;
 mod history;
 mod lock;
@@ -65,7 +64,6 @@ fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyh
         Command::Get(asked) => value::get(context, asked).or_else(end_with_reader),
         Command::Put(asked) => value::put(context, asked),
         Command::Del(asked) => value::del(context, asked),
-        Command::Fence(asked) => fence::run(context, asked).or_else(end_with_reader),
         Command::Claim(asked) => claim::claim(context, asked),
         Command::Unclaim(asked) => claim::unclaim(context, asked),
         Command::Lookup(asked) => claim::lookup(context, asked).or_else(end_with_reader),
@@ -131,7 +129,6 @@ fn common(command: &Command) -> Option<&Common> {
         Command::Get(asked) => &asked.common,
         Command::Put(asked) => &asked.writing.common,
         Command::Del(asked) => &asked.writing.common,
-        Command::Fence(asked) => &asked.common,
         Command::Claim(asked) => &asked.common,
         Command::Unclaim(asked) => &asked.common,
         Command::Lookup(asked) => &asked.common,
@@ -155,7 +152,6 @@ fn name(command: &Command) -> Option<&OsStr> {
         Command::Get(asked) => std::slice::from_ref(&asked.name),
         Command::Put(asked) => std::slice::from_ref(&asked.name),
         Command::Del(asked) => std::slice::from_ref(&asked.name),
-        Command::Fence(asked) => std::slice::from_ref(&asked.file),
         Command::Claim(asked) => &asked.names,
         Command::Unclaim(asked) => &asked.names,
         Command::Gc(asked) => &asked.names,

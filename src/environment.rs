@@ -159,11 +159,6 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
-    /// Returns the token of the lock that this process runs under, `CSALOCK_TOKEN`.
-    pub fn token() -> Option<OsString> {
-        set("CSALOCK_TOKEN")
-    }
-
     pub fn pager() -> Option<OsString> {
         set("MANPAGER").or_else(|| set("PAGER"))
     }

@@ -177,7 +177,6 @@ pub struct Signals {
     /// The same for a wait that other signals do not end.
     interrupt: OnceLock<Option<SignalFd>>,
     all: SigSet,
-    before: SigSet,
     /// True if SIGCHLD was ignored at the start.
     ignored_children: bool,
 }
@@ -212,7 +211,6 @@ impl Signals {
             descriptor: OnceLock::new(),
             interrupt: OnceLock::new(),
             all: mask,
-            before,
             ignored_children: false,
         })
     }
@@ -272,11 +270,6 @@ impl Signals {
                 return Some(ReceivedSignal { signal, from_terminal });
             }
         }
-    }
-
-    /// Returns the signal mask of the start, for a program that csalock starts.
-    pub fn mask_before(&self) -> &SigSet {
-        &self.before
     }
 
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.

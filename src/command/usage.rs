@@ -56,6 +56,9 @@ const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
     ("json", &["-o", "--output", "--format"]),
 ];
 
+/// Commands and options of earlier versions, before the next step for their users.
+const REMOVED: [(&str, &str); 1] = [("fence", "use CSALOCK_TOKEN as docs/fencing.md shows")];
+
 /// Words that users type for what they want csalock to do, not as the name of a lock before a command.
 const NOT_NAMES: [&str; 4] = ["help", "try", "test", "trylock"];
 
@@ -241,6 +244,9 @@ impl<'a> Arguments<'a> {
     }
 
     fn instead_of_command(&self, typed: &OsStr) -> String {
+        if let Some(hint) = instead_of_removed(typed) {
+            return hint;
+        }
         let everyday = EVERYDAY_WORDS.iter().find(|(_, words)| words.iter().any(|word| *word == typed));
         let mut names = self.root.get_subcommands().flat_map(clap::Command::get_name_and_visible_aliases);
         let meant = everyday.map(|(meant, _)| *meant).or_else(|| names.find(|name| is_misspelt(typed, name)));
@@ -259,6 +265,9 @@ impl<'a> Arguments<'a> {
 
     /// Returns the hint for an unknown option, or for a word too many.
     fn instead_of_argument(&self, typed: &OsStr) -> String {
+        if let Some(hint) = instead_of_removed(typed) {
+            return hint;
+        }
         if !is_dashed(typed) {
             return self.value_in_quotes(typed).unwrap_or_else(|| self.usage());
         }
@@ -271,11 +280,10 @@ impl<'a> Arguments<'a> {
             .or_else(|| self.command_first())
             .or_else(|| self.misspelt_option(typed))
             .or(perhaps)
-            .unwrap_or_else(|| match (self.command_at, self.definition().get_name()) {
-                (Some(_), _) if typed.as_bytes().get(1).is_some_and(u8::is_ascii_digit) => self.see_help(),
-                (Some(_), "fence") => format!("{}; put ./ before a file that begins with a dash", self.see_help()),
-                (Some(_), _) => format!("{}; put -- before a name or value that begins with a dash", self.see_help()),
-                (None, _) => self.usage(),
+            .unwrap_or_else(|| match self.command_at {
+                Some(_) if typed.as_bytes().get(1).is_some_and(u8::is_ascii_digit) => self.see_help(),
+                Some(_) => format!("{}; put -- before a name or value that begins with a dash", self.see_help()),
+                None => self.usage(),
             })
     }
 
@@ -395,6 +403,11 @@ impl<'a> Arguments<'a> {
         let hint = try_words(words)?;
         Some(format!("to run a command under a lock, {hint}"))
     }
+}
+
+fn instead_of_removed(typed: &OsStr) -> Option<String> {
+    let (_, hint) = REMOVED.iter().find(|(word, _)| *word == typed)?;
+    Some((*hint).to_string())
 }
 
 /// Returns the hint to try these words, if csalock understands them.

@@ -314,7 +314,6 @@ fn reason(kind: ErrorKind) -> &'static str {
         ErrorKind::Deadlock => "deadlock",
         ErrorKind::Lost => "lost",
         ErrorKind::Overdue => "overdue",
-        ErrorKind::FencedOff => "fenced off",
         ErrorKind::CannotExecute => "cannot execute",
         ErrorKind::CommandNotFound => "command not found",
     }
@@ -431,16 +430,6 @@ pub(crate) fn names_of(id: &[u8], names: &[Vec<u8>], errors: &[Error]) -> Docume
     let names: Vec<String> = names.iter().map(|name| text(name)).collect();
     let document = Document::new().with("id", text(id)).with("names", names);
     if errors.is_empty() { document } else { document.with_list("passed_over", errors.iter().map(unreadable)) }
-}
-
-/// The document of `fence` for a file that was replaced; `before` is the newest token before, if there was one.
-pub(crate) fn fenced(file: &[u8], token: u64, before: Option<u64>, bytes: u64) -> Document {
-    Document::new().with("file", text(file)).with("token", token).with("before", before).with("bytes", bytes)
-}
-
-/// The document of `fence --show`. The write with this token is not complete if the next writer completes it.
-pub(crate) fn newest_token(file: &[u8], token: u64, is_complete: bool) -> Document {
-    Document::new().with("file", text(file)).with("token", token).with("complete", is_complete)
 }
 
 pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {

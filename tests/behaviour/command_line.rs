@@ -217,11 +217,6 @@ fn an_unknown_option_is_answered_with_the_one_that_is_meant() {
         (&["-qn", "run", "x", "true"], "-n", "try: csalock run -qn x true"),
         (&["--ttl=5", "run", "x", "true"], "--ttl", "try: csalock run --ttl=5 x true"),
         (&["run", "-j", "-1", "x", "true"], "-1", "see csalock run --help"),
-        (
-            &["fence", "--token", "1", "-f"],
-            "-f",
-            "see csalock fence --help; put ./ before a file that begins with a dash",
-        ),
         (&["-o", "job", "true"], "-o", not_inherited),
         (&["run", "-no", "job", "true"], "-o", not_inherited),
         (&["-u", "job"], "-u", "try: csalock unlock job"),

@@ -156,7 +156,6 @@ mod doctor;
 mod exchanges;
 mod exit_codes;
 mod expected_time;
-mod fence;
 mod follow;
 mod gc;
 mod help;

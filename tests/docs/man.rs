@@ -334,16 +334,6 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         let words = ["run", &store, "--overdue", "1ms", "job", "true"];
         assert!(Process::new(env!("CARGO_BIN_EXE_csalock")).args(words).status().unwrap().success());
     }
-    // The newest token is kept beside the file.
-    let fence = |arguments: &[&str]| {
-        let mut process = Process::new(env!("CARGO_BIN_EXE_csalock"));
-        process
-            .args(["fence", "--json", "file"])
-            .args(arguments)
-            .current_dir(&folder)
-            .stdin(std::process::Stdio::null());
-        String::from_utf8(process.output().unwrap().stdout).unwrap()
-    };
     let locked = std::fs::File::create(folder.path().join("locked")).unwrap();
     locked.lock().unwrap();
     let printed = [
@@ -363,8 +353,6 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         run("lock", &["--forever", "job"]),
         run("status", &["job"]),
         run("doctor", &[]),
-        fence(&["--token", "5"]),
-        fence(&["--show"]),
     ];
     let mut real = BTreeSet::new();
     for document in printed {
