@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use administration::{Audit, Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
+pub use administration::{Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
 pub use locks::{Claim, Del, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
@@ -68,8 +68,6 @@ pub enum Command {
     History(History),
     /// List jobs that have not succeeded in time
     Overdue(Overdue),
-    /// Check the history for two holders at once and for falling tokens
-    Audit(Audit),
     /// Print the state of the locks for Prometheus
     Metrics(Metrics),
     /// Restart the time limit of held locks
@@ -146,7 +144,6 @@ impl Command {
             Command::Status(asked) => &mut asked.common,
             Command::History(asked) => &mut asked.common,
             Command::Overdue(asked) => &mut asked.common,
-            Command::Audit(asked) => &mut asked.common,
             Command::Metrics(asked) => &mut asked.common,
             Command::Renew(asked) => &mut asked.common,
             Command::Get(asked) => &mut asked.common,

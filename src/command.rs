@@ -3,7 +3,6 @@
 //! A refusal or an error is one line on stderr or, with `--json`, one document on stdout.
 
 mod acquire;
-mod audit;
 mod claim;
 mod context;
 mod csa;
@@ -58,7 +57,6 @@ fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyh
         Command::Status(asked) => status::run(context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(context, asked).or_else(end_with_reader),
         Command::Overdue(asked) => overdue::run(context, asked).or_else(end_with_reader),
-        Command::Audit(asked) => audit::run(context, asked).or_else(end_with_reader),
         Command::Metrics(asked) => metrics::run(context, asked).or_else(end_with_reader),
         Command::Renew(asked) => lock::renew(context, asked),
         Command::Get(asked) => value::get(context, asked).or_else(end_with_reader),
@@ -123,7 +121,6 @@ fn common(command: &Command) -> Option<&Common> {
         Command::Status(asked) => &asked.common,
         Command::History(asked) => &asked.common,
         Command::Overdue(asked) => &asked.common,
-        Command::Audit(asked) => &asked.common,
         Command::Metrics(asked) => &asked.common,
         Command::Renew(asked) => &asked.common,
         Command::Get(asked) => &asked.common,
@@ -146,7 +143,6 @@ fn name(command: &Command) -> Option<&OsStr> {
         Command::Status(asked) => &asked.names,
         Command::History(asked) => &asked.names,
         Command::Overdue(asked) => &asked.names,
-        Command::Audit(asked) => &asked.names,
         Command::Metrics(asked) => &asked.names,
         Command::Renew(asked) => &asked.names,
         Command::Get(asked) => std::slice::from_ref(&asked.name),

@@ -101,31 +101,6 @@ pub struct Overdue {
     pub common: Common,
 }
 
-/// Check the history for two holders at once and for falling tokens
-///
-/// Changes nothing. Replays the history of a store and reports grants that exclude each other and overlap, and tokens
-/// that do not rise within a name. It also reports what it cannot know. Exits with 0 if it finds no fault, with 65 if it
-/// finds one, and with 81 if a name has no history.
-#[derive(Debug, Args)]
-#[command(override_usage = "csalock audit [OPTION]... [NAME]...")]
-pub struct Audit {
-    /// Check only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"
-    #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
-    pub since: Option<Moment>,
-    /// Do not count overlaps up to this length; clocks of hosts that differ by more cause false faults
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
-    pub tolerance: Duration,
-    /// Show and read times in UTC instead of the local zone
-    #[arg(long)]
-    pub utc: bool,
-    /// Name, or pattern with * ? [ ]; without any, all locks of the store
-    #[arg(value_name = "NAME")]
-    pub names: Vec<OsString>,
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
-}
-
 /// Print the state of the locks for Prometheus
 ///
 /// Prints holders, waiters, times and endings in the text format of Prometheus, for the textfile collector of

@@ -57,7 +57,7 @@ const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
 ];
 
 /// Commands and options of earlier versions, before the next step for their users.
-const REMOVED: [(&str, &str); 1] = [("fence", "use CSALOCK_TOKEN as docs/fencing.md shows")];
+const REMOVED: [(&str, &str); 2] = [("fence", "use CSALOCK_TOKEN as docs/fencing.md shows"), ("audit", "use csalock history")];
 
 /// Words that users type for what they want csalock to do, not as the name of a lock before a command.
 const NOT_NAMES: [&str; 4] = ["help", "try", "test", "trylock"];
@@ -457,7 +457,7 @@ mod tests {
         for word in ["status", "STATUS", "stauts", "sttatus", "staus", "stetus", "stat", "tsatus", "statu"] {
             assert!(is_misspelt(word.as_ref(), "status"), "{word}");
         }
-        for word in ["", "s", "st", "audit", "statutes", "tus", "sutats", "state"] {
+        for word in ["", "s", "st", "statutes", "tus", "sutats", "state"] {
             assert!(!is_misspelt(word.as_ref(), "status"), "{word}");
         }
         assert!(!is_misspelt("min-hold".as_ref(), "max-hold") && !is_misspelt("c".as_ref(), "gc"));

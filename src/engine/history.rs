@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{EndedBy, ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who, is_damaged};
+use crate::history::{EndedBy, ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who};
 use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
 use crate::store::HistoryCursor;
 
@@ -98,19 +98,6 @@ impl Engine {
         let times = self.hold_times(name);
         times.any_usual()?;
         self.inspect(name).ok()?.expected_turn(&times, Some((mode, slots)), self.host.wall())
-    }
-
-    /// Visits every line of the history, however old: the ended grant, and `None` for a line or a part that cannot be
-    /// read. Returns `false` if this store has no history.
-    pub fn each_line_of_history(&self, visit: &mut dyn FnMut(Option<Past>)) -> Result<bool> {
-        self.store.read_history(&mut |line| {
-            if is_damaged(line) {
-                visit(None);
-            }
-            if let Some(past) = Past::read(line) {
-                visit(Some(past));
-            }
-        })
     }
 
     /// Visits the grants whose ends were added to the history since the last call with this cursor, however old they

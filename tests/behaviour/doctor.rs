@@ -7,7 +7,7 @@ use std::path::Path;
 use csalock::lock::{EndReason, Mode};
 use serde_json::Value;
 
-use crate::audit::plant_grants;
+use crate::overlaps::plant_grants;
 use crate::expected_time::past;
 use crate::sandbox::{Done, Kind, Mount, Sandbox, has_namespaces, is_root, wait_until};
 

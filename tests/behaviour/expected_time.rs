@@ -9,7 +9,7 @@ use csalock::history::{Past, Who};
 use csalock::lock::{EndReason, Mode};
 use serde_json::{Value, json};
 
-use crate::audit::plant_grants;
+use crate::overlaps::plant_grants;
 use crate::sandbox::{CLOCK, Sandbox, Screen, has, wait_until};
 
 /// An hour in milliseconds.

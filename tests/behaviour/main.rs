@@ -38,7 +38,6 @@ const ON_SSH: [&str; 2] = ["hosts", "queue"];
 /// directory only.
 const IN_A_DIRECTORY: [&str; 20] = [
     "answers",
-    "audit",
     "command_line",
     "deadlock",
     "descriptors",
@@ -48,6 +47,7 @@ const IN_A_DIRECTORY: [&str; 20] = [
     "history",
     "latest",
     "metrics",
+    "overlaps",
     "modes",
     "names",
     "old_flock",
@@ -139,7 +139,6 @@ macro_rules! tests_on {
 }
 
 mod answers;
-mod audit;
 mod broken;
 mod claims;
 mod cleaners;
@@ -178,6 +177,7 @@ mod names;
 mod namespaces;
 mod old_flock;
 mod outages;
+mod overlaps;
 mod owner;
 mod partitions;
 mod postgres_outages;

@@ -18,8 +18,8 @@ use super::{definition, in_project};
 const HELD: [&str; 3] = ["two words", "plain", "co:lon"];
 
 /// Commands whose operands are names.
-const NAMING: [&str; 18] = [
-    "unlock", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup", "unclaim",
+const NAMING: [&str; 17] = [
+    "unlock", "status", "list", "history", "metrics", "renew", "get", "put", "del", "lookup", "unclaim",
     "lock", "gc", "doctor", "overdue", "claim", "run",
 ];
 
@@ -162,7 +162,7 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
     assert!(offers(&["csalock", "gc", "pl"]).contains("plain") && offers(&["csalock", "doctor", "yes"]).contains(PAST));
     let live: BTreeSet<String> = HELD.into_iter().map(String::from).collect();
     for command in
-        ["unlock", "wait", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup"]
+        ["unlock", "wait", "status", "list", "history", "metrics", "renew", "get", "put", "del", "lookup"]
     {
         let offered = offers(&["csalock", command, ""]);
         assert!(live.is_subset(&offered) && !offered.iter().any(|name| name.contains("line")), "{offered:?}");
@@ -178,9 +178,7 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
         assert!(!offers(&["csalock", command, "--store", "dir:/nowhere/at/all", "yes"]).contains(PAST));
         assert!(offers(&["csalock", command, "./no"]).iter().any(|file| file.ends_with("notes")));
     }
-    for command in ["history", "audit"] {
-        assert_eq!(offers(&["csalock", command, "yes"]), BTreeSet::from([PAST.to_string()]));
-    }
+    assert_eq!(offers(&["csalock", "history", "yes"]), BTreeSet::from([PAST.to_string()]));
     assert_eq!(offers(&["csalock", "man", "hi"]), BTreeSet::from(["history".to_string()]));
     assert!(offers(&["csalock", "man", ""]).contains("7"));
     let stores = BTreeSet::from(["dir:", "sqlite:", "etcd://", "etcds://", "postgres://", "ssh://"].map(String::from));
