@@ -47,8 +47,7 @@ pub struct Status {
 ///
 /// Prints one row for each grant, in the order in which they ended; locks that are held now come last. A store keeps 1 MiB
 /// of history, for 30 days; CSALOCK_HISTORY_SIZE and CSALOCK_HISTORY_AGE change that, and CSALOCK_HISTORY=0 keeps none.
-/// Locks beside their files have no history. With --follow, it prints endings as they happen; with --json, each is a
-/// document on a line of its own.
+/// Locks beside their files have no history.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock history [OPTION]... [NAME]...")]
 pub struct History {
@@ -61,9 +60,6 @@ pub struct History {
     /// Show the grants that stood at this time; formats as for --since, such as 02:13
     #[arg(long, value_name = "TIME", value_parser = Moment::parse, conflicts_with_all = ["since", "until"])]
     pub at: Option<Moment>,
-    /// Print each grant when it ends, until a signal; begin with those of --since or -n
-    #[arg(short, long, conflicts_with_all = ["until", "at"])]
-    pub follow: bool,
     /// Show and read times in UTC instead of the local zone
     #[arg(long)]
     pub utc: bool,

@@ -296,7 +296,7 @@ mod tests {
 
     use super::*;
     use crate::host::Fake;
-    use crate::store::{Abilities, HistoryCursor, Leases, Memory, Scope, Upkeep, Versioned, Visit, Write};
+    use crate::store::{Abilities, Leases, Memory, Scope, Upkeep, Versioned, Visit, Write};
 
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Fault {
@@ -366,8 +366,8 @@ mod tests {
     }
 
     impl Upkeep for Broken {
-        fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-            self.memory.read_new_history(cursor, visit)
+        fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+            self.memory.read_history(visit)
         }
 
         fn diagnose(&self) -> Vec<Finding> {

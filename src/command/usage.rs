@@ -57,7 +57,11 @@ const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
 ];
 
 /// Commands and options of earlier versions, before the next step for their users.
-const REMOVED: [(&str, &str); 2] = [("fence", "use CSALOCK_TOKEN as docs/fencing.md shows"), ("audit", "use csalock history")];
+const REMOVED: [(&str, &str); 3] = [
+    ("fence", "use CSALOCK_TOKEN as docs/fencing.md shows"),
+    ("audit", "use csalock history"),
+    ("--follow", "use watch csalock history"),
+];
 
 /// Words that users type for what they want csalock to do, not as the name of a lock before a command.
 const NOT_NAMES: [&str; 4] = ["help", "try", "test", "trylock"];

@@ -7,7 +7,6 @@ use super::Engine;
 use crate::error::Result;
 use crate::history::{EndedBy, ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who};
 use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
-use crate::store::HistoryCursor;
 
 /// Knowledge of a caller about the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
@@ -98,16 +97,6 @@ impl Engine {
         let times = self.hold_times(name);
         times.any_usual()?;
         self.inspect(name).ok()?.expected_turn(&times, Some((mode, slots)), self.host.wall())
-    }
-
-    /// Visits the grants whose ends were added to the history since the last call with this cursor, however old they
-    /// are. Returns `false` if this store has no history.
-    pub fn each_new_past(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(Past)) -> Result<bool> {
-        self.store.read_new_history(cursor, &mut |line| {
-            if let Some(past) = Past::read(line) {
-                visit(past);
-            }
-        })
     }
 
     /// Describes the process that asked a holder to end.

@@ -36,14 +36,13 @@ const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
 /// Modules about words, terminals, shells, signals and rules, which hardly depend on the store. A quick run tries them in a
 /// directory only.
-const IN_A_DIRECTORY: [&str; 20] = [
+const IN_A_DIRECTORY: [&str; 19] = [
     "answers",
     "command_line",
     "deadlock",
     "descriptors",
     "exit_codes",
     "expected_time",
-    "follow",
     "history",
     "latest",
     "metrics",
@@ -155,7 +154,6 @@ mod doctor;
 mod exchanges;
 mod exit_codes;
 mod expected_time;
-mod follow;
 mod gc;
 mod help;
 mod history;
