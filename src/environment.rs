@@ -159,10 +159,6 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
-    pub fn pager() -> Option<OsString> {
-        set("MANPAGER").or_else(|| set("PAGER"))
-    }
-
     /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };

@@ -201,8 +201,8 @@ pub enum Shell {
 
 /// Show a page of the manual
 ///
-/// The pages are part of the program. On a terminal, man(1) or mandoc(1) shows the page; without them, and in a pipe or a
-/// file, csalock prints it as plain text.
+/// The pages are part of the program. On a terminal, man(1) shows the page; without man-db, and in a pipe or a file,
+/// csalock prints it as plain text.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock man [--roff] [COMMAND|7]", mut_args(|argument| hide(argument, &["store", "json"])))]
 pub struct Man {
