@@ -1,7 +1,7 @@
 //! Past grants: the holder, the times of start and end, the time of waiting, and the reason for the end.
 //!
 //! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`HistoryLimits`]. The history is for
-//! people and for estimates of a caller's turn: no rule of locking depends on it, and a line may be lost. Writing a line
+//! people: no rule of locking depends on it, and a line may be lost. Writing a line
 //! needs no lock and no wait.
 //!
 //! A past grant as a line of JSON:
@@ -15,13 +15,10 @@
 
 use std::time::Duration;
 
-pub use hold_times::{ExpectedTurn, HoldTimes, PlaceInQueue, UsualHold};
 use serde::{Deserialize, Serialize};
 
 use crate::lock::codec::{is_default, open, seal, text};
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
-
-mod hold_times;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {

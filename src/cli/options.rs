@@ -117,9 +117,6 @@ pub struct Taking {
     /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
-    /// Do not wait, and exit with 75, if the history says that the turn comes later than this
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = WAITING)]
-    pub give_up_if: Option<Duration>,
     /// Acquire an exclusive lock; the default
     #[arg(short = 'x', short_alias = 'e', long, overrides_with = "shared", help_heading = LOCK)]
     pub exclusive: bool,

@@ -126,7 +126,6 @@ impl Options {
         };
         Some(Taking {
             waiting,
-            give_up_if: None,
             exclusive: false,
             shared: self.shared,
             slots: None,

@@ -1,6 +1,5 @@
 //! The sequence of every command that acquires: request, wait, then grant or refusal.
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -19,7 +18,6 @@ use crate::engine::{
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::ExpectedTurn;
 use crate::host::{self, Host, ThisProcess, command_of};
 use crate::lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Refusal,
@@ -29,9 +27,6 @@ use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames, left_by_
 use crate::run::child::{remaining, started_by};
 use crate::signals::{Interrupt, Signals};
 use crate::store::{Location, StoreDeadline};
-
-/// Maximum time for the store to answer with what an estimate needs.
-pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -46,17 +41,12 @@ pub(super) struct Acquisition<'a> {
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
     pub(super) settings: &'static SettingNames,
-    pub(super) give_up_if: Option<Duration>,
     /// With `--busy replace`: the time until a holder that was asked to end is killed.
     pub(super) replaces: Option<Duration>,
     pub(super) slots: Option<u32>,
     /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
     pub(super) locks_file: bool,
-    pub(super) turn: OnceCell<Turn>,
 }
-
-/// The expected turn of a refused caller, and the limit of `--give-up-if` that it exceeds.
-type Turn = (ExpectedTurn, Option<Duration>);
 
 impl<'a> Acquisition<'a> {
     /// Holders of the locks may have leases as long as `lease`.
@@ -74,18 +64,16 @@ impl<'a> Acquisition<'a> {
             interrupt: signals,
             policy,
             settings: &SettingNames::OPTIONS,
-            give_up_if: None,
             replaces: None,
             slots: None,
             locks_file: false,
-            turn: OnceCell::new(),
         }
     }
 
     /// Acquires all of the locks or none, and reports the wait.
     pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let new = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
-        let ended = self.acquire_or_give_up(opened, request);
+        let ended = self.replace_or_wait(opened, request);
         new.filter(|_| matches!(ended, Ok(AcquireAllResult::Granted(..)))).inspect(|new| self.tell_created(new));
         ended
     }
@@ -98,51 +86,13 @@ impl<'a> Acquisition<'a> {
         ));
     }
 
-    fn acquire_or_give_up(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        if let Some(ended) = self.give_up_if.and_then(|limit| self.try_or_give_up(limit, opened, request)) {
-            return Ok(ended);
-        }
+    fn replace_or_wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         if self.replaces.is_some()
             && let Some(ended) = self.try_or_refuse(opened, request)?
         {
             return Ok(ended);
         }
-        let ended = self.wait(opened, request)?;
-        if let AcquireAllResult::Refused(at, Refusal::Busy(_)) = &ended
-            && (self.common.json || !self.common.quiet)
-            && let Some(turn) = turn(opened, *at, request)
-        {
-            let _ = self.turn.set((turn, None));
-        }
-        Ok(ended)
-    }
-
-    /// Tries once, without a place in the queue. Returns a refusal if a turn is expected later than `limit`, and `None` if
-    /// the caller should wait.
-    fn try_or_give_up(
-        &self,
-        limit: Duration,
-        opened: &OpenLockSet<'_>,
-        request: &AcquireRequest,
-    ) -> Option<AcquireAllResult> {
-        if self.policy.is_none() {
-            return None;
-        }
-        let (locks, interrupt) = (opened.lock_refs(), Some(self.interrupt));
-        let holders = match acquire_all(&locks, request, &WaitPolicy::NONE, interrupt, &mut |_, _| None) {
-            Ok(AcquireAllResult::Refused(at, Refusal::Busy(holders))) => (at, holders),
-            Ok(ended @ (AcquireAllResult::Granted(..) | AcquireAllResult::Interrupted)) => return Some(ended),
-            // A wait outlasts some errors, and knows deadlocks for sure.
-            Ok(AcquireAllResult::Refused(..)) | Err(_) => return None,
-        };
-        let late = |at: usize| turn(opened, at, request).filter(|turn| turn.turn > limit).map(|turn| (at, turn));
-        let (at, turn) = (0..locks.len()).find_map(late)?;
-        let _ = self.turn.set((turn, Some(limit)));
-        let holders = match holders {
-            (tried, holders) if tried == at => holders,
-            _ => opened.engine(at).record(&opened.target(at).name).map(|record| record.holders).unwrap_or_default(),
-        };
-        Some(AcquireAllResult::Refused(at, Refusal::Busy(holders)))
+        self.wait(opened, request)
     }
 
     /// Tries once, without a place in the queue. Returns `None` if the caller should wait and end the holders.
@@ -162,15 +112,16 @@ impl<'a> Acquisition<'a> {
     }
 
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let mut progress = WaitProgress::new(self.common, request);
+        let mut progress = WaitProgress::new(self.common);
         progress.locks_file = self.locks_file;
         let mut replacement =
             self.replaces.map(|kill_after| HolderReplacement::new(self.common, kill_after, &request.owner));
         let ended =
             acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.interrupt), &mut |at, waiting| {
-                let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
+                let (target, reporter) = (opened.target(at), opened.reporter(at));
+                let lock = (target, opened.engine(at));
                 let replace = replacement.as_mut().and_then(|replacement| replacement.update(lock, &reporter, waiting));
-                progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
+                progress.update(target, &reporter, waiting).into_iter().chain(replace).min()
             });
         // `--busy replace` is for one lock.
         for (owner, started) in replacement.into_iter().flat_map(|replacement| replacement.started.into_values()) {
@@ -190,10 +141,10 @@ impl<'a> Acquisition<'a> {
         value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
-        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, request));
+        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common));
         let is_new = is_created_by_xdg(&target.location);
         let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
-            progress.update((target, engine), &reporter, waiting)
+            progress.update(target, &reporter, waiting)
         });
         if is_new && matches!(written, Ok(WriteResult::Written(..))) {
             self.tell_created(&target.location);
@@ -222,11 +173,6 @@ impl<'a> Acquisition<'a> {
                 if self.locks_file && matches!(refusal, Refusal::Busy(_)) {
                     report.add_file_lock(reporter.file_lock(opened.target(*at), &report.holders).as_ref());
                 }
-                report.expected = self.turn.get().cloned();
-                if let Some((_, Some(_))) = report.expected {
-                    let typed = &opened.target(*at).shell_arg;
-                    report.hint = format!("to wait anyway, omit --give-up-if; or see `csalock status {typed}`");
-                }
                 self.refuse(&report, &reporter)
             }
         }
@@ -253,6 +199,9 @@ pub(super) fn tell_of_remaining(
 }
 
 const HOLDER_CHECK: Duration = Duration::from_millis(500);
+
+/// Maximum time for the store to say who holds the lock now.
+const TO_LOOK: Duration = Duration::from_secs(1);
 
 /// The end of the holders that `--busy replace` found when it entered the queue. A later holder came before the caller,
 /// and is waited for.
@@ -297,7 +246,7 @@ impl<'a> HolderReplacement<'a> {
         let is_due = |process: ProcessId| self.asked.get(&process).is_none_or(|at| *at <= now);
         let meant: Vec<&Grant> = seen.iter().filter(is_meant).collect();
         if meant.iter().filter_map(|grant| living(reporter.host, &grant.owner).0).any(is_due) {
-            let _deadline = StoreDeadline::begin(Some(now.saturating_add(TO_ESTIMATE)));
+            let _deadline = StoreDeadline::begin(Some(now.saturating_add(TO_LOOK)));
             // The lock may have another holder by now.
             let Ok(record) = engine.record(&target.name) else { return Some(HOLDER_CHECK) };
             record.holders.iter().filter(is_meant).for_each(|grant| self.end((target, engine), reporter, grant, now));
@@ -380,14 +329,6 @@ fn check_replaceable(target: &LockRef, reporter: &Reporter<'_>, grant: &Grant) -
 /// Returns true for a default store that does not exist yet, and whose place XDG_STATE_HOME decides.
 fn is_created_by_xdg(store: &Location) -> bool {
     Environment::store_without_xdg(store).is_some() && store.is_missing()
-}
-
-/// Returns the expected turn of a caller that comes now, if the lock is not free and its history has enough grants.
-fn turn(opened: &OpenLockSet<'_>, at: usize, request: &AcquireRequest) -> Option<ExpectedTurn> {
-    let (engine, target) = (opened.engine(at), opened.target(at));
-    // A store that does not answer must not delay a refusal.
-    let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
-    engine.expected_turn(&target.name, request.mode, request.slots)
 }
 
 /// Returns the request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.

@@ -164,7 +164,6 @@ impl ForScript<'_> {
         let signals = ManuallyDrop::new(Signals::listen_without_children(self.context.inherited)?);
         let acquisition = Acquisition {
             settings: self.settings,
-            give_up_if: self.taking.give_up_if,
             slots: self.taking.slots,
             ..Acquisition::new(self.common, &self.taking.waiting, &signals, lease)
         };

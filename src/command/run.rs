@@ -309,7 +309,6 @@ impl RunCall<'_> {
         Acquisition {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
-            give_up_if: self.asked.taking.give_up_if,
             replaces: (self.asked.busy == Busy::Replace).then_some(self.asked.kill_after),
             slots: self.asked.taking.slots,
             locks_file: self.flock_compat.is_some(),

@@ -16,7 +16,6 @@ use crate::engine::{Engine, LockRef, LockStatus};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::HoldTimes;
 use crate::name::{escape, is_directory, is_path, shell_quote};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
 use crate::store::Location;
@@ -174,15 +173,11 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         if self.asked.common.json {
-            // The history costs time, so that only a caller who names the lock gets its turn and its last run.
-            let in_use = named.filter(|_| !status.record.is_free());
-            let turn = in_use.and_then(|(lock, engine)| {
-                status.expected_turn(&engine.hold_times(&lock.name), None, self.context.host.wall())
-            });
+            // The history costs time, so that only a caller who names the lock gets its last run.
             let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
             let named = named.filter(|_| self.asked.names.len() == 1);
             let file = named.and_then(|(lock, _)| reporter.file_lock(lock, &status.record.holders));
-            let document = json::status(name, status, (turn.as_ref(), last.as_ref(), file.as_ref()), store, reporter);
+            let document = json::status(name, status, (last.as_ref(), file.as_ref()), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }
@@ -259,15 +254,14 @@ fn details(
     style: OutputStyle,
     file: Option<&FileLocks>,
 ) -> Vec<String> {
-    let (mut past, mut times) = (Vec::new(), HoldTimes::default());
+    let mut past = Vec::new();
     let _ = engine.each_past(&context.environment.history().unwrap_or_default(), &mut |ended| {
         if ended.name == lock.name {
-            times.add(&ended);
             past.push(ended);
         }
     });
     past.drain(..past.len().saturating_sub(KEPT));
-    LockBlock { lock, status, reporter, past: &past, times: &times, file, style }.lines()
+    LockBlock { lock, status, reporter, past: &past, file, style }.lines()
 }
 
 /// Redraws the table, or the details of one lock, at an interval.

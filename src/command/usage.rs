@@ -57,10 +57,11 @@ const EVERYDAY_OPTIONS: [(&str, &[&str]); 9] = [
 ];
 
 /// Commands and options of earlier versions, before the next step for their users.
-const REMOVED: [(&str, &str); 3] = [
+const REMOVED: [(&str, &str); 4] = [
     ("fence", "use CSALOCK_TOKEN as docs/fencing.md shows"),
     ("audit", "use csalock history"),
     ("--follow", "use watch csalock history"),
+    ("--give-up-if", "use --timeout"),
 ];
 
 /// Words that users type for what they want csalock to do, not as the name of a lock before a command.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{EndedBy, ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who};
-use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
+use crate::history::{EndedBy, HistoryLimits, Past, Use, Who};
+use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
 
 /// Knowledge of a caller about the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
@@ -64,20 +64,6 @@ impl Engine {
         })
     }
 
-    /// Returns the hold times of a lock. Without a readable history there are none.
-    pub fn hold_times(&self, name: &[u8]) -> HoldTimes {
-        let mut times = HoldTimes::default();
-        if !self.remembers.are_off() {
-            // An estimate is worth no error.
-            let _ = self.each_past(&self.remembers, &mut |past| {
-                if past.name == name {
-                    times.add(&past);
-                }
-            });
-        }
-        times
-    }
-
     /// Returns the last run under each lock. Without a readable history there are none.
     pub fn last_runs(&self) -> BTreeMap<Vec<u8>, Past> {
         let mut runs = BTreeMap::new();
@@ -89,14 +75,6 @@ impl Engine {
             });
         }
         runs
-    }
-
-    /// Returns the turn of a caller that comes now and wants this mode, if the lock is not free and its history has enough
-    /// grants.
-    pub fn expected_turn(&self, name: &[u8], mode: Mode, slots: Option<u32>) -> Option<ExpectedTurn> {
-        let times = self.hold_times(name);
-        times.any_usual()?;
-        self.inspect(name).ok()?.expected_turn(&times, Some((mode, slots)), self.host.wall())
     }
 
     /// Describes the process that asked a holder to end.

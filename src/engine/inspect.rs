@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
-use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{
-    self, EndReason, Facts, Grant, Liveness, Mode, ProcessId, Query, Record, effective_owner, grant_status,
+    self, EndReason, Facts, Grant, Liveness, ProcessId, Query, Record, effective_owner, grant_status,
 };
 use crate::store::{StoreDeadline, Versioned};
 
@@ -29,24 +28,6 @@ impl LockStatus {
     pub fn is_free(&self) -> bool {
         let waits = self.record.pages.is_some() || self.waiters.iter().any(|liveness| *liveness != Liveness::Dead);
         !self.is_held() && !waits
-    }
-
-    /// Returns the turn of a caller that comes at `now` on the wall clock and wants this mode of this many slots, or else
-    /// what the first holder has. Holders and waiters that have ended do not count.
-    pub fn expected_turn(
-        &self,
-        times: &HoldTimes,
-        wanted: Option<(Mode, Option<u32>)>,
-        now: Duration,
-    ) -> Option<ExpectedTurn> {
-        let mut record = self.record.clone();
-        let mut holds = self.holders.iter().map(std::result::Result::is_ok);
-        record.holders.retain(|_| holds.next().unwrap_or(true));
-        let mut waits = self.waiters.iter().map(|liveness| *liveness != Liveness::Dead);
-        record.waiters.retain(|_| waits.next().unwrap_or(true));
-        let first = record.holders.first().map_or(Mode::Exclusive, |grant| grant.mode);
-        let wanted = wanted.unwrap_or((first, record.slots));
-        times.expected(&PlaceInQueue::behind(&record, record.waiters.len(), wanted, now)?)
     }
 }
 

@@ -4,14 +4,11 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
 
 use super::{FileLocks, Reporter};
-use crate::duration::shown as span;
 use crate::engine::LockRef;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind};
-use crate::history::ExpectedTurn;
 use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 use crate::name::{escape, shell_quote};
 use crate::store::Location;
@@ -27,14 +24,12 @@ pub(crate) struct RefusalReport {
     pub(crate) hint: String,
     /// The grants of other holders, or those that ended.
     pub(crate) holders: Vec<Grant>,
-    /// The expected time of the caller's turn, and the limit of `--give-up-if` that it exceeds.
-    pub(crate) expected: Option<(ExpectedTurn, Option<Duration>)>,
 }
 
 impl RefusalReport {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, hint: impl Into<String>) -> RefusalReport {
         let holders = Vec::new();
-        RefusalReport { kind, lock: None, message: message.into(), hint: hint.into(), holders, expected: None }
+        RefusalReport { kind, lock: None, message: message.into(), hint: hint.into(), holders }
     }
 
     pub(crate) fn about(self, lock: &[u8]) -> RefusalReport {
@@ -58,12 +53,6 @@ impl From<&Error> for RefusalReport {
 impl fmt::Display for RefusalReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.message)?;
-        if let Some((expected, limit)) = &self.expected {
-            write!(formatter, "; {expected}")?;
-            if let Some(limit) = limit {
-                write!(formatter, ", later than --give-up-if {}", span(*limit))?;
-            }
-        }
         let separator = if self.hint.is_empty() { "" } else { "; " };
         write!(formatter, "{separator}{}", self.hint)
     }

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::engine::{LockRef, LockStatus};
-use crate::history::HoldTimes;
 use crate::host::{Fake, FileLock, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, Reporter, Zone, json};
@@ -49,7 +48,6 @@ pub(super) fn show(record: Record) {
             status: &status,
             reporter: &reporter,
             past: &[],
-            times: &HoldTimes::default(),
             file: Some(&file),
             style,
         };
@@ -57,7 +55,7 @@ pub(super) fn show(record: Record) {
         lines.extend([header, row(0)]);
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");
     }
-    let facts = (None, None, Some(&file));
+    let facts = (None, Some(&file));
     let document = json(&json::status(&record.name, &status, facts, None, &reporter)).expect("it is a document");
     assert!(is_harmless(&document), "{document:?}");
     serde_json::from_str::<serde_json::Value>(&document).expect("it is JSON");

@@ -36,13 +36,12 @@ const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
 /// Modules about words, terminals, shells, signals and rules, which hardly depend on the store. A quick run tries them in a
 /// directory only.
-const IN_A_DIRECTORY: [&str; 19] = [
+const IN_A_DIRECTORY: [&str; 18] = [
     "answers",
     "command_line",
     "deadlock",
     "descriptors",
     "exit_codes",
-    "expected_time",
     "history",
     "latest",
     "metrics",
@@ -153,7 +152,6 @@ mod descriptors;
 mod doctor;
 mod exchanges;
 mod exit_codes;
-mod expected_time;
 mod gc;
 mod help;
 mod history;

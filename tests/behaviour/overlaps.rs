@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use csalock::history::Past;
-use csalock::store::{CommitResult, LinesOfHistory, Version, Write, WriteOptions, WriteSet};
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
@@ -113,29 +111,4 @@ on_every_store! {
         assert_eq!(faults(&grants), [] as [String; 0]);
         assert!(grants.len() as u64 > 6 * times as u64, "{}", grants.len());
     }
-}
-
-/// Adds lines to the history, as real commits do.
-fn plant(sandbox: &Sandbox, lines: &[String]) {
-    let store = sandbox.open();
-    let mut version: Option<Version> = None;
-    for line in lines {
-        let body = csalock::lock::encode(&csalock::lock::Record::free(b"planted"));
-        let change = Write { name: b"planted", expect: version, body: Some(&body), options: WriteOptions::default() };
-        let set = WriteSet {
-            changes: vec![change],
-            history: LinesOfHistory::new(|| vec![line.clone()]),
-            ..WriteSet::default()
-        };
-        match store.commit(&set).unwrap() {
-            CommitResult::Done(done) => version = Some(done),
-            other => panic!("{other:?}"),
-        }
-        store.finish(&set);
-    }
-    assert!(matches!(store.commit(&WriteSet::of(b"planted", version.as_ref(), None)), Ok(CommitResult::Done(_))));
-}
-
-pub(crate) fn plant_grants(sandbox: &Sandbox, grants: &[Past]) {
-    plant(sandbox, &grants.iter().map(Past::line).collect::<Vec<_>>());
 }
