@@ -44,13 +44,13 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
     };
     let context = Context::of_this_process();
-    let done = execute(&context, &cli.command, &arguments);
+    let done = execute(&context, &cli.command);
     end(done.or_else(|error| Ok(report_failure(&context, &cli.command, &error))))
 }
 
-fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyhow::Result<Exit> {
+fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
     match command {
-        Command::Run(asked) => run::run(context, asked, arguments),
+        Command::Run(asked) => run::run(context, asked),
         Command::Lock(asked) => lock::lock(context, asked),
         Command::Unlock(asked) => unlock::run(context, asked, &SettingNames::OPTIONS),
         Command::Wait(asked) => lock::wait(context, asked).or_else(end_with_reader),

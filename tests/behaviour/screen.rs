@@ -324,7 +324,7 @@ on_every_store! {
         assert!(done.code == Some(64) && done.stdout.contains("the argument '--watch' cannot be used with '--json'"), "{done:?}");
         assert_eq!(says(&["status", "-W", "-1"]), "csalock: the argument '--watch' cannot be used with '--names-only'; leave one of them out");
         assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 is too short; use at least 1ms");
-        assert_eq!(says(&["status", "--interval", "1s"]), "csalock: an option is missing; try: csalock status --watch --interval 1s");
+        assert_eq!(says(&["status", "--interval", "1s"]), "csalock: an option is missing; add --watch");
         if has("script") {
             let on_terminal = |command: &str, kind: &str| {
                 let words = ["-q", "-e", "-c", command, "/dev/null"];
