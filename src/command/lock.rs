@@ -255,20 +255,12 @@ impl ForScript<'_> {
         }
     }
 
-    /// Warns if the lock ends with this very call, or may do so, which the caller hardly intends.
+    /// Warns if the lock may end with this very call, which the caller hardly intends.
     fn warn_of_owner(&self, request: &AcquireRequest, caller: &Caller) {
         let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
         let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
         let (name, command) = (self.targets.shown_names(), escape(&request.owner.command));
-        if caller.ends_with_call {
-            self.common.note(&format!(
-                "lock {name} ends with this call, because its owner does nothing more: pid {} ({command}); use `csalock \
-                 run {} COMMAND`, or name its parent as the owner with --pid \
-                 $PPID (in a Makefile: $$PPID)",
-                owner.pid,
-                self.targets.first().shell_arg,
-            ));
-        } else if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
+        if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
             self.common.note(&format!(
                 "lock {name} ends with process {} ({command}), maybe right after this call; name another owner with --pid \
                  PID, or keep the lock until it is released with --forever",

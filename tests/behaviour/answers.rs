@@ -4,13 +4,6 @@ use serde_json::Value;
 
 use crate::sandbox::{Job, Kind, Sandbox, has, installed, steps};
 
-fn ends_with_call(name: &str, command: &str) -> String {
-    format!(
-        "csalock: lock {name} ends with this call, because its owner does nothing more: pid PID ({command}); use `csalock run \
-         {name} COMMAND`, or name its parent as the owner with --pid $PPID (in a Makefile: $$PPID)\n"
-    )
-}
-
 on_every_kind_of_store! {
     fn verbose_lock_names_token_owner_and_store(sandbox: &Sandbox) {
         let script = "csalock lock -v x ./file; csalock lock -v --print-handle --forever y; :";
@@ -27,48 +20,6 @@ on_every_kind_of_store! {
                             which ended without releasing it\ncsalock: lock x was acquired, token TOKEN, owner pid PID (TEST), store {}\n",
                            sandbox.plain(&sandbox.store()));
         sandbox.csalock(["lock", "-v", "x"]).stderr(said).run();
-    }
-
-    fn a_shell_that_ends_with_the_call_is_warned_of(sandbox: &Sandbox) {
-        for shell in installed(["dash", "bash", "mksh", "busybox sh"]) {
-            let text = "csalock lock x || exit 1";
-            sandbox.script(shell, text).stderr(ends_with_call("x", &format!("{shell} -c {text}"))).run();
-            sandbox.csalock(["run", "-q", "x", "true"]).run();
-            sandbox.script(shell, "csalock lock -q x || exit 1").run();
-            sandbox.csalock(["run", "-q", "x", "true"]).run();
-            // These locks do not end with the call, or the shell goes on.
-            sandbox.script(shell, "csalock lock x || exit 1; csalock unlock x").run();
-            sandbox.script(shell, "csalock lock x && csalock unlock x").run();
-            sandbox.script(shell, "csalock lock --forever x || exit 1").run();
-            sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
-            sandbox.script(shell, "csalock lock --pid $PPID x || exit 1").run();
-            sandbox.csalock(["unlock", "x"]).run();
-        }
-    }
-
-    fn make_perl_and_python_are_warned_where_a_shell_is_the_owner(sandbox: &Sandbox) {
-        let held = "csalock status x && ! csalock status y && exit 0 || exit 1";
-        if has("make") {
-            // Make runs a plain command itself. It owns the lock until it ends.
-            sandbox.file("files/Makefile", format!("all:\n\t@csalock lock x\n\t@csalock lock y || exit 1\n\
-                                                    \t@csalock lock \"$$NAME\" && :\n\t@({held}) > /dev/null\n"));
-            let said = ends_with_call("y", "/bin/sh -c csalock lock y || exit 1");
-            sandbox.call("make", ["-s"]).env("NAME", "z").stderr(said).run();
-            sandbox.csalock(["gc"]).capture();
-        }
-        let calls = ["csalock lock x", "csalock lock y || exit 1", "csalock lock z 2>&1"];
-        let said = ends_with_call("y", "sh -c csalock lock y || exit 1");
-        let then = format!("({held}) > /dev/null");
-        if has("perl") {
-            let script = calls.iter().map(|call| format!("system(\"{call}\");")).collect::<String>();
-            sandbox.call("perl", ["-e", &format!("{script} exit(system(\"{then}\") >> 8)")]).stderr(&said).run();
-            sandbox.csalock(["gc"]).capture();
-        }
-        if has("python3") {
-            let script = calls.iter().map(|call| format!("os.system('{call}');")).collect::<String>();
-            let script = format!("import os, sys; {script} sys.exit(os.system('{then}') >> 8)");
-            sandbox.call("python3", ["-c", &script]).stderr(&said).run();
-        }
     }
 
     fn the_number_of_an_open_file_is_warned_of(sandbox: &Sandbox) {
