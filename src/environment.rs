@@ -238,12 +238,6 @@ impl Environment {
         words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
     }
 
-    /// Returns the default store of the user who became root with sudo(8), if this is root.
-    pub fn store_of_sudo_user() -> Option<Location> {
-        let user = set("SUDO_UID").filter(|_| geteuid().is_root())?.to_str()?.parse().ok()?;
-        home_of(user).map(|home| default_store_in(&home.join(STATE_IN_HOME)))
-    }
-
     /// Returns the default stores of all users that have one, if this is root.
     pub fn stores_of_users() -> Vec<Location> {
         let homes = if geteuid().is_root() { homes() } else { BTreeSet::new() };

@@ -354,7 +354,6 @@ pub(super) fn renew(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.presented = context.presented_handle(asked.handle.as_deref());
-                lock.elsewhere = context.elsewhere(target, not_holder);
                 lock.similar = context.similar(&asked.common, target, not_holder);
                 let refusal = lock.not_holder(not_holder);
                 exit = exit.or(refusal.kind);

@@ -186,7 +186,7 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         if let Some((lock, _)) = named.filter(|_| nothing_to_show(status)) {
-            self.tell_other_locks(lock, reporter);
+            self.tell_lock_of_file(lock, reporter);
         }
         if let Some(named) = named.filter(|_| is_alone) {
             let file = reporter.file_lock(named.0, &status.record.holders);
@@ -197,11 +197,10 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    fn tell_other_locks(&self, lock: &LockRef, reporter: &Reporter<'_>) {
-        let mut refused = RefusedLock::new(lock, reporter);
-        refused.elsewhere = self.context.other_store(lock);
-        if let Some(others) = refused.other_locks() {
-            self.asked.common.note(&format!("{refused} is free; {others}"));
+    fn tell_lock_of_file(&self, lock: &LockRef, reporter: &Reporter<'_>) {
+        let refused = RefusedLock::new(lock, reporter);
+        if let Some(file) = refused.lock_of_file() {
+            self.asked.common.note(&format!("{refused} is free; {file}"));
         }
     }
 

@@ -85,7 +85,6 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.settings = settings;
                 lock.presented = context.presented_handle(asked.handle.as_deref());
-                lock.elsewhere = context.elsewhere(target, not_holder);
                 lock.similar = context.similar(&asked.common, target, not_holder);
                 let holders = &not_holder.holders;
                 lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };

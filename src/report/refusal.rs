@@ -65,8 +65,6 @@ pub(crate) struct RefusedLock<'a> {
     pub(crate) settings: &'static SettingNames,
     /// The handle that the caller presented, in words.
     pub(crate) presented: Option<&'static str>,
-    /// Another store that has a lock of this name, which the caller may mean.
-    pub(crate) elsewhere: Option<Location>,
     /// The lock that is held under a similar name, which the caller may mean.
     pub(crate) similar: Option<LockRef>,
     /// The other processes that have locked the file of the lock, for which its holders may wait.
@@ -78,14 +76,12 @@ pub(crate) struct RefusedLock<'a> {
 pub(crate) struct SettingNames {
     timeout: &'static str,
     handle: &'static str,
-    /// Chooses the store whose URL follows.
-    store: &'static str,
 }
 
 impl SettingNames {
-    pub(crate) const OPTIONS: SettingNames = SettingNames { timeout: "-w", handle: "--handle", store: "use --store " };
+    pub(crate) const OPTIONS: SettingNames = SettingNames { timeout: "-w", handle: "--handle" };
     pub(crate) const VARIABLES: SettingNames =
-        SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE", store: "set CSALOCK_STORE=" };
+        SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE" };
 }
 
 impl<'a> RefusedLock<'a> {
@@ -95,7 +91,6 @@ impl<'a> RefusedLock<'a> {
             reporter,
             settings: &SettingNames::OPTIONS,
             presented: None,
-            elsewhere: None,
             similar: None,
             file: None,
         }
@@ -226,26 +221,19 @@ impl<'a> RefusedLock<'a> {
             }
             None => format!("see {}", self.csalock("status")),
         };
-        let hint = match (self.other_locks(), &self.elsewhere) {
-            (Some(others), None) => format!("{see}; {others}"),
-            (others, _) => others.unwrap_or(see),
+        let hint = match self.lock_of_file() {
+            Some(file) => format!("{see}; {file}"),
+            None => see,
         };
         self.report(ErrorKind::NotHeld, format!("{self} is not held"), hint, &[])
     }
 
-    /// Returns a hint if the caller may mean another lock: in another store, or that of the file of this name.
-    pub(crate) fn other_locks(&self) -> Option<String> {
+    /// Returns a hint if the caller may mean the lock of the file of this name.
+    pub(crate) fn lock_of_file(&self) -> Option<String> {
         let name = Path::new(OsStr::from_bytes(&self.lock.display_name));
         // The bare name of a file means another lock than the file's path.
         let is_file = name.components().count() == 1 && name.exists();
-        let in_store = self.elsewhere.as_ref().map(|location| {
-            let store = shown_store(location);
-            let url = shell_quote(location.url().as_bytes());
-            format!("store {store} has a lock of this name: {}{url}", self.settings.store)
-        });
-        let of_file = is_file.then(|| format!("the lock of the file is ./{}", escape(&self.lock.display_name)));
-        let hints: Vec<String> = in_store.into_iter().chain(of_file).collect();
-        (!hints.is_empty()).then(|| hints.join("; "))
+        is_file.then(|| format!("the lock of the file is ./{}", escape(&self.lock.display_name)))
     }
 
     /// Returns the report about a lock that only other callers hold, and about the end of the caller's own grant.

@@ -346,32 +346,6 @@ mod stores {
             sandbox.csalock(["lock", "-n", "./f"]).status(75).stderr(said).run();
         }
 
-        fn not_held_names_the_store_that_has_the_lock(sandbox: &Sandbox) {
-            let other = sandbox.store_at("other");
-            let shown = |url: &str| sandbox.plain(&url.replace("/other", "/OTHER")).replace("OTHER", "other");
-            let quoted = sandbox.plain(&csalock::name::shell_quote(sandbox.store().as_bytes()));
-            sandbox.csalock(["lock", "--forever", "x"]).run();
-            let said = format!("csalock: lock x in store {} is not held; store STORE has a lock of this name: use --store {quoted}\n", shown(&other));
-            for words in [&["unlock"][..], &["unlock", "--force"]] {
-                sandbox.csalock([words, &["--store", &other, "x"]].concat()).status(81).stderr(&said).run();
-                assert!(!sandbox.path("other").exists());
-            }
-            sandbox.csalock(["renew", "--ttl", "1h", "--store", &other, "x"]).status(81).stderr(&said).run();
-            let said = format!("csalock: lock y in store {} is not held; see `csalock status --store {} y`\n", shown(&other),
-                               shown(&csalock::name::shell_quote(other.as_bytes())));
-            sandbox.csalock(["unlock", "--store", &other, "y"]).status(81).stderr(said).run();
-            let done = sandbox.csalock(["unlock", "--json", "--store", &other, "x"]).capture();
-            assert!(done.stdout.contains("has a lock of this name: use --store ") && done.stderr.is_empty(), "{done:?}");
-        }
-
-        fn a_lock_beside_its_file_is_found_from_a_chosen_store(sandbox: &Sandbox) {
-            sandbox.csalock(["lock", "--forever", "./f"]).without("CSALOCK_STORE").run();
-            let said = "csalock: lock SANDBOX/files/f in store STORE is not held; store dir:SANDBOX/files/.csalock has a lock of this \
-                        name: use --store dir:SANDBOX/files/.csalock\n";
-            sandbox.csalock(["unlock", "./f"]).status(81).stderr(said).run();
-            sandbox.csalock(["unlock", "--store", &format!("dir:{}", sandbox.path("files/.csalock").display()), "./f"]).run();
-        }
-
         fn get_ends_its_line_on_a_terminal(sandbox: &Sandbox) {
             let Some(screen) = Screen::new(sandbox, 80, 10) else { return };
             screen.line("csalock put x text; csalock get x; printf 'line\\n' | csalock put y; csalock get y; csalock get x > file; cat file; echo");
@@ -409,30 +383,5 @@ mod stores {
         let of_one = ["csalock: lock x: the caller holds it already, so waiting would never end"; 2];
         let of_one = [&of_one[..], &["csalock: lock none is not held; see `csalock status none`"]].concat();
         assert_eq!(said, [of_one.clone(), of_one].concat(), "{done:?}");
-    }
-
-    #[test]
-    fn not_held_names_the_default_store_of_root_or_of_the_user() {
-        require!(has_namespaces("the default store of root") && has("setpriv"));
-        let sandbox = Sandbox::new(Kind::Directory);
-        let done = with_default_stores(
-            &sandbox,
-            "
-            csalock lock --forever of-root; $USER csalock lock --forever of-user
-            $USER csalock unlock of-root; csalock unlock of-user; SUDO_UID=8 csalock unlock of-user
-            CSALOCK_STORE=dir:/var/lib/other csalock unlock of-root",
-        );
-        let hint = |store: &str| format!("store dir:{store} has a lock of this name: use --store dir:{store}");
-        assert_eq!(
-            done.stderr,
-            format!(
-                "csalock: lock of-root is not held; {0}\n\
-             csalock: lock of-user is not held; {1}\n\
-             csalock: lock of-user is not held; {1}\n\
-             csalock: lock of-root in store dir:/var/lib/other is not held; {0}\n",
-                hint("/var/lib/csalock"),
-                hint("/var/mail/.local/state/csalock")
-            )
-        );
     }
 }
