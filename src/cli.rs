@@ -53,7 +53,7 @@ pub struct Cli {
 #[command(defer = true)]
 pub enum Command {
     /// Acquire a lock, run a command, release the lock
-    #[command(visible_alias = "run-with-lock")]
+    #[command(alias = "run-with-lock")]
     Run(Run),
     /// Acquire locks for the calling script
     Lock(Lock),

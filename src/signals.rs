@@ -207,12 +207,7 @@ impl Signals {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
         QUEUED.store(numbers(queued).filter(|signal| ends(*signal)).map(bit).sum(), Ordering::SeqCst);
         BLOCKED.fetch_or((queued | others) & !bits_of(&before), Ordering::SeqCst);
-        Ok(Signals {
-            descriptor: OnceLock::new(),
-            interrupt: OnceLock::new(),
-            all: mask,
-            ignored_children: false,
-        })
+        Ok(Signals { descriptor: OnceLock::new(), interrupt: OnceLock::new(), all: mask, ignored_children: false })
     }
 
     /// Returns a descriptor that becomes readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait:

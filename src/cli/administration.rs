@@ -2,12 +2,10 @@
 //! print the manual.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use super::options::{Common, hide, whole};
-use crate::duration::parse_duration;
 use crate::report::Moment;
 
 /// Show holders and waiters: since when, until when and why
@@ -22,7 +20,7 @@ pub struct Status {
     /// Print the names only, one per line
     #[arg(short = '1', long, conflicts_with = "json")]
     pub names_only: bool,
-    /// Update the display until Ctrl-C
+    /// Update the display each second until Ctrl-C
     #[arg(short = 'W', long, conflicts_with_all = ["json", "names_only"])]
     pub watch: bool,
     /// Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all
@@ -32,9 +30,6 @@ pub struct Status {
     /// Show times in UTC instead of the local zone
     #[arg(long)]
     pub utc: bool,
-    /// Time between two updates of --watch
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s", requires = "watch")]
-    pub interval: Duration,
     /// Name, path, pattern with * ? [ ], or DIRECTORY/ for its files; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,

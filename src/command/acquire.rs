@@ -388,7 +388,7 @@ impl Waiting {
         }
         let default = || Some(lease.map_or(TIMEOUT, |lease| TIMEOUT.max(lease.saturating_add(BEYOND_LEASE))));
         let limit = self.timeout.map_or_else(default, |limit| limit.0);
-        WaitPolicy { limit, attempts: self.attempts, backoff: self.backoff }
+        WaitPolicy { limit, backoff: self.backoff }
     }
 
     pub(super) fn busy_exit(&self) -> Exit {

@@ -95,10 +95,7 @@ mod completion_files {
 }
 
 /// Returns the name and the text of the first file with such a name.
-fn text(
-    files: &'static [(&'static str, &[u8])],
-    is_it: impl Fn(&str) -> bool,
-) -> Option<(&'static str, &'static str)> {
+fn text(files: &'static [(&'static str, &[u8])], is_it: impl Fn(&str) -> bool) -> Option<(&'static str, &'static str)> {
     let (name, bytes) = files.iter().find(|(name, _)| is_it(name))?;
     Some((name, std::str::from_utf8(bytes).ok()?))
 }

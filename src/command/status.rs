@@ -6,6 +6,7 @@ mod select;
 use std::ffi::OsStr;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
@@ -20,6 +21,9 @@ use crate::name::{escape, is_directory, is_path, shell_quote};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
 use crate::store::Location;
 use crate::terminal;
+
+/// Time between two drawings of `--watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of past grants that are kept for the display.
 const KEPT: usize = 3;
@@ -263,7 +267,7 @@ fn details(
     LockBlock { lock, status, reporter, past: &past, file, style }.lines()
 }
 
-/// Redraws the table, or the details of one lock, at an interval.
+/// Redraws the table, or the details of one lock, again and again.
 fn watch(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
@@ -275,7 +279,7 @@ fn watch(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     show(&"\n".repeat(terminal::size(std::io::stdout()).0))?;
     loop {
         draw(&view.lines(context, asked))?;
-        context.host.sleep(asked.interval);
+        context.host.sleep(WATCH_INTERVAL);
         view = View::of(context, asked)?;
     }
 }

@@ -24,11 +24,13 @@ const LONGEST_WORD: usize = 100;
 const LONGEST_HINT: usize = 500;
 
 /// Commands and options of earlier versions, before the next step for their users.
-const REMOVED: [(&str, &str); 4] = [
+const REMOVED: [(&str, &str); 6] = [
     ("fence", "use CSALOCK_TOKEN as docs/fencing.md shows"),
     ("audit", "use csalock history"),
     ("--follow", "use watch csalock history"),
     ("--give-up-if", "use --timeout"),
+    ("--attempts", "use --timeout"),
+    ("--interval", "use watch -n"),
 ];
 
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
@@ -227,7 +229,8 @@ impl<'a> Arguments<'a> {
         let hint = format!("to run a command under a lock, try: csalock {}", shown.join(" "));
         let Ok(Cli { command: Command::Run(run), .. }) = Cli::read(words) else { return None };
         let [_, program, ..] = run.words.as_slice() else { return None };
-        (is_program(program) && !run.common.json && command_line(&run).is_ok() && hint.len() <= LONGEST_HINT).then_some(hint)
+        (is_program(program) && !run.common.json && command_line(&run).is_ok() && hint.len() <= LONGEST_HINT)
+            .then_some(hint)
     }
 }
 

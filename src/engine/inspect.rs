@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
-use crate::lock::{
-    self, EndReason, Facts, Grant, Liveness, ProcessId, Query, Record, effective_owner, grant_status,
-};
+use crate::lock::{self, EndReason, Facts, Grant, Liveness, ProcessId, Query, Record, effective_owner, grant_status};
 use crate::store::{StoreDeadline, Versioned};
 
 #[derive(Debug, Clone)]

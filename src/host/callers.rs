@@ -26,9 +26,7 @@ use nix::sys::signal::Signal;
 
 use super::Host;
 use super::processes::{self, ProcStat};
-use super::programs::{
-    arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper,
-};
+use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};

@@ -80,20 +80,12 @@ pub(crate) struct SettingNames {
 
 impl SettingNames {
     pub(crate) const OPTIONS: SettingNames = SettingNames { timeout: "-w", handle: "--handle" };
-    pub(crate) const VARIABLES: SettingNames =
-        SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE" };
+    pub(crate) const VARIABLES: SettingNames = SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE" };
 }
 
 impl<'a> RefusedLock<'a> {
     pub(crate) fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        RefusedLock {
-            lock,
-            reporter,
-            settings: &SettingNames::OPTIONS,
-            presented: None,
-            similar: None,
-            file: None,
-        }
+        RefusedLock { lock, reporter, settings: &SettingNames::OPTIONS, presented: None, similar: None, file: None }
     }
 
     pub(crate) fn refusal(&self, refusal: &Refusal) -> RefusalReport {

@@ -42,8 +42,8 @@ use super::history_file::HistoryFile;
 use super::leases::{self, Seen, lend_shared, remaining_shared};
 use super::mount::network;
 use super::{
-    Abilities, CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
-    Versioned, Visit, WriteSet, guarded, health,
+    Abilities, CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned,
+    Visit, WriteSet, guarded, health,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;

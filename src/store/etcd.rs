@@ -65,8 +65,8 @@ use self::leases::KnownLeases;
 use super::net::retry::{CallError, Failed};
 use super::write_set::Absences;
 use super::{
-    Abilities, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep,
-    Variables, Version, Versioned, Visit, WriteSet,
+    Abilities, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep, Variables, Version,
+    Versioned, Visit, WriteSet,
 };
 use crate::error::Result;
 use crate::host::Host;

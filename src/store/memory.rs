@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::{
-    Abilities, BootLeases, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned,
-    Visit, WriteSet, guarded,
+    Abilities, BootLeases, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, WriteSet,
+    guarded,
 };
 use crate::error::Result;
 use crate::host::Host;

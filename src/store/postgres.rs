@@ -61,8 +61,8 @@ use super::leases::{Seen, lend_shared, remaining_shared};
 use super::net::{CallDeadline, Connector};
 use super::write_set::Absences;
 use super::{
-    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables,
-    Version, Versioned, Visit, WriteSet, guarded,
+    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version, Versioned,
+    Visit, WriteSet, guarded,
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};

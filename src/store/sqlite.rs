@@ -54,8 +54,8 @@ use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
 use super::history_file::HistoryFile;
 use super::{
-    Abilities, BootLeases, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription,
-    Swept, Topic, Upkeep, Version, Versioned, Visit, Write, WriteSet, health, with_suffix,
+    Abilities, BootLeases, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic,
+    Upkeep, Version, Versioned, Visit, Write, WriteSet, health, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;

@@ -31,8 +31,8 @@ use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::retry::PATIENCE;
 use super::{
-    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
-    Versioned, Visit, WriteSet, guarded,
+    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned, Visit,
+    WriteSet, guarded,
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};

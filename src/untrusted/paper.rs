@@ -43,14 +43,8 @@ pub(super) fn show(record: Record) {
         table.add(&record.name, &status, &reporter);
         let (header, row) = table.lines();
         let lock = LockRef::in_store(&Location::beside(Path::new("/")), record.name.clone());
-        let block = LockBlock {
-            lock: &lock,
-            status: &status,
-            reporter: &reporter,
-            past: &[],
-            file: Some(&file),
-            style,
-        };
+        let block =
+            LockBlock { lock: &lock, status: &status, reporter: &reporter, past: &[], file: Some(&file), style };
         let mut lines = block.lines();
         lines.extend([header, row(0)]);
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");

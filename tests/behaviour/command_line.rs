@@ -137,6 +137,8 @@ fn a_removed_command_or_option_is_answered_with_what_to_use() {
     check_unknown_arguments(&[
         (&["history", "--follow"], "--follow", "use watch csalock history"),
         (&["run", "--give-up-if=10m", "x", "true"], "--give-up-if", "use --timeout"),
+        (&["lock", "--attempts", "3", "x"], "--attempts", "use --timeout"),
+        (&["status", "-W", "--interval", "5s"], "--interval", "use watch -n"),
     ]);
 }
 

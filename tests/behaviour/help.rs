@@ -82,8 +82,8 @@ fn the_program_carries_its_manual_and_completions() {
         assert_eq!(said(&["man", &format!("csalock-{command}"), "--roff"]), page);
     }
     assert_eq!(said(&["man", "7", "--roff"]), file("man/csalock.7"));
-    assert_eq!(said(&["man", "--roff", "run-with-lock"]), file("man/csalock-run.1"));
-    assert_eq!(file("man/csalock-run-with-lock.1"), ".so man1/csalock-run.1\n");
+    assert_eq!(said(&["man", "--roff", "list"]), file("man/csalock-status.1"));
+    assert_eq!(file("man/csalock-list.1"), ".so man1/csalock-status.1\n");
     for (shell, path) in [("bash", "csalock.bash"), ("zsh", "_csalock"), ("fish", "csalock.fish")] {
         assert_eq!(said(&["completions", shell]), file(&format!("completions/{path}")));
     }

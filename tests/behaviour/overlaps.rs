@@ -67,11 +67,17 @@ pub(crate) fn faults(grants: &[Grant]) -> Vec<String> {
 
 #[test]
 fn the_checker_finds_overlaps_and_falling_tokens() {
-    let grant = |mode: &str, slot, token, from, to| {
-        Grant { name: "x".to_string(), mode: mode.to_string(), slot, token, from, to }
+    let grant = |mode: &str, slot, token, from, to| Grant {
+        name: "x".to_string(),
+        mode: mode.to_string(),
+        slot,
+        token,
+        from,
+        to,
     };
     let exclusive = |token, from, to| grant("exclusive", None, token, from, to);
-    let [shared, slot] = ["shared", "slots"].map(|mode| move |slot, token, from, to| grant(mode, slot, token, from, to));
+    let [shared, slot] =
+        ["shared", "slots"].map(|mode| move |slot, token, from, to| grant(mode, slot, token, from, to));
     let number = |grants: &[Grant]| faults(grants).len();
     assert_eq!(number(&[exclusive(1, 0, 5000), exclusive(2, 5000, 9000), exclusive(3, 8900, i64::MAX)]), 0);
     assert_eq!(number(&[shared(None, 1, 0, 9000), shared(None, 1, 2000, 9000)]), 0);

@@ -8,9 +8,7 @@ use csalock::error::ErrorKind;
 use csalock::error::Result;
 use csalock::host::{Host, Unix};
 use csalock::lock::{HandleHash, NotHolder, Owner, Page};
-use csalock::store::{
-    Abilities, CommitResult, Finding, Leases, Store, Upkeep, Versioned, Visit, WriteSet,
-};
+use csalock::store::{Abilities, CommitResult, Finding, Leases, Store, Upkeep, Versioned, Visit, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig};
 

@@ -10,9 +10,7 @@ use csalock::error::{Error, ErrorKind};
 use csalock::history::HistoryLimits;
 use csalock::host::Host;
 use csalock::lock::{Begun, Lease, LeaseClock};
-use csalock::store::{
-    CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
-};
+use csalock::store::{CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 

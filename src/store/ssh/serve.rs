@@ -14,8 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, WakeAddress, WakeSocket};
 use crate::lock::{Handle, HandleHash, Lease};
 use crate::store::{
-    CommitResult, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions,
-    WriteSet,
+    CommitResult, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions, WriteSet,
 };
 
 /// Maximum time to wait for the end of an earlier server process.
