@@ -9,10 +9,10 @@ fn main() {
     let project = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
     let output = env::var_os("OUT_DIR").map(PathBuf::from).unwrap_or_default();
     println!("cargo::rerun-if-changed=build.rs");
-    for folder in ["man", "completions"] {
+    for folder in ["man", "man/text", "completions"] {
         println!("cargo::rerun-if-changed={folder}");
         let list = list(&project.join(folder)).expect("the folder can be read");
-        fs::write(output.join(format!("{folder}.rs")), list).expect("OUT_DIR can be written");
+        fs::write(output.join(format!("{}.rs", folder.replace('/', "-"))), list).expect("OUT_DIR can be written");
     }
 }
 

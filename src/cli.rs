@@ -13,8 +13,8 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use administration::{Audit, Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
-pub use locks::{Claim, Del, Fence, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
+pub use administration::{Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
+pub use locks::{Claim, Del, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
 pub use run::{Busy, OnLost, Period, Recurrence, Run};
@@ -53,7 +53,7 @@ pub struct Cli {
 #[command(defer = true)]
 pub enum Command {
     /// Acquire a lock, run a command, release the lock
-    #[command(visible_alias = "run-with-lock")]
+    #[command(alias = "run-with-lock")]
     Run(Run),
     /// Acquire locks for the calling script
     Lock(Lock),
@@ -68,8 +68,6 @@ pub enum Command {
     History(History),
     /// List jobs that have not succeeded in time
     Overdue(Overdue),
-    /// Check the history for two holders at once and for falling tokens
-    Audit(Audit),
     /// Print the state of the locks for Prometheus
     Metrics(Metrics),
     /// Restart the time limit of held locks
@@ -80,8 +78,6 @@ pub enum Command {
     Put(Put),
     /// Delete the value that a lock guards
     Del(Del),
-    /// Replace a file, unless a newer holder has written it
-    Fence(Fence),
     /// Claim names permanently, all or none, and print the id
     Claim(Claim),
     /// Give up claims
@@ -148,13 +144,11 @@ impl Command {
             Command::Status(asked) => &mut asked.common,
             Command::History(asked) => &mut asked.common,
             Command::Overdue(asked) => &mut asked.common,
-            Command::Audit(asked) => &mut asked.common,
             Command::Metrics(asked) => &mut asked.common,
             Command::Renew(asked) => &mut asked.common,
             Command::Get(asked) => &mut asked.common,
             Command::Put(asked) => &mut asked.writing.common,
             Command::Del(asked) => &mut asked.writing.common,
-            Command::Fence(asked) => &mut asked.common,
             Command::Claim(asked) => &mut asked.common,
             Command::Unclaim(asked) => &mut asked.common,
             Command::Lookup(asked) => &mut asked.common,

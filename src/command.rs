@@ -3,13 +3,11 @@
 //! A refusal or an error is one line on stderr or, with `--json`, one document on stdout.
 
 mod acquire;
-mod audit;
 mod claim;
 mod context;
 mod csa;
 mod doctor;
 mod end_holder;
-mod fence;
 mod gc;
 mod history;
 mod lock;
@@ -47,26 +45,24 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
     };
     let context = Context::of_this_process();
-    let done = execute(&context, &cli.command, &arguments);
+    let done = execute(&context, &cli.command);
     end(done.or_else(|error| Ok(report_failure(&context, &cli.command, &error))))
 }
 
-fn execute(context: &Context, command: &Command, arguments: &[OsString]) -> anyhow::Result<Exit> {
+fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
     match command {
-        Command::Run(asked) => run::run(context, asked, arguments),
+        Command::Run(asked) => run::run(context, asked),
         Command::Lock(asked) => lock::lock(context, asked),
         Command::Unlock(asked) => unlock::run(context, asked, &SettingNames::OPTIONS),
         Command::Wait(asked) => lock::wait(context, asked).or_else(end_with_reader),
         Command::Status(asked) => status::run(context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(context, asked).or_else(end_with_reader),
         Command::Overdue(asked) => overdue::run(context, asked).or_else(end_with_reader),
-        Command::Audit(asked) => audit::run(context, asked).or_else(end_with_reader),
         Command::Metrics(asked) => metrics::run(context, asked).or_else(end_with_reader),
         Command::Renew(asked) => lock::renew(context, asked),
         Command::Get(asked) => value::get(context, asked).or_else(end_with_reader),
         Command::Put(asked) => value::put(context, asked),
         Command::Del(asked) => value::del(context, asked),
-        Command::Fence(asked) => fence::run(context, asked).or_else(end_with_reader),
         Command::Claim(asked) => claim::claim(context, asked),
         Command::Unclaim(asked) => claim::unclaim(context, asked),
         Command::Lookup(asked) => claim::lookup(context, asked).or_else(end_with_reader),
@@ -126,13 +122,11 @@ fn common(command: &Command) -> Option<&Common> {
         Command::Status(asked) => &asked.common,
         Command::History(asked) => &asked.common,
         Command::Overdue(asked) => &asked.common,
-        Command::Audit(asked) => &asked.common,
         Command::Metrics(asked) => &asked.common,
         Command::Renew(asked) => &asked.common,
         Command::Get(asked) => &asked.common,
         Command::Put(asked) => &asked.writing.common,
         Command::Del(asked) => &asked.writing.common,
-        Command::Fence(asked) => &asked.common,
         Command::Claim(asked) => &asked.common,
         Command::Unclaim(asked) => &asked.common,
         Command::Lookup(asked) => &asked.common,
@@ -150,13 +144,11 @@ fn name(command: &Command) -> Option<&OsStr> {
         Command::Status(asked) => &asked.names,
         Command::History(asked) => &asked.names,
         Command::Overdue(asked) => &asked.names,
-        Command::Audit(asked) => &asked.names,
         Command::Metrics(asked) => &asked.names,
         Command::Renew(asked) => &asked.names,
         Command::Get(asked) => std::slice::from_ref(&asked.name),
         Command::Put(asked) => std::slice::from_ref(&asked.name),
         Command::Del(asked) => std::slice::from_ref(&asked.name),
-        Command::Fence(asked) => std::slice::from_ref(&asked.file),
         Command::Claim(asked) => &asked.names,
         Command::Unclaim(asked) => &asked.names,
         Command::Gc(asked) => &asked.names,

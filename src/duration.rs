@@ -136,14 +136,6 @@ pub fn shown(span: Duration) -> String {
     }
 }
 
-/// Formats an estimate: like [`shown`], but rounded to about a tenth, and at least `1s`.
-pub fn about(span: Duration) -> String {
-    const STEPS: [u64; 8] = [1, 5, 10, 60, 300, 600, 3600, 86_400];
-    let seconds = (span.as_millis() as u64).saturating_add(500) / 1000;
-    let step = STEPS.iter().rev().find(|step| **step <= seconds / 10).unwrap_or(&1);
-    shown(Duration::from_secs((seconds.saturating_add(step / 2) / step * step).max(1)))
-}
-
 /// Formats a time since 1970 as RFC 3339 in UTC, in seconds.
 pub fn rfc3339(since_1970: Duration) -> String {
     format!("{:.0}", timestamp(since_1970))
@@ -236,17 +228,6 @@ mod tests {
             assert_eq!(shown(Duration::from_secs(seconds)), text);
         }
         assert_eq!(shown(Duration::from_millis(12)), "12ms");
-        for (millis, text) in [
-            (0, "1s"),
-            (1499, "1s"),
-            (89_400, "1m30s"),
-            (237_000, "4m"),
-            (5_390_000, "1h30m"),
-            (71_000_000, "20h"),
-            (86_380_000 * 3, "3d"),
-        ] {
-            assert_eq!(about(Duration::from_millis(millis)), text);
-        }
         let time = Duration::from_millis(1_700_000_000_120);
         assert_eq!(
             (rfc3339(time), rfc3339_millis(time)),

@@ -159,15 +159,6 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
-    /// Returns the token of the lock that this process runs under, `CSALOCK_TOKEN`.
-    pub fn token() -> Option<OsString> {
-        set("CSALOCK_TOKEN")
-    }
-
-    pub fn pager() -> Option<OsString> {
-        set("MANPAGER").or_else(|| set("PAGER"))
-    }
-
     /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
@@ -245,12 +236,6 @@ impl Environment {
         let urls = set("CSALOCK_STORES").unwrap_or_default();
         let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
-    }
-
-    /// Returns the default store of the user who became root with sudo(8), if this is root.
-    pub fn store_of_sudo_user() -> Option<Location> {
-        let user = set("SUDO_UID").filter(|_| geteuid().is_root())?.to_str()?.parse().ok()?;
-        home_of(user).map(|home| default_store_in(&home.join(STATE_IN_HOME)))
     }
 
     /// Returns the default stores of all users that have one, if this is root.

@@ -50,8 +50,6 @@ pub enum ErrorKind {
     Lost,
     /// The last success of a job is longer ago than promised.
     Overdue,
-    /// A newer token has written the file.
-    FencedOff,
     /// The command was found but cannot be executed.
     CannotExecute,
     /// The command was not found.
@@ -152,10 +150,6 @@ impl Error {
     #[must_use]
     pub(crate) fn outcome_unknown(self) -> Error {
         Error { hint: UNKNOWN_OUTCOME.to_string(), ..self }
-    }
-
-    pub(crate) fn has_unknown_outcome(&self) -> bool {
-        self.hint == UNKNOWN_OUTCOME
     }
 
     /// Adds that the record's contents are unreadable in this version.

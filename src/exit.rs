@@ -22,7 +22,7 @@ pub enum Exit {
 
 impl Exit {
     /// Every code with a meaning of its own: the number and the words of the man page.
-    pub const ALL: [(Exit, &'static str); 21] = [
+    pub const ALL: [(Exit, &'static str); 20] = [
         (Done, "done"),
         (Failed(InvalidInput), "usage error"),
         (Failed(Corrupt), "a record is unreadable or corrupt, or the path is not a csalock store"),
@@ -46,7 +46,6 @@ impl Exit {
             "the lock was lost while it was acquired, the command ran, its success was recorded, or the value was read",
         ),
         (Failed(Overdue), "overdue: the last success of the job is longer ago than --overdue allows"),
-        (Failed(FencedOff), "fenced off: a newer token has written the file"),
         (MaxHold, "--max-hold was over (137 if the command had to be killed)"),
         (Failed(CannotExecute), "the command cannot be executed"),
         (Failed(CommandNotFound), "the command was not found"),
@@ -72,7 +71,6 @@ impl Exit {
             Failed(Deadlock) => 84,
             Failed(Lost) => 85,
             Failed(Overdue) => 86,
-            Failed(FencedOff) => 87,
             MaxHold => 124,
             Failed(CannotExecute) => 126,
             Failed(CommandNotFound) => 127,

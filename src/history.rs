@@ -1,7 +1,7 @@
 //! Past grants: the holder, the times of start and end, the time of waiting, and the reason for the end.
 //!
 //! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`HistoryLimits`]. The history is for
-//! people and for estimates of a caller's turn: no rule of locking depends on it, and a line may be lost. Writing a line
+//! people: no rule of locking depends on it, and a line may be lost. Writing a line
 //! needs no lock and no wait.
 //!
 //! A past grant as a line of JSON:
@@ -15,15 +15,10 @@
 
 use std::time::Duration;
 
-pub use audit::{Audit, Fault, FaultKind, audit};
-pub use hold_times::{ExpectedTurn, HoldTimes, PlaceInQueue, UsualHold};
 use serde::{Deserialize, Serialize};
 
 use crate::lock::codec::{is_default, open, seal, text};
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
-
-mod audit;
-mod hold_times;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
@@ -160,12 +155,6 @@ impl Past {
     }
 }
 
-/// Returns true if there is something other than one line in these bytes: the rest of a torn line, or no line at all.
-pub fn is_damaged(line: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(line);
-    text.rfind(BEGIN) != Some(0) || Past::read(line).is_none()
-}
-
 /// Maximum size limit of a history, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
 
@@ -191,12 +180,6 @@ impl HistoryLimits {
     /// Returns true if this grant ended late enough to be shown at the time `now` since 1970.
     pub fn keep(&self, past: &Past, now: Duration) -> bool {
         past.to.is_some_and(|to| to >= now.saturating_sub(self.age).as_millis() as u64)
-    }
-
-    /// Returns true if grants since `begin` may have been removed from a history of this size, at the time `now` since 1970.
-    pub fn may_have_cut(&self, size: u64, begin: Duration, now: Duration) -> bool {
-        // A store removes half of a history that is full, and what is too old.
-        size > self.size / 3 || now.saturating_sub(begin) > self.age / 10 * 9
     }
 
     pub fn are_off(&self) -> bool {
@@ -284,7 +267,6 @@ mod tests {
         for at in 0..line.len() {
             let torn = [&line[..at], &line].concat();
             assert_eq!(Past::read(&torn), Some(full()), "torn at {at}");
-            assert!(!is_damaged(&line) && is_damaged(&line[..at]), "{at}");
         }
         assert_eq!(Past::read(&[&[0; 4096][..], &line].concat()), Some(full()));
     }

@@ -41,7 +41,6 @@ pub mod escape;
 #[doc(hidden)]
 pub mod exit;
 #[doc(hidden)]
-pub mod fence;
 #[doc(hidden)]
 pub mod glob;
 mod guard;

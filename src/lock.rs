@@ -21,7 +21,7 @@ mod release;
 mod request;
 mod value;
 
-pub use auxiliary::{CommitRecord, FenceMark, WaitEdges};
+pub use auxiliary::{CommitRecord, WaitEdges};
 pub(crate) use codec::{
     Auxiliary, MOST_BYTES, committed, decode_auxiliary, decode_value, encode_auxiliary, encode_damaged, encode_value,
     key_of_damaged, name_of_auxiliary, since_of_damaged,

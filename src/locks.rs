@@ -147,7 +147,7 @@ impl Locks {
             lifetime: request.ttl.map_or(Lifetime::WhileOwnerLives, |ttl| Lifetime::Ttl(ttl.as_millis() as u64)),
             ..AcquireRequest::for_itself(self.engine.new_handle()?, owner, process)
         };
-        let policy = WaitPolicy { limit: Some(request.wait), attempts: None, backoff: None };
+        let policy = WaitPolicy { limit: Some(request.wait), backoff: None };
         let locks: Vec<_> = names.iter().map(|name| StoredLock { engine: &self.engine, name }).collect();
         match acquire_all(&locks, &asked, &policy, None, &mut |_, _| None)? {
             AcquireAllResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, asked.handle, &grants))),

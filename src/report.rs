@@ -12,7 +12,7 @@ mod table;
 mod times;
 
 pub(crate) use doctor::findings_text;
-pub(crate) use history::{AuditReport, ending_rows, endings_header, failure, timeline};
+pub(crate) use history::{failure, timeline};
 pub(crate) use holder::{FileLocks, Reporter, locked_by};
 pub(crate) use json::{Document, json};
 pub(crate) use metrics::Metrics;

@@ -177,7 +177,6 @@ pub struct Signals {
     /// The same for a wait that other signals do not end.
     interrupt: OnceLock<Option<SignalFd>>,
     all: SigSet,
-    before: SigSet,
     /// True if SIGCHLD was ignored at the start.
     ignored_children: bool,
 }
@@ -208,13 +207,7 @@ impl Signals {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
         QUEUED.store(numbers(queued).filter(|signal| ends(*signal)).map(bit).sum(), Ordering::SeqCst);
         BLOCKED.fetch_or((queued | others) & !bits_of(&before), Ordering::SeqCst);
-        Ok(Signals {
-            descriptor: OnceLock::new(),
-            interrupt: OnceLock::new(),
-            all: mask,
-            before,
-            ignored_children: false,
-        })
+        Ok(Signals { descriptor: OnceLock::new(), interrupt: OnceLock::new(), all: mask, ignored_children: false })
     }
 
     /// Returns a descriptor that becomes readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait:
@@ -272,11 +265,6 @@ impl Signals {
                 return Some(ReceivedSignal { signal, from_terminal });
             }
         }
-    }
-
-    /// Returns the signal mask of the start, for a program that csalock starts.
-    pub fn mask_before(&self) -> &SigSet {
-        &self.before
     }
 
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.

@@ -24,7 +24,6 @@ pub(crate) mod ssh;
 mod url;
 mod write_set;
 
-use std::any::Any;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -94,21 +93,6 @@ pub enum Topic<'a> {
     /// else all from now on.
     Channel(&'a [u8], Version),
     Record(&'a [u8]),
-    History,
-}
-
-/// How far a reader has read the history of a store, in terms of that store; the default is the beginning.
-#[derive(Debug, Default)]
-pub struct HistoryCursor(Option<Box<dyn Any + Send>>);
-
-impl HistoryCursor {
-    /// Returns the cursor in the terms of one kind of store.
-    fn of<T: Any + Default + Send>(&mut self) -> &mut T {
-        if !self.0.as_ref().is_some_and(|cursor| cursor.is::<T>()) {
-            self.0 = Some(Box::<T>::default());
-        }
-        self.0.as_mut().and_then(|cursor| cursor.downcast_mut()).expect("the cursor has this type")
-    }
 }
 
 /// Result of a sweep or of its dry run.
@@ -187,9 +171,8 @@ pub trait Upkeep {
         None
     }
 
-    /// Visits the lines of history that were added since the last call with this cursor, oldest first. Lines may come
-    /// again if another program restored an earlier history. Returns false if the store keeps no history.
-    fn read_new_history(&self, _cursor: &mut HistoryCursor, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
+    fn read_history(&self, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         Ok(false)
     }
 
@@ -210,11 +193,6 @@ pub trait Upkeep {
 impl dyn Store + '_ {
     pub fn scope(&self) -> Scope {
         self.abilities().scope
-    }
-
-    /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
-    pub fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.read_new_history(&mut HistoryCursor::default(), visit)
     }
 }
 

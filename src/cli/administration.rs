@@ -2,12 +2,10 @@
 //! print the manual.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use super::options::{Common, hide, whole};
-use crate::duration::parse_duration;
 use crate::report::Moment;
 
 /// Show holders and waiters: since when, until when and why
@@ -22,7 +20,7 @@ pub struct Status {
     /// Print the names only, one per line
     #[arg(short = '1', long, conflicts_with = "json")]
     pub names_only: bool,
-    /// Update the display until Ctrl-C
+    /// Update the display each second until Ctrl-C
     #[arg(short = 'W', long, conflicts_with_all = ["json", "names_only"])]
     pub watch: bool,
     /// Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all
@@ -32,9 +30,6 @@ pub struct Status {
     /// Show times in UTC instead of the local zone
     #[arg(long)]
     pub utc: bool,
-    /// Time between two updates of --watch
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s", requires = "watch")]
-    pub interval: Duration,
     /// Name, path, pattern with * ? [ ], or DIRECTORY/ for its files; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
@@ -47,8 +42,7 @@ pub struct Status {
 ///
 /// Prints one row for each grant, in the order in which they ended; locks that are held now come last. A store keeps 1 MiB
 /// of history, for 30 days; CSALOCK_HISTORY_SIZE and CSALOCK_HISTORY_AGE change that, and CSALOCK_HISTORY=0 keeps none.
-/// Locks beside their files have no history. With --follow, it prints endings as they happen; with --json, each is a
-/// document on a line of its own.
+/// Locks beside their files have no history.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock history [OPTION]... [NAME]...")]
 pub struct History {
@@ -61,9 +55,6 @@ pub struct History {
     /// Show the grants that stood at this time; formats as for --since, such as 02:13
     #[arg(long, value_name = "TIME", value_parser = Moment::parse, conflicts_with_all = ["since", "until"])]
     pub at: Option<Moment>,
-    /// Print each grant when it ends, until a signal; begin with those of --since or -n
-    #[arg(short, long, conflicts_with_all = ["until", "at"])]
-    pub follow: bool,
     /// Show and read times in UTC instead of the local zone
     #[arg(long)]
     pub utc: bool,
@@ -94,31 +85,6 @@ pub struct Overdue {
     #[arg(long)]
     pub utc: bool,
     /// Names of jobs; without any, all jobs of the store
-    #[arg(value_name = "NAME")]
-    pub names: Vec<OsString>,
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
-}
-
-/// Check the history for two holders at once and for falling tokens
-///
-/// Changes nothing. Replays the history of a store and reports grants that exclude each other and overlap, and tokens
-/// that do not rise within a name. It also reports what it cannot know. Exits with 0 if it finds no fault, with 65 if it
-/// finds one, and with 81 if a name has no history.
-#[derive(Debug, Args)]
-#[command(override_usage = "csalock audit [OPTION]... [NAME]...")]
-pub struct Audit {
-    /// Check only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"
-    #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
-    pub since: Option<Moment>,
-    /// Do not count overlaps up to this length; clocks of hosts that differ by more cause false faults
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
-    pub tolerance: Duration,
-    /// Show and read times in UTC instead of the local zone
-    #[arg(long)]
-    pub utc: bool,
-    /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
     /// Options of every command.
@@ -230,8 +196,8 @@ pub enum Shell {
 
 /// Show a page of the manual
 ///
-/// The pages are part of the program. On a terminal, man(1) or mandoc(1) shows the page; without them, and in a pipe or a
-/// file, csalock prints it as plain text.
+/// The pages are part of the program. On a terminal, man(1) shows the page; without man-db, and in a pipe or a file,
+/// csalock prints it as plain text.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock man [--roff] [COMMAND|7]", mut_args(|argument| hide(argument, &["store", "json"])))]
 pub struct Man {

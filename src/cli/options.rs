@@ -97,9 +97,6 @@ pub struct Waiting {
     /// Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s
     #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff, help_heading = WAITING)]
     pub backoff: Option<Backoff>,
-    /// Give up after N looks at the lock, with exit 75
-    #[arg(long, value_name = "N", value_parser = whole(1, u32::MAX), help_heading = WAITING)]
-    pub attempts: Option<u32>,
     /// Show this reason in `csalock status`
     #[arg(long, value_name = "TEXT", help_heading = LOCK)]
     pub label: Option<OsString>,
@@ -117,9 +114,6 @@ pub struct Taking {
     /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
-    /// Do not wait, and exit with 75, if the history says that the turn comes later than this
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = WAITING)]
-    pub give_up_if: Option<Duration>,
     /// Acquire an exclusive lock; the default
     #[arg(short = 'x', short_alias = 'e', long, overrides_with = "shared", help_heading = LOCK)]
     pub exclusive: bool,

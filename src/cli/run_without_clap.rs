@@ -119,20 +119,11 @@ impl Options {
             nonblock: self.nonblock,
             fail_on_stale: false,
             backoff: None,
-            attempts: None,
             label: self.label,
             no_command: false,
             conflict_exit_code: self.conflict_exit_code,
         };
-        Some(Taking {
-            waiting,
-            give_up_if: None,
-            exclusive: false,
-            shared: self.shared,
-            slots: None,
-            ttl: None,
-            forever: false,
-        })
+        Some(Taking { waiting, exclusive: false, shared: self.shared, slots: None, ttl: None, forever: false })
     }
 }
 

@@ -1,12 +1,12 @@
 //! The sequence of every command that acquires: request, wait, then grant or refusal.
 
-use std::cell::OnceCell;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::context::{Context, LockRef};
 use super::end_holder::{HolderEnd, live_owners};
+use super::lock::standing;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
@@ -16,16 +16,12 @@ use crate::engine::{
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::ExpectedTurn;
 use crate::host::{self, ThisProcess, command_of};
 use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
 use crate::store::{Location, StoreDeadline};
-
-/// Maximum time for the store to answer with what an estimate needs.
-pub(super) const TO_ESTIMATE: Duration = Duration::from_secs(1);
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -40,17 +36,12 @@ pub(super) struct Acquisition<'a> {
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
     pub(super) settings: &'static SettingNames,
-    pub(super) give_up_if: Option<Duration>,
     /// With `--busy replace`: the time until a holder that was asked to end is killed.
     pub(super) replaces: Option<Duration>,
     pub(super) slots: Option<u32>,
     /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
     pub(super) locks_file: bool,
-    pub(super) turn: OnceCell<Turn>,
 }
-
-/// The expected turn of a refused caller, and the limit of `--give-up-if` that it exceeds.
-type Turn = (ExpectedTurn, Option<Duration>);
 
 impl<'a> Acquisition<'a> {
     /// Holders of the locks may have leases as long as `lease`.
@@ -68,18 +59,16 @@ impl<'a> Acquisition<'a> {
             interrupt: signals,
             policy,
             settings: &SettingNames::OPTIONS,
-            give_up_if: None,
             replaces: None,
             slots: None,
             locks_file: false,
-            turn: OnceCell::new(),
         }
     }
 
     /// Acquires all of the locks or none, and reports the wait.
     pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let new = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
-        let ended = self.acquire_or_give_up(opened, request);
+        let ended = self.replace_or_wait(opened, request);
         new.filter(|_| matches!(ended, Ok(AcquireAllResult::Granted(..)))).inspect(|new| self.tell_created(new));
         ended
     }
@@ -92,79 +81,23 @@ impl<'a> Acquisition<'a> {
         ));
     }
 
-    fn acquire_or_give_up(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
+    fn replace_or_wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
         let end = self.policy.end(opened.engine(0).host().boottime());
-        if let Some(ended) = self.give_up_if.and_then(|limit| self.try_or_give_up(limit, opened, request)) {
-            return Ok(ended);
+        if self.replaces.is_some() && !self.check_holders(opened, request)? {
+            return Ok(AcquireAllResult::Interrupted);
         }
-        if self.replaces.is_some()
-            && let Some(ended) = self.try_or_refuse(opened, request)?
-        {
-            return Ok(ended);
-        }
-        let ended = self.wait(opened, request, end)?;
-        if let AcquireAllResult::Refused(at, Refusal::Busy(_)) = &ended
-            && (self.common.json || !self.common.quiet)
-            && let Some(turn) = turn(opened, *at, request)
-        {
-            let _ = self.turn.set((turn, None));
-        }
-        Ok(ended)
+        self.wait(opened, request, end)
     }
 
-    /// Tries once, without a place in the queue. Returns a refusal if a turn is expected later than `limit`, and `None` if
-    /// the caller should wait.
-    fn try_or_give_up(
-        &self,
-        limit: Duration,
-        opened: &OpenLockSet<'_>,
-        request: &AcquireRequest,
-    ) -> Option<AcquireAllResult> {
-        if self.policy.is_none() {
-            return None;
-        }
-        let locks = opened.lock_refs();
-        let holders = match self.try_once(opened, request) {
-            Ok(AcquireAllResult::Refused(at, Refusal::Busy(holders))) => (at, holders),
-            Ok(ended @ (AcquireAllResult::Granted(..) | AcquireAllResult::Interrupted)) => return Some(ended),
-            // A wait outlasts some errors, and knows deadlocks for sure.
-            Ok(AcquireAllResult::Refused(..)) | Err(_) => return None,
+    /// Returns false on an interrupt. Fails if `--busy replace` may not end a holder that is in the way.
+    fn check_holders(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<bool> {
+        let (target, engine) = (opened.target(0), opened.engine(0));
+        let Some(status) = self.outlast_outages(opened, &mut || engine.inspect(&target.name))? else {
+            return Ok(false);
         };
-        let late = |at: usize| turn(opened, at, request).filter(|turn| turn.turn > limit).map(|turn| (at, turn));
-        let (at, turn) = (0..locks.len()).find_map(late)?;
-        let _ = self.turn.set((turn, Some(limit)));
-        let holders = match holders {
-            (tried, holders) if tried == at => holders,
-            _ => opened.engine(at).record(&opened.target(at).name).map(|record| record.holders).unwrap_or_default(),
-        };
-        Some(AcquireAllResult::Refused(at, Refusal::Busy(holders)))
-    }
-
-    /// Tries once, without a place in the queue. Returns `None` if the caller should wait and end the holders.
-    /// Fails if a holder cannot be ended from here.
-    fn try_or_refuse(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<Option<AcquireAllResult>> {
-        Ok(match self.try_once(opened, request)? {
-            AcquireAllResult::Refused(at, Refusal::Busy(holders)) => {
-                let (target, engine) = (opened.target(at), opened.engine(at));
-                holders.iter().try_for_each(|grant| check_replaceable(target, engine, grant))?;
-                None
-            }
-            // A wait knows deadlocks for sure.
-            AcquireAllResult::Refused(..) => None,
-            ended => Some(ended),
-        })
-    }
-
-    /// Tries to acquire the locks without a place in their queues, as soon as the servers answer.
-    fn try_once(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let (locks, host) = (opened.lock_refs(), opened.engine(0).host());
-        let end = self.policy.end(host.boottime());
-        let mut once = || {
-            // A slow server has the whole time for its answer.
-            let once = WaitPolicy { attempts: Some(1), ..self.policy.rest(end, host.boottime()) };
-            acquire_all(&locks, request, &once, Some(self.interrupt), &mut |_, _| None)
-        };
-        Ok(self.outlast_outages(opened, &mut once)?.unwrap_or(AcquireAllResult::Interrupted))
+        let is_in_way = |grant: &&Grant| [grant.mode, request.mode].contains(&Mode::Exclusive);
+        standing(status).iter().filter(is_in_way).try_for_each(|grant| check_replaceable(target, engine, grant))?;
+        Ok(true)
     }
 
     /// Repeats `work`, which must be safe to repeat, while the servers of the first lock do not answer. A command that waits
@@ -175,20 +108,20 @@ impl<'a> Acquisition<'a> {
         work: &mut dyn FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
         let (lock, reporter) = ((opened.target(0), opened.engine(0)), opened.reporter(0));
-        let mut progress = WaitProgress::new(self.common, (Mode::Exclusive, None));
-        let mut on_wait = |waiting: &WaitState<'_>| progress.update(lock, &reporter, waiting);
+        let mut progress = WaitProgress::new(self.common);
+        let mut on_wait = |waiting: &WaitState<'_>| progress.update(lock.0, &reporter, waiting);
         lock.1.outlast_outages(&lock.0.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
     fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, end: Duration) -> Result<AcquireAllResult> {
         let policy = self.policy.rest(end, opened.engine(0).host().boottime());
-        let mut progress = WaitProgress::new(self.common, (request.mode, request.slots));
+        let mut progress = WaitProgress::new(self.common);
         progress.locks_file = self.locks_file;
         let mut ends: Option<Vec<HolderEnd<'_>>> = None;
         let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
             let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
             let replace = self.end_holders(&mut ends, lock, request, waiting);
-            progress.update(lock, &reporter, waiting).into_iter().chain(replace).min()
+            progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
         });
         if matches!(ended, Ok(AcquireAllResult::Granted(..))) {
             ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
@@ -214,7 +147,7 @@ impl<'a> Acquisition<'a> {
             let lock = (self.common, engine, target);
             holders.map(|grant| HolderEnd::new(lock, grant.clone(), Some(by.clone()), kill_after)).collect()
         });
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
+        let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_LOOK)));
         let held = ends.iter_mut().filter(|end| waiting.record.holder(&end.grant.proof).is_some());
         // A holder that csalock may not end any more, or whose record it cannot read now, is waited for.
         held.filter_map(|end| end.step().unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
@@ -228,11 +161,10 @@ impl<'a> Acquisition<'a> {
         value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
-        let wanted = (request.mode, request.slots);
-        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common, wanted));
+        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common));
         let is_new = is_created_by_xdg(&target.location);
         let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
-            progress.update((target, engine), &reporter, waiting)
+            progress.update(target, &reporter, waiting)
         });
         if is_new && matches!(written, Ok(WriteResult::Written(..))) {
             self.tell_created(&target.location);
@@ -261,11 +193,6 @@ impl<'a> Acquisition<'a> {
                 if self.locks_file && matches!(refusal, Refusal::Busy(_)) {
                     report.add_file_lock(reporter.file_lock(opened.target(*at), &report.holders).as_ref());
                 }
-                report.expected = self.turn.get().cloned();
-                if let Some((_, Some(_))) = report.expected {
-                    let typed = &opened.target(*at).shell_arg;
-                    report.hint = format!("to wait anyway, omit --give-up-if; or see `csalock status {typed}`");
-                }
                 self.refuse(&report, &reporter)
             }
         }
@@ -276,6 +203,9 @@ impl<'a> Acquisition<'a> {
         self.common.refuse(refusal, exit, Some(reporter))
     }
 }
+
+/// Maximum time for one look at the store after a wait, or while it goes on.
+pub(super) const TO_LOOK: Duration = Duration::from_secs(1);
 
 /// Maximum time between two looks at a holder that was asked to end.
 const HOLDER_CHECK: Duration = Duration::from_millis(500);
@@ -308,14 +238,6 @@ fn check_replaceable(target: &LockRef, engine: &Engine, grant: &Grant) -> Result
 /// Returns true for a default store that does not exist yet, and whose place XDG_STATE_HOME decides.
 fn is_created_by_xdg(store: &Location) -> bool {
     Environment::store_without_xdg(store).is_some() && store.is_missing()
-}
-
-/// Returns the expected turn of a caller that comes now, if the lock is not free and its history has enough grants.
-fn turn(opened: &OpenLockSet<'_>, at: usize, request: &AcquireRequest) -> Option<ExpectedTurn> {
-    let (engine, target) = (opened.engine(at), opened.target(at));
-    // A store that does not answer must not delay a refusal.
-    let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
-    engine.expected_turn(&target.name, request.mode, request.slots)
 }
 
 /// Returns the request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.
@@ -375,7 +297,7 @@ impl Waiting {
         }
         let default = || Some(lease.map_or(TIMEOUT, |lease| TIMEOUT.max(lease.saturating_add(BEYOND_LEASE))));
         let limit = self.timeout.map_or_else(default, |limit| limit.0);
-        WaitPolicy { limit, attempts: self.attempts, backoff: self.backoff }
+        WaitPolicy { limit, backoff: self.backoff }
     }
 
     pub(super) fn busy_exit(&self) -> Exit {

@@ -13,7 +13,6 @@ use nix::sys::signal::Signal;
 use crate::cli::{Common, Taking};
 pub(super) use crate::engine::{Context, LockRef};
 use crate::engine::{Engine, LockSet, WaitPolicy};
-use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
@@ -27,7 +26,7 @@ use crate::terminal;
 const MOST_HANDLE: u64 = 4096;
 
 /// The wait for the servers by a command that waits for no lock.
-const ONE_CALL: WaitPolicy = WaitPolicy { limit: Some(Duration::from_secs(10)), attempts: None, backoff: None };
+const ONE_CALL: WaitPolicy = WaitPolicy { limit: Some(Duration::from_secs(10)), backoff: None };
 
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
@@ -132,13 +131,6 @@ impl Context {
         Ok(holders.any(|(grant, holds)| holds.is_ok() && around.contains(&grant.proof) && fits(grant)))
     }
 
-    /// Returns a store that has a lock of this name, although the store of `target` does not: the store beside the file,
-    /// that of `$CSALOCK_STORE`, or a default store of this user, of root or of the user of sudo(8).
-    pub(super) fn elsewhere(&self, target: &LockRef, not_holder: &NotHolder) -> Option<Location> {
-        let is_unknown = *not_holder == NotHolder::default();
-        is_unknown.then(|| self.other_store(target)).flatten()
-    }
-
     /// Returns the held lock of the same store whose name is the same but for a typing error, if no lock of that name
     /// was found.
     pub(super) fn similar(&self, common: &Common, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
@@ -150,31 +142,6 @@ impl Context {
         let display_name = [directory, &name].concat();
         let shell_arg = shell_arg(common, &display_name);
         Some(LockRef { location: target.location.clone(), name, display_name, shell_arg })
-    }
-
-    /// Returns another obvious store that has a lock of this name.
-    pub(super) fn other_store(&self, target: &LockRef) -> Option<Location> {
-        let file = Path::new(OsStr::from_bytes(&target.display_name));
-        let beside = file.parent().filter(|_| name::is_path(&target.display_name)).map(Location::beside);
-        let chosen = || self.store(&Common::default()).ok();
-        let without_xdg = Environment::store_without_xdg(&target.location);
-        let root = Some(Environment::store_of_root());
-        let known = [chosen(), self.environment.default_store().ok(), without_xdg, root];
-        // The homes of all users are looked at last, and only if no other store has the lock.
-        let users = std::iter::once_with(Environment::stores_of_users).flatten();
-        let known = known.into_iter().chain([Environment::store_of_sudo_user()]).flatten().chain(users);
-        let bare = known.map(|location| (location, target.display_name.as_slice()));
-        let in_directory = file.file_name().unwrap_or_default().as_bytes();
-        let all = beside.into_iter().map(|location| (location, in_directory)).chain(bare);
-        let mut others = all.filter(|(location, _)| location.url() != target.location.url());
-        others.find(|(location, name)| self.has_lock(location, name)).map(|(location, _)| location)
-    }
-
-    /// Returns true if a store that answers at once has a held or abandoned lock of this name.
-    fn has_lock(&self, location: &Location, name: &[u8]) -> bool {
-        let Ok(engine) = self.engine(location) else { return false };
-        let _deadline = StoreDeadline::begin(Some(self.host.boottime().saturating_add(UNREAD)));
-        engine.record(name).is_ok_and(|record| !record.holders.is_empty())
     }
 
     /// Returns an owner on this host. Its command has no arguments if this call or the environment asks for that.

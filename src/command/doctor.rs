@@ -3,7 +3,6 @@
 //! A store reports the risks that only it knows ([`crate::store::Store::diagnose`]). This module checks every store
 //! alike: the hosts that share it, its records, a trial of write, read and delete, and its clock.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::context::{Context, print, print_json};
@@ -13,9 +12,8 @@ use crate::engine::Engine;
 use crate::environment::LocalZone;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::HoldTimes;
 use crate::host::Host;
-use crate::lock::{Grant, Liveness, Page, encode_auxiliary};
+use crate::lock::{Liveness, Page, encode_auxiliary};
 use crate::name::{escape, is_directory, shell_quote};
 use crate::report::{OutputStyle, Zone, findings_text, json};
 use crate::run::timer::wait_readable;
@@ -75,7 +73,7 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     findings.push(hosts(&engine, is_down || delivers(context, &engine) == Some(true)));
     findings.extend(host(&engine));
     findings.push(zone(context.host.wall()));
-    let records = records(context, location, &engine);
+    let records = records(location, &engine);
     // If the records cannot be read, a second wait for the store is useless.
     let is_readable = records.iter().all(|finding| finding.verdict != Verdict::Bad);
     findings.extend(records);
@@ -151,18 +149,14 @@ fn zone(now: Duration) -> Finding {
 }
 
 /// Counts the locks that are held and waited for, and the records that are unreadable.
-fn records(context: &Context, location: &Location, engine: &Engine) -> Vec<Finding> {
-    let (mut held, mut waiting, mut copied, mut unreadable, mut grants) = (0, 0, 0, Vec::new(), Vec::new());
+fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
+    let (mut held, mut waiting, mut copied, mut unreadable) = (0, 0, 0, Vec::new());
     let scanned = engine.for_each_lock(&mut |status| {
         match status {
             Ok(status) => {
                 held += u64::from(status.is_held());
                 copied += u64::from(status.record.is_copy);
                 waiting += status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count();
-                let name = &status.record.name;
-                let holders = status.record.holders.iter().zip(&status.holders);
-                let last = holders.filter(|(grant, standing)| standing.is_ok() && grant.claim.is_none());
-                grants.extend(last.map(|(grant, _)| (name.clone(), grant.clone())));
             }
             Err(error) => unreadable.push(error),
         }
@@ -182,7 +176,6 @@ fn records(context: &Context, location: &Location, engine: &Engine) -> Vec<Findi
             false => Finding::good("connections", found),
         });
     }
-    findings.extend(held_long(context, location, engine, &grants));
     if copied > 0 {
         let found = format!("{copied} copied from another directory: what was held there blocks no caller here");
         findings.push(Finding::doubtful("records", found, "nothing must be done; `csalock gc` removes it"));
@@ -194,34 +187,6 @@ fn records(context: &Context, location: &Location, engine: &Engine) -> Vec<Findi
         findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
     }
     findings
-}
-
-/// Returns a warning about locks that have been held far longer than the history says that they usually are. Without a
-/// readable history there is none.
-fn held_long(context: &Context, location: &Location, engine: &Engine, held: &[(Vec<u8>, Grant)]) -> Option<Finding> {
-    let mut times: BTreeMap<&[u8], HoldTimes> =
-        held.iter().map(|(name, _)| (&name[..], HoldTimes::default())).collect();
-    let limits = (!held.is_empty()).then(|| context.environment.history().unwrap_or_default())?;
-    let read = engine.each_past(&limits, &mut |past| {
-        if let Some(times) = times.get_mut(&past.name[..]) {
-            times.add(&past);
-        }
-    });
-    read.ok()?;
-    let now = context.host.wall();
-    let long = held.iter().filter_map(|(name, grant)| {
-        let (usual, held) =
-            (times[&name[..]].usual(grant.mode)?, now.saturating_sub(Duration::from_millis(grant.since)));
-        usual.is_far_exceeded_by(held).then_some((held, name, usual))
-    });
-    let long: Vec<_> = long.collect();
-    let (held, name, usual) = long.iter().max_by_key(|(held, ..)| *held)?;
-    let others = if long.len() == 1 { String::new() } else { format!("; and {} more", long.len() - 1) };
-    let found = format!("lock {} has been held for {}, and usually is for {usual}{others}", escape(name), span(*held));
-    let lock = format!("--store {} {}", shell_quote(location.url().as_encoded_bytes()), shell_quote(name));
-    let cure =
-        format!("check `csalock status {lock}`; if the holder hangs, `csalock unlock --force --end {lock}` ends it");
-    Some(Finding::doubtful("holders", found, cure))
 }
 
 /// Tries the store and reads its clock. A store that does not exist yet stays missing: a temporary one is used.
@@ -324,7 +289,7 @@ mod tests {
 
     use super::*;
     use crate::host::Fake;
-    use crate::store::{Abilities, HistoryCursor, Leases, Memory, Scope, Upkeep, Versioned, Visit, Write};
+    use crate::store::{Abilities, Leases, Memory, Scope, Upkeep, Versioned, Visit, Write};
 
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Fault {
@@ -394,8 +359,8 @@ mod tests {
     }
 
     impl Upkeep for Broken {
-        fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-            self.memory.read_new_history(cursor, visit)
+        fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+            self.memory.read_history(visit)
         }
 
         fn diagnose(&self) -> Vec<Finding> {

@@ -164,7 +164,6 @@ impl ForScript<'_> {
         let signals = ManuallyDrop::new(Signals::listen_without_children(self.context.inherited)?);
         let acquisition = Acquisition {
             settings: self.settings,
-            give_up_if: self.taking.give_up_if,
             slots: self.taking.slots,
             ..Acquisition::new(self.common, &self.taking.waiting, &signals, lease)
         };
@@ -256,20 +255,12 @@ impl ForScript<'_> {
         }
     }
 
-    /// Warns if the lock ends with this very call, or may do so, which the caller hardly intends.
+    /// Warns if the lock may end with this very call, which the caller hardly intends.
     fn warn_of_owner(&self, request: &AcquireRequest, caller: &Caller) {
         let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
         let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
         let (name, command) = (self.targets.shown_names(), escape(&request.owner.command));
-        if caller.ends_with_call {
-            self.common.note(&format!(
-                "lock {name} ends with this call, because its owner does nothing more: pid {} ({command}); use `csalock \
-                 run {} COMMAND`, or name its parent as the owner with --pid \
-                 $PPID (in a Makefile: $$PPID)",
-                owner.pid,
-                self.targets.first().shell_arg,
-            ));
-        } else if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
+        if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
             self.common.note(&format!(
                 "lock {name} ends with process {} ({command}), maybe right after this call; name another owner with --pid \
                  PID, or keep the lock until it is released with --forever",
@@ -344,7 +335,7 @@ pub(super) fn wait(context: &Context, asked: &Wait) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn standing(status: LockStatus) -> Vec<Grant> {
+pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
     let all = status.record.holders.into_iter().zip(status.holders);
     all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
 }
@@ -369,7 +360,6 @@ pub(super) fn renew(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.presented = context.presented_handle(asked.handle.as_deref());
-                lock.elsewhere = context.elsewhere(target, not_holder);
                 lock.similar = context.similar(&asked.common, target, not_holder);
                 let refusal = lock.not_holder(not_holder);
                 exit = exit.or(refusal.kind);

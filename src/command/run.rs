@@ -30,8 +30,8 @@ use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::{Interrupt, Signals};
 
-pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> anyhow::Result<Exit> {
-    let (names, command_line) = checked(asked, arguments)?;
+pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
+    let (names, command_line) = checked(asked)?;
     let began = context.host.boottime();
     let locks = locks_to_acquire(context, asked, &names)?;
     if locks.all.is_empty() {
@@ -97,12 +97,12 @@ fn locks_to_acquire(context: &Context, asked: &Run, names: &[OsString]) -> Resul
 }
 
 /// Returns the names and the command of a call whose options agree with each other.
-fn checked(asked: &Run, arguments: &[OsString]) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
+fn checked(asked: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
     if asked.common.json {
         let what = "run has no result of its own that could be JSON";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
-    let (names, command_line) = command_line(asked).map_err(|error| usage::after_name(error, asked, arguments))?;
+    let (names, command_line) = command_line(asked)?;
     recurrence::check_zone(asked)?;
     if asked.busy == Busy::Replace && asked.taking.slots.is_some() {
         let what = "--busy replace ends the holder, and a lock with slots may have several";
@@ -329,7 +329,6 @@ impl RunCall<'_> {
         Acquisition {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
-            give_up_if: self.asked.taking.give_up_if,
             replaces: (self.asked.busy == Busy::Replace).then_some(self.asked.kill_after),
             slots: self.asked.taking.slots,
             locks_file: self.flock_compat.is_some(),

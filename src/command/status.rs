@@ -6,6 +6,7 @@ mod select;
 use std::ffi::OsStr;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
@@ -16,11 +17,13 @@ use crate::engine::{Engine, LockRef, LockStatus};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::{HoldTimes, Past};
 use crate::name::{escape, is_directory, is_path, shell_quote};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
-use crate::store::{HistoryCursor, Location};
+use crate::store::Location;
 use crate::terminal;
+
+/// Time between two drawings of `--watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of past grants that are kept for the display.
 const KEPT: usize = 3;
@@ -174,15 +177,11 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         if self.asked.common.json {
-            // The history costs time, so that only a caller who names the lock gets its turn and its last run.
-            let in_use = named.filter(|_| !status.record.is_free());
-            let turn = in_use.and_then(|(lock, engine)| {
-                status.expected_turn(&engine.hold_times(&lock.name), None, self.context.host.wall())
-            });
+            // The history costs time, so that only a caller who names the lock gets its last run.
             let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
             let named = named.filter(|_| self.asked.names.len() == 1);
             let file = named.and_then(|(lock, _)| reporter.file_lock(lock, &status.record.holders));
-            let document = json::status(name, status, (turn.as_ref(), last.as_ref(), file.as_ref()), store, reporter);
+            let document = json::status(name, status, (last.as_ref(), file.as_ref()), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }
@@ -191,22 +190,21 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         if let Some((lock, _)) = named.filter(|_| nothing_to_show(status)) {
-            self.tell_other_locks(lock, reporter);
+            self.tell_lock_of_file(lock, reporter);
         }
         if let Some(named) = named.filter(|_| is_alone) {
             let file = reporter.file_lock(named.0, &status.record.holders);
-            self.block = Details::default().lines(self.context, named, status, reporter, self.style, file.as_ref());
+            self.block = details(self.context, named, status, reporter, self.style, file.as_ref());
         } else if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
         }
         Ok(())
     }
 
-    fn tell_other_locks(&self, lock: &LockRef, reporter: &Reporter<'_>) {
-        let mut refused = RefusedLock::new(lock, reporter);
-        refused.elsewhere = self.context.other_store(lock);
-        if let Some(others) = refused.other_locks() {
-            self.asked.common.note(&format!("{refused} is free; {others}"));
+    fn tell_lock_of_file(&self, lock: &LockRef, reporter: &Reporter<'_>) {
+        let refused = RefusedLock::new(lock, reporter);
+        if let Some(file) = refused.lock_of_file() {
+            self.asked.common.note(&format!("{refused} is free; {file}"));
         }
     }
 
@@ -249,60 +247,40 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The last grants of one lock. The history may learn of an ending later than the record, so each look reads what is new.
-#[derive(Default)]
-struct Details {
-    past: Vec<Past>,
-    times: HoldTimes,
-    cursor: HistoryCursor,
-}
-
-impl Details {
-    fn lines(
-        &mut self,
-        context: &Context,
-        (lock, engine): (&LockRef, &Engine),
-        status: &LockStatus,
-        reporter: &Reporter<'_>,
-        style: OutputStyle,
-        file: Option<&FileLocks>,
-    ) -> Vec<String> {
-        self.read_past(context, lock, engine);
-        LockBlock { lock, status, reporter, past: &self.past, times: &self.times, file, style }.lines()
-    }
-
-    /// Reads the new grants of a lock. Without a readable history there are none: the status is more important.
-    fn read_past(&mut self, context: &Context, lock: &LockRef, engine: &Engine) {
-        let (limits, now) = (context.environment.history().unwrap_or_default(), context.host.wall());
-        let read = engine.each_new_past(&mut self.cursor, &mut |ended| {
-            if ended.name == lock.name && limits.keep(&ended, now) {
-                self.times.add(&ended);
-                self.past.push(ended);
-                self.past.drain(..self.past.len().saturating_sub(KEPT));
-            }
-        });
-        if read.is_err() {
-            // Otherwise the next look could read some of them twice.
-            *self = Details::default();
+/// Returns the lines about one lock and its last grants. Without a readable history there are none: the status is more
+/// important.
+fn details(
+    context: &Context,
+    (lock, engine): (&LockRef, &Engine),
+    status: &LockStatus,
+    reporter: &Reporter<'_>,
+    style: OutputStyle,
+    file: Option<&FileLocks>,
+) -> Vec<String> {
+    let mut past = Vec::new();
+    let _ = engine.each_past(&context.environment.history().unwrap_or_default(), &mut |ended| {
+        if ended.name == lock.name {
+            past.push(ended);
         }
-    }
+    });
+    past.drain(..past.len().saturating_sub(KEPT));
+    LockBlock { lock, status, reporter, past: &past, file, style }.lines()
 }
 
-/// Redraws the table, or the details of one lock, at an interval.
+/// Redraws the table, or the details of one lock, again and again.
 fn watch(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
         return Err(Error::new(ErrorKind::InvalidInput, what, "use: while sleep 1; do csalock status; done").into());
     }
-    let mut details = Details::default();
     // Invalid arguments are reported before the first drawing.
-    let mut view = View::of(context, asked, &mut details)?;
+    let mut view = View::of(context, asked)?;
     // From here on the rows of the terminal are overwritten; what was printed before moves up.
     show(&"\n".repeat(terminal::size(std::io::stdout()).0))?;
     loop {
         draw(&view.lines(context, asked))?;
-        context.host.sleep(asked.interval);
-        view = View::of(context, asked, &mut details)?;
+        context.host.sleep(WATCH_INTERVAL);
+        view = View::of(context, asked)?;
     }
 }
 
@@ -331,7 +309,7 @@ struct View {
 
 impl View {
     /// Reads the locks. An error of the store may pass, so it is shown like anything else.
-    fn of(context: &Context, asked: &Status, details: &mut Details) -> anyhow::Result<View> {
+    fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
         let style = output_style(&asked.common, asked.utc);
         let table = || LockTable::new(style, &context.host.name(), context.host.wall());
         let mut view = View { table: table(), block: Vec::new(), trouble: None, failed: false, style };
@@ -341,7 +319,7 @@ impl View {
                 Ok(seen) => {
                     view.table.add(seen.name, seen.status, seen.reporter);
                     if let Some(named) = seen.named.filter(|_| asked.names.len() == 1) {
-                        view.block = details.lines(context, named, seen.status, seen.reporter, style, None);
+                        view.block = details(context, named, seen.status, seen.reporter, style, None);
                     }
                 }
             }

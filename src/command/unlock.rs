@@ -78,7 +78,6 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.settings = settings;
                 lock.presented = context.presented_handle(asked.handle.as_deref());
-                lock.elsewhere = context.elsewhere(target, not_holder);
                 lock.similar = context.similar(&asked.common, target, not_holder);
                 let holders = &not_holder.holders;
                 lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
@@ -259,7 +258,7 @@ fn end(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) ->
         ends.extend(end);
     }
     let backoff = Some(Backoff { min: LOOK, max: LOOK });
-    let until_ended = WaitPolicy { limit: None, attempts: None, backoff };
+    let until_ended = WaitPolicy { limit: None, backoff };
     engine.poll(&target.name, &until_ended, &mut || standing().map(|left| (left.is_empty(), ())))?;
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
     if ended.is_empty() {

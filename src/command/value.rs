@@ -78,8 +78,6 @@ fn only_for_taking(taking: &Taking) -> Option<&'static str> {
         (waiting.nonblock, "--nonblock"),
         (waiting.fail_on_stale, "--fail-on-stale"),
         (waiting.backoff.is_some(), "--backoff"),
-        (waiting.attempts.is_some(), "--attempts"),
-        (taking.give_up_if.is_some(), "--give-up-if"),
         (waiting.label.as_ref().is_some_and(|label| !label.as_bytes().is_empty()), "--label"),
         (waiting.no_command, "--no-command"),
         (waiting.conflict_exit_code.is_some(), "--conflict-exit-code"),

@@ -15,17 +15,14 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::acquire::TO_ESTIMATE;
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::duration::shown as span;
-use crate::engine::{Engine, Waiting};
-use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
-use crate::lock::{Grant, Mode};
+use crate::engine::Waiting;
+use crate::lock::Grant;
 use crate::name::escape;
 use crate::report::{Reporter, cut};
 use crate::signals::{self, SigtstpHandler};
-use crate::store::StoreDeadline;
 use crate::terminal;
 
 /// Interval between drawings of the line.
@@ -43,13 +40,10 @@ pub(super) struct WaitProgress<'a> {
     line: Option<Option<StatusLine>>,
     /// The holder as text, which may need a slow user database.
     holder: Option<(Grant, String)>,
-    wanted: (Mode, Option<u32>),
-    /// The hold times of the lock with this name for display, read once.
-    times: Option<(Vec<u8>, HoldTimes)>,
 }
 
 impl<'a> WaitProgress<'a> {
-    pub(super) fn new(common: &'a Common, wanted: (Mode, Option<u32>)) -> WaitProgress<'a> {
+    pub(super) fn new(common: &'a Common) -> WaitProgress<'a> {
         WaitProgress {
             common,
             locks_file: false,
@@ -58,15 +52,13 @@ impl<'a> WaitProgress<'a> {
             since: None,
             line: None,
             holder: None,
-            wanted,
-            times: None,
         }
     }
 
     /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::OnWaitForOne`].
     pub(super) fn update(
         &mut self,
-        (target, engine): (&LockRef, &Engine),
+        target: &LockRef,
         reporter: &Reporter<'_>,
         waiting: &Waiting<'_>,
     ) -> Option<Duration> {
@@ -95,8 +87,7 @@ impl<'a> WaitProgress<'a> {
         // A short wait should end without a flicker.
         if waited >= TICK {
             self.line.get_or_insert_with(StatusLine::new).as_ref()?;
-            let turn = self.turn((target, engine), waiting);
-            let text = self.progress(reporter, waiting, waited, turn.as_ref());
+            let text = self.progress(reporter, waiting, waited);
             if let Some(Some(line)) = &mut self.line {
                 line.show(&text);
             }
@@ -104,27 +95,8 @@ impl<'a> WaitProgress<'a> {
         Some(TICK)
     }
 
-    /// Returns the expected time of the caller's turn, if the history has enough grants.
-    fn turn(&mut self, (target, engine): (&LockRef, &Engine), waiting: &Waiting<'_>) -> Option<ExpectedTurn> {
-        if waiting.outage.is_some() {
-            return None;
-        }
-        if self.times.as_ref().is_none_or(|(name, _)| *name != target.display_name) {
-            let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_ESTIMATE)));
-            self.times = Some((target.display_name.clone(), engine.hold_times(&target.name)));
-        }
-        let (_, times) = self.times.as_ref()?;
-        times.expected(&PlaceInQueue::behind(waiting.record, waiting.ahead, self.wanted, engine.host().wall())?)
-    }
-
     /// Returns the progress as text. The part that changes most comes first, because the end may be cut off.
-    fn progress(
-        &mut self,
-        reporter: &Reporter<'_>,
-        waiting: &Waiting<'_>,
-        waited: Duration,
-        turn: Option<&ExpectedTurn>,
-    ) -> String {
+    fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Waiting<'_>, waited: Duration) -> String {
         let left =
             waiting.left.map(|left| format!(", {} left", whole(left + Duration::from_millis(999)))).unwrap_or_default();
         if let Some(error) = waiting.outage {
@@ -136,15 +108,11 @@ impl<'a> WaitProgress<'a> {
             None => format!("{place} of {}", waiting.record.waiters.len().max(place)),
             Some(_) => format!("number {place}"),
         };
-        let soon = turn.map(|turn| format!(", your turn {}", turn.when())).unwrap_or_default();
-        format!(
-            "waited {}{left}; {place} in the queue{soon}; {}",
-            whole(waited),
-            self.holder(reporter, &waiting.record.holders, turn)
-        )
+        let holder = self.holder(reporter, &waiting.record.holders);
+        format!("waited {}{left}; {place} in the queue; {holder}", whole(waited))
     }
 
-    fn holder(&mut self, reporter: &Reporter<'_>, holders: &[Grant], turn: Option<&ExpectedTurn>) -> String {
+    fn holder(&mut self, reporter: &Reporter<'_>, holders: &[Grant]) -> String {
         let Some(grant) = holders.first() else { return "no process holds it now".to_string() };
         if self.holder.as_ref().is_none_or(|(known, _)| known != grant) {
             let (owner, command) = (reporter.party(&grant.owner), escape(&grant.owner.command));
@@ -153,8 +121,7 @@ impl<'a> WaitProgress<'a> {
         let held = reporter.host.wall().saturating_sub(Duration::from_millis(grant.since));
         let others = if holders.len() > 1 { format!("{} others and ", holders.len() - 1) } else { String::new() };
         let who = self.holder.as_ref().map(|(_, who)| who.as_str()).unwrap_or_default();
-        let usual = turn.map(|turn| format!(", usually {},", turn.usual));
-        format!("held {}{} by {others}{who}", whole(held), usual.unwrap_or_default())
+        format!("held {} by {others}{who}", whole(held))
     }
 }
 

@@ -1,9 +1,9 @@
-//! Reads and writes of auxiliary objects: wait edges, commit records, the bytes of external values, the marks of files
-//! that `csalock fence` replaces, and the pages that a long queue overflows to.
+//! Reads and writes of auxiliary objects: wait edges, commit records, the bytes of external values, and the
+//! pages that a long queue overflows to.
 
 use super::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{self, Auxiliary, FenceMark, HandleHash, Page, Pages, QueuePosition, Record, WaitEdges, Waiter};
+use crate::lock::{self, Auxiliary, HandleHash, Page, Pages, QueuePosition, Record, WaitEdges, Waiter};
 use crate::store::{CommitResult, Durability, Version, WriteOptions};
 
 impl Engine {
@@ -84,37 +84,6 @@ impl Engine {
             }
         }
         Ok(())
-    }
-}
-
-/// The marks of files that `csalock fence` replaces.
-impl Engine {
-    /// Without a mark, all fields are empty. Fails if the mark is unreadable: any token would pass otherwise.
-    pub(crate) fn fence_mark(&self, key: &[u8]) -> Result<(Option<Version>, FenceMark)> {
-        let Some(stored) = self.store.read(key)? else { return Ok((None, FenceMark::default())) };
-        let unreadable = || {
-            let what = format!("{}: the fence mark is unreadable", self.store.describe(key));
-            Error::new(ErrorKind::Corrupt, what, "nothing was changed; remove it if the file is right")
-        };
-        let mark = lock::decode_auxiliary(&stored.body).map_err(|error| error.in_place(&self.store.describe(key)))?;
-        let mark = mark.ok_or_else(unreadable)?;
-        Ok((Some(stored.version), mark))
-    }
-
-    /// Replaces the fence mark in this version. The new mark is on disk when the call returns its version. Returns `None`
-    /// after a conflict; the mark may have been written all the same, if the reply was lost.
-    pub(crate) fn write_fence_mark(
-        &self,
-        key: &[u8],
-        expect: Option<Version>,
-        mark: &FenceMark,
-    ) -> Result<Option<Version>> {
-        let body = lock::encode_auxiliary(key, mark);
-        let options = WriteOptions { durability: Durability::Durable, mode: None };
-        Ok(match self.commit_beside(key, expect.as_ref(), Some(&body), options)? {
-            CommitResult::Done(version) => Some(version),
-            CommitResult::Conflict(_) => None,
-        })
     }
 }
 

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{EndedBy, ExpectedTurn, HistoryLimits, HoldTimes, Past, Use, Who, is_damaged};
-use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Mode, Owner, Record};
-use crate::store::HistoryCursor;
+use crate::history::{EndedBy, HistoryLimits, Past, Use, Who};
+use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
 
 /// Knowledge of a caller about the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
@@ -65,20 +64,6 @@ impl Engine {
         })
     }
 
-    /// Returns the hold times of a lock. Without a readable history there are none.
-    pub fn hold_times(&self, name: &[u8]) -> HoldTimes {
-        let mut times = HoldTimes::default();
-        if !self.remembers.are_off() {
-            // An estimate is worth no error.
-            let _ = self.each_past(&self.remembers, &mut |past| {
-                if past.name == name {
-                    times.add(&past);
-                }
-            });
-        }
-        times
-    }
-
     /// Returns the last run under each lock. Without a readable history there are none.
     pub fn last_runs(&self) -> BTreeMap<Vec<u8>, Past> {
         let mut runs = BTreeMap::new();
@@ -90,37 +75,6 @@ impl Engine {
             });
         }
         runs
-    }
-
-    /// Returns the turn of a caller that comes now and wants this mode, if the lock is not free and its history has enough
-    /// grants.
-    pub fn expected_turn(&self, name: &[u8], mode: Mode, slots: Option<u32>) -> Option<ExpectedTurn> {
-        let times = self.hold_times(name);
-        times.any_usual()?;
-        self.inspect(name).ok()?.expected_turn(&times, Some((mode, slots)), self.host.wall())
-    }
-
-    /// Visits every line of the history, however old: the ended grant, and `None` for a line or a part that cannot be
-    /// read. Returns `false` if this store has no history.
-    pub fn each_line_of_history(&self, visit: &mut dyn FnMut(Option<Past>)) -> Result<bool> {
-        self.store.read_history(&mut |line| {
-            if is_damaged(line) {
-                visit(None);
-            }
-            if let Some(past) = Past::read(line) {
-                visit(Some(past));
-            }
-        })
-    }
-
-    /// Visits the grants whose ends were added to the history since the last call with this cursor, however old they
-    /// are. Returns `false` if this store has no history.
-    pub fn each_new_past(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(Past)) -> Result<bool> {
-        self.store.read_new_history(cursor, &mut |line| {
-            if let Some(past) = Past::read(line) {
-                visit(past);
-            }
-        })
     }
 
     /// Describes the process that asked a holder to end.

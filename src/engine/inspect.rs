@@ -1,13 +1,10 @@
 //! A record with the liveness of its holders and waiters, for display.
 
-use std::time::Duration;
-
 use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
-use crate::history::{ExpectedTurn, HoldTimes, PlaceInQueue};
 use crate::lock::{
-    self, EndReason, Facts, Grant, HandleHash, Lifetime, Liveness, Mode, ProcessId, Query, Record, Waiter,
-    effective_owner, grant_status, is_gone,
+    self, EndReason, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Waiter, effective_owner,
+    grant_status, is_gone,
 };
 use crate::store::Versioned;
 
@@ -33,24 +30,6 @@ impl LockStatus {
     pub fn never_ends_within(&self, enclosing: &[HandleHash]) -> Option<&Grant> {
         let is_limited = |grant: &Grant| matches!(grant.lifetime, Lifetime::ExpiresAt(_));
         self.record.holders.iter().find(|grant| enclosing.contains(&grant.proof) && !is_limited(grant))
-    }
-
-    /// Returns the turn of a caller that comes at `now` on the wall clock and wants this mode of this many slots, or else
-    /// what the first holder has. Holders and waiters that have ended do not count.
-    pub fn expected_turn(
-        &self,
-        times: &HoldTimes,
-        wanted: Option<(Mode, Option<u32>)>,
-        now: Duration,
-    ) -> Option<ExpectedTurn> {
-        let mut record = self.record.clone();
-        let mut holds = self.holders.iter().map(std::result::Result::is_ok);
-        record.holders.retain(|_| holds.next().unwrap_or(true));
-        let mut waits = self.waiters.iter().map(|liveness| *liveness != Liveness::Dead);
-        record.waiters.retain(|_| waits.next().unwrap_or(true));
-        let first = record.holders.first().map_or(Mode::Exclusive, |grant| grant.mode);
-        let wanted = wanted.unwrap_or((first, record.slots));
-        times.expected(&PlaceInQueue::behind(&record, record.waiters.len(), wanted, now)?)
     }
 }
 

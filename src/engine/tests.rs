@@ -37,7 +37,7 @@ pub(super) fn take(engine: &Engine, request: &AcquireRequest, policy: WaitPolicy
 }
 
 pub(super) fn within(seconds: u64) -> WaitPolicy {
-    WaitPolicy { limit: Some(Duration::from_secs(seconds)), attempts: None, backoff: None }
+    WaitPolicy { limit: Some(Duration::from_secs(seconds)), backoff: None }
 }
 
 #[test]
@@ -50,18 +50,6 @@ fn a_timeout_counts_on_the_boot_clock_and_leaves_no_waiter() {
     assert!(matches!(response, AcquireResult::Refused(Refusal::Busy(_))), "{response:?}");
     assert_eq!(host.boottime() - before, Duration::from_secs(30));
     assert!(engine.inspect(b"x").unwrap().record.waiters.is_empty());
-}
-
-#[test]
-fn attempts_count_reads() {
-    let (engine, host) = engine();
-    take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
-    let backoff = Some(crate::duration::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(2) });
-    let before = host.boottime();
-    let policy = WaitPolicy { limit: None, attempts: Some(3), backoff };
-    let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), policy);
-    assert!(matches!(response, AcquireResult::Refused(Refusal::Busy(_))), "{response:?}");
-    assert_eq!(host.boottime() - before, Duration::from_secs(3));
 }
 
 #[test]

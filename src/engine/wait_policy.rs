@@ -1,4 +1,4 @@
-//! Limits of a wait in time and attempts. A caller that waits for a lock waits for the store too, within the same limits.
+//! The time limit of a wait, and its pauses. A caller that waits for a lock waits for the store too, within the same limits.
 
 use std::time::Duration;
 
@@ -14,25 +14,23 @@ use crate::store::{SignalsEndCalls, StoreDeadline};
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
 
-/// Polling interval of a waiter that receives no wake-ups, or has a limited number of attempts.
+/// Polling interval of a waiter that receives no wake-ups.
 const OFTEN: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_millis(500) };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitPolicy {
     /// Maximum duration; `None` means no limit.
     pub limit: Option<Duration>,
-    /// Maximum number of attempts; `None` means no limit.
-    pub attempts: Option<u32>,
     /// Pauses between attempts without a wake-up.
     pub backoff: Option<Backoff>,
 }
 
 impl WaitPolicy {
-    pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), attempts: None, backoff: None };
+    pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), backoff: None };
 
     /// Returns true if the policy allows a single attempt only.
     pub fn is_none(&self) -> bool {
-        self.limit == Some(Duration::ZERO) || self.attempts == Some(1)
+        self.limit == Some(Duration::ZERO)
     }
 
     /// Returns the end of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
@@ -46,11 +44,9 @@ impl WaitPolicy {
 
     /// Starts a wait at `now`; `polls` is true if no process can wake the waiter.
     pub(super) fn begin(&self, now: Duration, polls: bool) -> WaitClock {
-        let often = self.attempts.is_some() || polls;
-        let backoff = self.backoff.unwrap_or(if often { OFTEN } else { SELDOM });
+        let backoff = self.backoff.unwrap_or(if polls { OFTEN } else { SELDOM });
         WaitClock {
             deadline: self.limit.map(|limit| now.saturating_add(limit)),
-            attempts_left: self.attempts,
             pause: backoff.min,
             longest: backoff.max,
             seldom: backoff == SELDOM,
@@ -58,10 +54,9 @@ impl WaitPolicy {
     }
 }
 
-/// Remaining time and attempts of a wait, on CLOCK_BOOTTIME.
+/// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
 pub(super) struct WaitClock {
     deadline: Option<Duration>,
-    attempts_left: Option<u32>,
     pause: Duration,
     longest: Duration,
     /// True if the waiter polls only because a wake-up could be lost.
@@ -83,12 +78,6 @@ impl WaitClock {
         let left = self.left(now);
         if left == Some(Duration::ZERO) {
             return None;
-        }
-        if let Some(attempts) = &mut self.attempts_left {
-            *attempts = attempts.saturating_sub(1);
-            if *attempts == 0 {
-                return None;
-            }
         }
         // The jitter removes up to a quarter of the pause, so waiters that began together do not continue together. The
         // last digits of the clock are as good as random here.
@@ -166,15 +155,13 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_longest() {
         let backoff = Some(Backoff { min: Duration::from_secs(1), max: Duration::from_secs(3) });
-        let found = pauses(WaitPolicy { limit: None, attempts: None, backoff }, Duration::ZERO);
+        let found = pauses(WaitPolicy { limit: None, backoff }, Duration::ZERO);
         assert_eq!(found, [1, 2, 3, 3].map(|seconds| Some(Duration::from_secs(seconds))));
     }
 
     #[test]
-    fn attempts_and_the_limit_both_end_it() {
-        let policy = WaitPolicy { limit: None, attempts: Some(3), backoff: None };
-        assert_eq!(pauses(policy, Duration::ZERO).iter().filter(|pause| pause.is_some()).count(), 2);
-        let short = WaitPolicy { limit: Some(Duration::from_millis(10)), attempts: None, backoff: None };
+    fn the_limit_ends_it() {
+        let short = WaitPolicy { limit: Some(Duration::from_millis(10)), backoff: None };
         assert_eq!(pauses(short, Duration::from_millis(4))[0], Some(Duration::from_millis(6)));
         assert_eq!(pauses(short, Duration::from_millis(10))[0], None);
     }

@@ -26,9 +26,7 @@ use nix::sys::signal::Signal;
 
 use super::Host;
 use super::processes::{self, ProcStat};
-use super::programs::{
-    arguments_of, ends_with_lock, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper,
-};
+use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};
@@ -60,8 +58,6 @@ pub struct Caller {
     pub starters: Vec<ProcessId>,
     /// The command line of the script, its arguments separated by spaces.
     pub command: Vec<u8>,
-    /// True if the script is a string of a shell that runs nothing after this call succeeds.
-    pub ends_with_call: bool,
     /// True if the innermost process of the script has the name of a shell, and so waits for the programs it calls.
     pub is_shell: bool,
     /// True if the script is only a part of another one, forked without an exec, and that one has ended.
@@ -167,9 +163,8 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
         owners.push(ProcessId { pid: stat.parent, start: parent.start });
         stat = parent;
     }
-    let ends_with_call = is_shell && ends_with_lock(&arguments);
     let is_left_behind = is_shell && stat.is_fork;
-    Ok(Caller { owners, starters, command: arguments.join(&b' '), ends_with_call, is_shell, is_left_behind })
+    Ok(Caller { owners, starters, command: arguments.join(&b' '), is_shell, is_left_behind })
 }
 
 /// Returns false if the process `pid` is certainly none of these processes and descends from none of them.

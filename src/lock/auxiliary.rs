@@ -1,4 +1,4 @@
-//! Objects beside the records: commit records, the marks of fenced files, and wait edges.
+//! Objects beside the records: commit records and wait edges.
 //!
 //! **Commit records** are the two-phase commit of several names: the caller gets all of them or none, even if it is
 //! killed in between.
@@ -15,8 +15,6 @@
 //! A process that finds a provisional grant of a dead caller reads the commit record. It first removes an uncommitted
 //! one, so that a late NFS request of the dead caller cannot commit it; the grant is then over. If the record is
 //! committed, the grant is valid and the next writer confirms it.
-//!
-//! **Fence marks** belong to files that `csalock fence` replaces.
 //!
 //! **Wait edges** are edges of the wait-for graph that waiters publish, so that other waiters can find a cycle. A
 //! record lists the holders and waiters of a lock, but not the other waits of its holders. So a waiter that may hold
@@ -48,23 +46,6 @@ impl CommitRecord {
     /// Returns the handle hash of the commit record with this store name, or `None` for other names.
     pub fn of_key(key: &[u8]) -> Option<HandleHash> {
         HandleHash::parse(std::str::from_utf8(key.strip_suffix(b"\0decision")?).ok()?)
-    }
-}
-
-/// The mark of one file. [`crate::fence`] explains how it is used.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FenceMark {
-    /// Token of the newest write.
-    pub token: u64,
-    /// File name of the draft with the bytes of that write; empty without a write.
-    pub draft: String,
-}
-
-impl FenceMark {
-    /// Returns the store name of the mark of the file with this name. A user cannot type this name, because it contains a
-    /// NUL byte.
-    pub fn key(file: &[u8]) -> Vec<u8> {
-        [file, b"\0fence"].concat()
     }
 }
 

@@ -12,11 +12,11 @@
 //! - Fields that are empty in most objects are left out if they are: SQLite keeps a row of up to 1002 bytes in one page.
 //! - A line is printable ASCII ([`text`]), and no field contains a line break.
 //!
-//! Auxiliary objects as bytes: pages of long queues, published wait edges, commit records, fence marks and external
-//! values. A user cannot type their names.
+//! Auxiliary objects as bytes: pages of long queues, published wait edges, commit records and external values. A
+//! user cannot type their names.
 //!
 //! Each object is a line like a record; the bytes of a value follow its line unchanged. A damaged object counts as
-//! missing, except a fence mark. A foreign one is an error, except wait edges, which are hints.
+//! missing. A foreign one is an error, except wait edges, which are hints.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ use self::text::{escape, unescape};
 use super::lifetime::{LeaseClock, MOST_SIGHTINGS};
 use super::record::{Mode, Record};
 use crate::error::{Error, Result};
-use crate::lock::auxiliary::{CommitRecord, FenceMark, WaitEdges};
+use crate::lock::auxiliary::{CommitRecord, WaitEdges};
 use crate::lock::owner::Owner;
 use crate::lock::queue::Page;
 
@@ -263,10 +263,6 @@ impl Auxiliary for WaitEdges {
 
 impl Auxiliary for CommitRecord {
     const KIND: &'static str = "csalock-decision";
-}
-
-impl Auxiliary for FenceMark {
-    const KIND: &'static str = "csalock-fence";
 }
 
 /// The line before the bytes of an external value.

@@ -154,7 +154,7 @@ impl Grant {
     }
 
     /// Counts the time since the grant as a wait, for display: the work under it begins at `wall`. Holders that share the
-    /// lock keep their times, because an audit expects that a later token begins later.
+    /// lock keep their times, because a later token begins later.
     pub(super) fn begin(&mut self, wall: u64) {
         let waited = wall.saturating_sub(self.since);
         if self.mode == Mode::Exclusive {

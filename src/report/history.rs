@@ -1,26 +1,18 @@
-//! `history` for people: a row for each grant, with a bar that shows when it was held, or rows that come one by one.
-//! `audit` of the history, for people and for programs.
+//! `history` for people: a row for each grant, with a bar that shows when it was held.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use super::Zone;
 use super::holder::{label_and_command, process, shown_user};
-use super::json::{Document, mode, past, text};
 use super::table::{Column, OutputStyle, Table};
 use crate::duration::shown as span;
-use crate::history::{Fault, FaultKind, Past, RunEnd, Who};
-use crate::lock::{EndReason, Mode};
+use crate::history::{Past, RunEnd, Who};
+use crate::lock::EndReason;
 use crate::name::escape;
 
 const BAR: u64 = 11;
-
-/// Widths of the columns of rows that come one by one. A longer cell moves the rest of its row, or is cut on a terminal.
-const NAME: usize = 20;
-const SPAN: usize = 7;
-const END: usize = 8;
 
 /// Returns the lines for grants that ended since `begin` (zero: any time) or are held now, as seen from this host.
 pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, style: OutputStyle) -> String {
@@ -48,39 +40,6 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     std::iter::once(header).chain((0..table.len()).map(row)).map(|line| line + "\n").collect()
 }
 
-pub(crate) fn endings_header(now: Duration, style: OutputStyle) -> String {
-    table_of_endings(now, style).lines(None).0 + "\n"
-}
-
-/// Returns the row of a grant that ended, as seen from this host, and a row about the process that broke it or ended
-/// its holder.
-pub(crate) fn ending_rows(past: &Past, now: Duration, host: &str, style: OutputStyle) -> String {
-    let from = with_zone(dated(past.from, style), past.from, now, style);
-    let row = |cells: &Vec<String>| {
-        let mut table = table_of_endings(now, style);
-        // On a terminal all rows have the same columns, in a file no cell is cut.
-        if style.width.is_some() {
-            table.add_fixed(cells)
-        } else {
-            table.add(cells)
-        }
-        table.lines(None).1(0) + "\n"
-    };
-    rows(past, from, None, now, host).iter().map(row).collect()
-}
-
-fn table_of_endings(now: Duration, style: OutputStyle) -> Table {
-    let columns = [
-        Column::new("NAME").at_least(NAME).shrinks_to(12),
-        Column::new(from_title(now, style)).at_least(dated(now.as_millis() as u64, style).len()),
-        Column::new("HELD").at_least(SPAN),
-        Column::new("WAITED").at_least(SPAN).leaves(1),
-        Column::new("END").at_least(END).coloured(end_colour),
-        Column::new("HOLDER").at_least(style.width.unwrap_or_default()).shrinks_to(22),
-    ];
-    Table::new(columns, style)
-}
-
 /// Returns the cells of a grant and, in a row of its own, the process that broke it or ended its holder.
 fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &str) -> Vec<Vec<String>> {
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
@@ -101,12 +60,6 @@ fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &st
 
 fn from_title(now: Duration, style: OutputStyle) -> String {
     if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.name(now)) }
-}
-
-/// Returns a time with its date: a terminal may show rows of many days.
-fn dated(millis: u64, style: OutputStyle) -> String {
-    let time = Duration::from_millis(millis);
-    if style.width.is_some() { style.zone.dated(time) } else { style.zone.word(time) }
 }
 
 /// Adds the zone to a time on a terminal, if the clocks have changed since.
@@ -191,83 +144,11 @@ fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
         .collect()
 }
 
-#[derive(Debug)]
-pub(crate) struct AuditReport<'a> {
-    pub(crate) grants: usize,
-    pub(crate) locks: usize,
-    pub(crate) faults: &'a [Fault<'a>],
-    /// The limits of the audit: what kind, and a sentence.
-    pub(crate) unknown: Vec<(&'static str, String)>,
-    /// The longest overlap that is not counted.
-    pub(crate) tolerance: Duration,
-}
-
-impl AuditReport<'_> {
-    pub(crate) fn text(&self, host: &str, style: OutputStyle) -> String {
-        let mut text = String::new();
-        let (red, yellow, end) = if style.colour { ("\x1b[31m", "\x1b[33m", "\x1b[0m") } else { ("", "", "") };
-        for fault in self.faults {
-            let what = match fault.kind {
-                FaultKind::Overlap(overlap) => {
-                    format!("two holders that exclude each other overlap for {}", span(Duration::from_millis(overlap)))
-                }
-                FaultKind::Token => "a later grant does not have a higher token".to_string(),
-            };
-            let _ = writeln!(text, "{red}fault{end}    {}: {what}", escape(&fault.grants[0].name));
-            for past in fault.grants {
-                let _ = writeln!(text, "         {}", grant(past, host, style));
-            }
-        }
-        for (_, sentence) in &self.unknown {
-            let _ = writeln!(text, "{yellow}unknown{end}  {sentence}");
-        }
-        let number = |number: usize, thing: &str| format!("{number} {thing}{}", if number == 1 { "" } else { "s" });
-        let faults = if self.faults.is_empty() { "no fault".to_string() } else { number(self.faults.len(), "fault") };
-        let _ = writeln!(text, "{faults} in {} of {}", number(self.grants, "grant"), number(self.locks, "lock"));
-        text
-    }
-
-    pub(crate) fn json(&self) -> Document {
-        let fault = |fault: &Fault<'_>| {
-            let (kind, overlap) = match fault.kind {
-                FaultKind::Overlap(overlap) => ("overlap", Some(overlap as f64 / 1000.0)),
-                FaultKind::Token => ("token", None),
-            };
-            Document::new()
-                .with("fault", kind)
-                .with("lock", text(&fault.grants[0].name))
-                .with("seconds", overlap)
-                .with_list("grants", fault.grants.map(past))
-        };
-        let unknown = self.unknown.iter();
-        let unknown = unknown.map(|(what, why)| Document::new().with("what", *what).with("message", why.as_str()));
-        Document::new()
-            .with("grants", self.grants)
-            .with("locks", self.locks)
-            .with("tolerance", self.tolerance.as_secs_f64())
-            .with_list("faults", self.faults.iter().map(fault))
-            .with_list("unknown", unknown)
-    }
-}
-
-/// Returns a grant as one line: token, mode, times, end and holder.
-fn grant(past: &Past, host: &str, style: OutputStyle) -> String {
-    let time = |millis| style.zone.full(Duration::from_millis(millis));
-    let token = past.token.map_or("-".to_string(), |token| token.to_string());
-    let slot = if past.mode == Mode::Slot { format!(" {}", past.slot) } else { String::new() };
-    let from = time(past.from);
-    let until = match (past.to, past.how) {
-        (Some(to), _) => format!("to {}, {}", time(to), ended(past)),
-        (None, None) => "still held".to_string(),
-        (None, Some(_)) => format!("{}, unnoticed", ended(past)),
-    };
-    format!("token {token}, {}{slot}, from {from} {until}: {}", mode(past.mode), who(&past.holder, host))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::history::EndedBy;
+    use crate::lock::Mode;
 
     /// 2026-11-21T00:00:00Z in milliseconds since the epoch.
     const MIDNIGHT: u64 = 1_795_219_200_000;
@@ -352,14 +233,6 @@ x                   2026-11-21T02:30:00Z  30m    -       held               #>  
         assert_eq!([None, Some(EndReason::Released), Some(EndReason::Expired)].map(painted), [2, 0, 2]);
     }
 
-    fn shown_ending(name: &str, colour: bool, width: Option<usize>) -> String {
-        let by = Who { pid: Some(12), host: "other".into(), uid: 99_998, command: b"sh\n".to_vec(), label: None };
-        let broken = past(name, 5600, Some(9200), Some(EndReason::Broken));
-        let past = Past { waited: 2_000_000, broken_by: Some(by), ..broken };
-        let (style, now) = (OutputStyle { colour, width, zone: Zone::Utc }, Duration::from_millis(MIDNIGHT));
-        endings_header(now, style) + &ending_rows(&past, now, "here", style)
-    }
-
     #[test]
     fn a_requested_end_names_the_process_that_asked_unless_the_lock_was_broken() {
         let by = |pid| Who { pid: Some(pid), host: "here".into(), uid: 99_998, command: b"sh".to_vec(), label: None };
@@ -373,34 +246,5 @@ x                   2026-11-21T02:30:00Z  30m    -       held               #>  
         assert_eq!(second_row(ended_by(false), None).as_deref(), Some("ended by 12 99998 sh"));
         assert_eq!(second_row(ended_by(true), None).as_deref(), Some("replaced by 12 99998 sh"));
         assert_eq!(second_row(ended_by(false), Some(by(13))).as_deref(), Some("broken by 13 99998 sh"));
-    }
-
-    #[test]
-    fn a_file_gets_columns_of_fixed_widths_and_whole_texts() {
-        let wanted = "\
-NAME                  FROM                  HELD     WAITED   END       HOLDER
-nightly               2026-11-21T01:33:20Z  1h       33m20s   broken    4711 99999 job
-                                                                        broken by 12@other 99998 sh\\n
-";
-        assert_eq!(shown_ending("nightly", false, None), wanted);
-        let long = shown_ending("a-name-that-is-longer-than-its-column", false, None);
-        assert!(
-            long.contains("\na-name-that-is-longer-than-its-column  2026-11-21T01:33:20Z  1h       33m20s"),
-            "{long}"
-        );
-    }
-
-    #[test]
-    fn a_terminal_gets_rows_that_fit() {
-        let wanted = "\
-NAME         FROM (UTC)          HELD    WAITED  END      HOLDER
-nightly      2026-11-21 01:33:20 1h      33m20s  broken   4711 99999 job
-                                                          broken by 12@other 99~
-";
-        assert_eq!(shown_ending("nightly", false, Some(80)), wanted);
-        let long = shown_ending("a-name-that-is-longer-than-its-column", true, Some(60));
-        assert!(long.contains("a-name-that~ 2026-11-21 01:33:20 1h      \x1b[31mbroken"), "{long}");
-        let wide = shown_ending("nightly", false, Some(120));
-        assert!(wide.contains("broken by 12@other 99998 sh\\n\n"), "{wide}");
     }
 }

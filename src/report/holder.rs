@@ -8,9 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Zone;
-use crate::duration::{about, shown as span};
+use crate::duration::shown as span;
 use crate::engine::{Engine, LockRef, LockStatus, OpenLockSet};
-use crate::history::{ExpectedTurn, UsualHold};
 use crate::host::{FileLock, Host, command_of, file_locks, user_name};
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
 use crate::name::escape;
@@ -283,29 +282,4 @@ pub(super) fn shown_user(uid: u32) -> String {
 
 pub(super) fn user(uid: u32) -> String {
     user_name(uid).unwrap_or_else(|| uid.to_string())
-}
-
-impl fmt::Display for UsualHold {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} (9 of 10 times at most {})", span(self.median()), span(self.percentile90()))
-    }
-}
-
-impl fmt::Display for ExpectedTurn {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "usually {}; your turn {}", self.usual_hold(), self.when())
-    }
-}
-
-impl ExpectedTurn {
-    pub(super) fn usual_hold(&self) -> String {
-        let longer = if self.is_longer_than_usual() { ", now longer than usual" } else { "" };
-        format!("held {}{longer}", self.usual)
-    }
-
-    /// Returns when the turn comes. If the holder holds longer than usual, that is hardly more than a guess.
-    pub(crate) fn when(&self) -> String {
-        let how = if self.is_longer_than_usual() { "perhaps in" } else { "in about" };
-        format!("{how} {}", about(self.turn))
-    }
 }

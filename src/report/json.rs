@@ -16,7 +16,7 @@ use crate::duration::rfc3339_millis;
 use crate::engine::{LockRef, LockStatus};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::history::{EndedBy, ExpectedTurn, Past, Who};
+use crate::history::{EndedBy, Past, Who};
 use crate::lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Runs, Value};
 use crate::name::is_invisible;
 use crate::store::{Finding, Location, Verdict};
@@ -112,10 +112,6 @@ fn time(millis: u64) -> String {
     rfc3339_millis(Duration::from_millis(millis))
 }
 
-fn seconds(span: Duration) -> f64 {
-    span.as_millis() as f64 / 1000.0
-}
-
 pub(super) fn state(status: &LockStatus) -> &'static str {
     if status.is_held() {
         "held"
@@ -134,12 +130,11 @@ pub(super) fn mode(mode: Mode) -> &'static str {
     }
 }
 
-/// The document of `status` for a lock. `turn` is that of a caller that comes now, and `store` is given if the locks of several
-/// stores are shown.
+/// The document of `status` for a lock. `store` is given if the locks of several stores are shown.
 pub(crate) fn status(
     name: &[u8],
     status: &LockStatus,
-    (turn, last, file): (Option<&ExpectedTurn>, Option<&Past>, Option<&FileLocks>),
+    (last, file): (Option<&Past>, Option<&FileLocks>),
     store: Option<&Location>,
     reporter: &Reporter<'_>,
 ) -> Document {
@@ -173,7 +168,6 @@ pub(crate) fn status(
         .with_list("waiters", waiters)
         .with_some("value", value)
         .with_some("job", record.job.as_ref().map(|state| job(state, reporter.host.wall())))
-        .with_some("expected", turn.map(|turn| expected(turn, None)))
         .with_some("last_run", last.map(last_run))
         .with_some("file_locked_by", file.map(file_locked_by))
         .with_some("store", store.map(|store| text(store.url().as_encoded_bytes())))
@@ -258,30 +252,16 @@ pub(crate) fn overdue(name: &[u8], state: &JobState, last: Option<&Past>, now: D
         .with_some("last_run", last.map(last_run))
 }
 
-/// The expected time of a caller's turn, and the limit of `--give-up-if` if that is the reason of a refusal.
-fn expected(turn: &ExpectedTurn, limit: Option<Duration>) -> Document {
-    Document::new()
-        .with("held", turn.held.map(seconds))
-        .with("median", seconds(turn.usual.median()))
-        .with("percentile90", seconds(turn.usual.percentile90()))
-        .with("grants", turn.usual.samples())
-        .with("ahead", turn.ahead)
-        .with("turn", seconds(turn.turn))
-        .with_some("give_up_if", limit.map(seconds))
-}
-
 impl RefusalReport {
     /// The document of a refusal or an error. `exit` is the exit code of the program, and `reporter` can look up the
     /// holders.
     pub(crate) fn json(&self, exit: Exit, reporter: Option<&Reporter<'_>>) -> Document {
         let holders = reporter.map(|reporter| holders_now(&self.holders, reporter)).unwrap_or_default();
-        let turn = self.expected.as_ref().map(|(turn, limit)| expected(turn, *limit));
         Document::new()
             .with("lock", self.lock.as_deref().map(text))
             .with("reason", reason(self.kind))
             .with("message", self.message.as_str())
             .with_list("holders", holders)
-            .with_some("expected", turn)
             .with("hint", self.hint_or_none())
             .with("exit_code", exit.code())
     }
@@ -314,7 +294,6 @@ fn reason(kind: ErrorKind) -> &'static str {
         ErrorKind::Deadlock => "deadlock",
         ErrorKind::Lost => "lost",
         ErrorKind::Overdue => "overdue",
-        ErrorKind::FencedOff => "fenced off",
         ErrorKind::CannotExecute => "cannot execute",
         ErrorKind::CommandNotFound => "command not found",
     }
@@ -431,16 +410,6 @@ pub(crate) fn names_of(id: &[u8], names: &[Vec<u8>], errors: &[Error]) -> Docume
     let names: Vec<String> = names.iter().map(|name| text(name)).collect();
     let document = Document::new().with("id", text(id)).with("names", names);
     if errors.is_empty() { document } else { document.with_list("passed_over", errors.iter().map(unreadable)) }
-}
-
-/// The document of `fence` for a file that was replaced; `before` is the newest token before, if there was one.
-pub(crate) fn fenced(file: &[u8], token: u64, before: Option<u64>, bytes: u64) -> Document {
-    Document::new().with("file", text(file)).with("token", token).with("before", before).with("bytes", bytes)
-}
-
-/// The document of `fence --show`. The write with this token is not complete if the next writer completes it.
-pub(crate) fn newest_token(file: &[u8], token: u64, is_complete: bool) -> Document {
-    Document::new().with("file", text(file)).with("token", token).with("complete", is_complete)
 }
 
 pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {

@@ -4,14 +4,11 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
 
 use super::{FileLocks, Reporter};
-use crate::duration::shown as span;
 use crate::engine::LockRef;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind};
-use crate::history::ExpectedTurn;
 use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 use crate::name::{escape, shell_quote};
 use crate::store::Location;
@@ -27,14 +24,12 @@ pub(crate) struct RefusalReport {
     pub(crate) hint: String,
     /// The grants of other holders, or those that ended.
     pub(crate) holders: Vec<Grant>,
-    /// The expected time of the caller's turn, and the limit of `--give-up-if` that it exceeds.
-    pub(crate) expected: Option<(ExpectedTurn, Option<Duration>)>,
 }
 
 impl RefusalReport {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, hint: impl Into<String>) -> RefusalReport {
         let holders = Vec::new();
-        RefusalReport { kind, lock: None, message: message.into(), hint: hint.into(), holders, expected: None }
+        RefusalReport { kind, lock: None, message: message.into(), hint: hint.into(), holders }
     }
 
     pub(crate) fn about(self, lock: &[u8]) -> RefusalReport {
@@ -58,12 +53,6 @@ impl From<&Error> for RefusalReport {
 impl fmt::Display for RefusalReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.message)?;
-        if let Some((expected, limit)) = &self.expected {
-            write!(formatter, "; {expected}")?;
-            if let Some(limit) = limit {
-                write!(formatter, ", later than --give-up-if {}", span(*limit))?;
-            }
-        }
         let separator = if self.hint.is_empty() { "" } else { "; " };
         write!(formatter, "{separator}{}", self.hint)
     }
@@ -76,8 +65,6 @@ pub(crate) struct RefusedLock<'a> {
     pub(crate) settings: &'static SettingNames,
     /// The handle that the caller presented, in words.
     pub(crate) presented: Option<&'static str>,
-    /// Another store that has a lock of this name, which the caller may mean.
-    pub(crate) elsewhere: Option<Location>,
     /// The lock that is held under a similar name, which the caller may mean.
     pub(crate) similar: Option<LockRef>,
     /// The other processes that have locked the file of the lock, for which its holders may wait.
@@ -89,27 +76,16 @@ pub(crate) struct RefusedLock<'a> {
 pub(crate) struct SettingNames {
     timeout: &'static str,
     handle: &'static str,
-    /// Chooses the store whose URL follows.
-    store: &'static str,
 }
 
 impl SettingNames {
-    pub(crate) const OPTIONS: SettingNames = SettingNames { timeout: "-w", handle: "--handle", store: "use --store " };
-    pub(crate) const VARIABLES: SettingNames =
-        SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE", store: "set CSALOCK_STORE=" };
+    pub(crate) const OPTIONS: SettingNames = SettingNames { timeout: "-w", handle: "--handle" };
+    pub(crate) const VARIABLES: SettingNames = SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE" };
 }
 
 impl<'a> RefusedLock<'a> {
     pub(crate) fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        RefusedLock {
-            lock,
-            reporter,
-            settings: &SettingNames::OPTIONS,
-            presented: None,
-            elsewhere: None,
-            similar: None,
-            file: None,
-        }
+        RefusedLock { lock, reporter, settings: &SettingNames::OPTIONS, presented: None, similar: None, file: None }
     }
 
     pub(crate) fn refusal(&self, refusal: &Refusal) -> RefusalReport {
@@ -237,26 +213,19 @@ impl<'a> RefusedLock<'a> {
             }
             None => format!("see {}", self.csalock("status")),
         };
-        let hint = match (self.other_locks(), &self.elsewhere) {
-            (Some(others), None) => format!("{see}; {others}"),
-            (others, _) => others.unwrap_or(see),
+        let hint = match self.lock_of_file() {
+            Some(file) => format!("{see}; {file}"),
+            None => see,
         };
         self.report(ErrorKind::NotHeld, format!("{self} is not held"), hint, &[])
     }
 
-    /// Returns a hint if the caller may mean another lock: in another store, or that of the file of this name.
-    pub(crate) fn other_locks(&self) -> Option<String> {
+    /// Returns a hint if the caller may mean the lock of the file of this name.
+    pub(crate) fn lock_of_file(&self) -> Option<String> {
         let name = Path::new(OsStr::from_bytes(&self.lock.display_name));
         // The bare name of a file means another lock than the file's path.
         let is_file = name.components().count() == 1 && name.exists();
-        let in_store = self.elsewhere.as_ref().map(|location| {
-            let store = shown_store(location);
-            let url = shell_quote(location.url().as_bytes());
-            format!("store {store} has a lock of this name: {}{url}", self.settings.store)
-        });
-        let of_file = is_file.then(|| format!("the lock of the file is ./{}", escape(&self.lock.display_name)));
-        let hints: Vec<String> = in_store.into_iter().chain(of_file).collect();
-        (!hints.is_empty()).then(|| hints.join("; "))
+        is_file.then(|| format!("the lock of the file is ./{}", escape(&self.lock.display_name)))
     }
 
     /// Returns the report about a lock that only other callers hold, and about the end of the caller's own grant.

@@ -11,7 +11,7 @@ use super::table::{Column, OutputStyle, Table};
 use super::{FileLocks, Reporter, describe_value};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
-use crate::history::{HoldTimes, Past};
+use crate::history::Past;
 use crate::lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Success, Value};
 use crate::name::{escape, shell_quote};
 
@@ -170,7 +170,6 @@ pub(crate) struct LockBlock<'a> {
     pub(crate) reporter: &'a Reporter<'a>,
     /// Grants of this lock that have ended, the last one last.
     pub(crate) past: &'a [Past],
-    pub(crate) times: &'a HoldTimes,
     /// The processes that have locked the file of this name, from [`Reporter::file_lock`].
     pub(crate) file: Option<&'a FileLocks>,
     pub(crate) style: OutputStyle,
@@ -200,9 +199,6 @@ impl LockBlock<'_> {
         if !record.waiters.is_empty() {
             self.add(&mut lines, "waiters", &waiting(self.status).to_string());
             self.add_rows(&mut lines, "", &self.queue());
-        }
-        if let Some(usual) = self.usual() {
-            self.add(&mut lines, "usually", &usual);
         }
         self.add_rows(&mut lines, "before", &self.earlier());
         // The holders often are alike; each piece of advice is given once.
@@ -326,15 +322,6 @@ impl LockBlock<'_> {
             ]);
         }
         table.rows()
-    }
-
-    fn usual(&self) -> Option<String> {
-        match self.status.expected_turn(self.times, None, self.reporter.host.wall()) {
-            Some(expected) if expected.turn > Duration::ZERO => {
-                Some(format!("{}; the next caller's turn {}", expected.usual_hold(), expected.when()))
-            }
-            _ => self.times.any_usual().map(|usual| format!("held {usual}")),
-        }
     }
 
     fn job(&self, job: &JobState) -> String {

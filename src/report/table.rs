@@ -45,11 +45,6 @@ impl Column {
         Column { width: title.width(), title, least: None, rank: None, colour: |_| "" }
     }
 
-    /// Returns a column of at least this width, for rows that come one by one.
-    pub(super) fn at_least(self, width: usize) -> Column {
-        Column { width: self.width.max(width), ..self }
-    }
-
     pub(super) fn shrinks_to(self, least: usize) -> Column {
         Column { least: Some(least), ..self }
     }
@@ -89,11 +84,6 @@ impl Table {
         for (cell, column) in cells.iter().zip(&mut self.columns) {
             column.width = column.width.max(cell.as_ref().width());
         }
-        self.add_fixed(cells);
-    }
-
-    /// Adds a row without making its columns wider: longer cells are cut.
-    pub(super) fn add_fixed<T: AsRef<str>>(&mut self, cells: &[T]) {
         self.rows.push(cells.iter().flat_map(|cell| [cell.as_ref(), "\n"]).collect());
     }
 

@@ -33,10 +33,6 @@ impl Zone {
         self.at(time).strftime("%F %T %Z").to_string()
     }
 
-    pub(super) fn dated(self, time: Duration) -> String {
-        self.at(time).strftime("%F %T").to_string()
-    }
-
     /// Returns a time as one word, with its offset from UTC (RFC 3339): `2026-11-21T02:13:05+01:00`.
     pub(crate) fn word(self, time: Duration) -> String {
         let format = if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" };

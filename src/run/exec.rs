@@ -1,4 +1,4 @@
-//! The words of a command, and their execution: in place of this process, or as a child whose output csalock reads.
+//! The words of a command, and their execution in place of this process.
 
 #![expect(unsafe_code, reason = "nothing owns the descriptors that csalock opened in place of closed ones")]
 
@@ -6,22 +6,16 @@ use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawnp};
-use nix::sys::signal::SigSet;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, execvpe, pipe2};
+use nix::unistd::execvpe;
 
 use crate::environment::Environment;
-use crate::error::{Error, ErrorKind, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
-use crate::signals::{self, Signals, StartupState, TAKEN};
+use crate::signals::{self, StartupState};
 
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
 const SHELL_BUILTINS: [&[u8]; 10] =
@@ -211,56 +205,6 @@ fn find_in_path(program: &CStr) -> Option<CString> {
     });
     let mut candidates = candidates.filter(|path| is_executable(path));
     candidates.next().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
-}
-
-/// A command that runs, with a pipe in the place of its stdout.
-pub struct PipedCommand(Pid);
-
-impl PipedCommand {
-    /// Starts the command with the signals, descriptors and environment that this process was started with.
-    pub fn start(words: &[OsString], signals: &Signals, inherited: StartupState) -> Result<(PipedCommand, File)> {
-        spawn(words, signals, inherited).map_err(|errno| CommandLine::new(words.iter().cloned()).cannot_execute(errno))
-    }
-
-    pub fn send(&self, signal: i32) {
-        let _ = signals::send(self.0, signal);
-    }
-
-    pub fn status(&self) -> Result<Option<Exit>> {
-        let mut found = waitpid(self.0, Some(WaitPidFlag::WNOHANG));
-        while found == Err(Errno::EINTR) {
-            found = waitpid(self.0, Some(WaitPidFlag::WNOHANG));
-        }
-        match found {
-            Ok(WaitStatus::Exited(_, 0)) => Ok(Some(Exit::Done)),
-            Ok(WaitStatus::Exited(_, code)) => Ok(Some(Exit::Code(code as u8))),
-            Ok(WaitStatus::Signaled(_, signal, _)) => Ok(Some(Exit::signalled(signal as i32))),
-            Ok(_) => Ok(None),
-            Err(errno) => {
-                Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), ""))
-            }
-        }
-    }
-}
-
-fn spawn(words: &[OsString], signals: &Signals, inherited: StartupState) -> nix::Result<(PipedCommand, File)> {
-    let words = words.iter().map(|word| CString::new(word.as_bytes()).map_err(|_| Errno::EINVAL));
-    let words = words.collect::<nix::Result<Vec<CString>>>()?;
-    let (output, input) = pipe2(OFlag::O_CLOEXEC)?;
-    let mut descriptors = PosixSpawnFileActions::init()?;
-    descriptors.add_dup2(input.as_raw_fd(), 1)?;
-    for closed in [0, 2].into_iter().filter(|descriptor| inherited.closed(*descriptor as u32)) {
-        descriptors.add_close(closed)?;
-    }
-    let mut taken = SigSet::empty();
-    TAKEN.into_iter().filter(|signal| !inherited.ignored(*signal)).for_each(|signal| taken.add(signal));
-    let mut attributes = PosixSpawnAttr::init()?;
-    attributes.set_sigdefault(&taken)?;
-    attributes.set_sigmask(signals.mask_before())?;
-    attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
-    let program = words.first().ok_or(Errno::EINVAL)?;
-    let pid = posix_spawnp(program, &descriptors, &attributes, &words, &Environment::all())?;
-    Ok((PipedCommand(pid), File::from(output)))
 }
 
 #[cfg(test)]

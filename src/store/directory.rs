@@ -38,12 +38,12 @@ use self::layout::{HISTORY, UniqueId, WORK, file_name};
 use self::read::{Entry, Listing};
 pub use self::root::MARK;
 use self::root::Root;
-use super::history_file::{HistoryFile, watch};
+use super::history_file::HistoryFile;
 use super::leases::{self, Seen, lend_shared, remaining_shared};
 use super::mount::network;
 use super::{
-    Abilities, CommitResult, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
-    Versioned, Visit, WriteSet, guarded, health,
+    Abilities, CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned,
+    Visit, WriteSet, guarded, health,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -279,7 +279,6 @@ impl Store for Directory {
                 Some(Box::new(Channel::new(root, id).ok()?))
             }
             Topic::Record(_) => None,
-            Topic::History => watch(&self.existing().ok()??.path.join(WORK).join(HISTORY)),
         }
     }
 }
@@ -289,13 +288,13 @@ impl Upkeep for Directory {
         health::is_cleaned(&self.path).then(|| self.records())
     }
 
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         if self.layout == Layout::Beside {
             return Ok(false);
         }
         let Some(root) = self.existing()? else { return Ok(true) };
         if let Some(work) = root.existing_drafts()? {
-            history_file(&work).read(cursor.of(), &root.path.join(WORK).join(HISTORY), visit)?;
+            history_file(&work).read(&root.path.join(WORK).join(HISTORY), visit)?;
         }
         Ok(true)
     }

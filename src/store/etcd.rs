@@ -65,8 +65,8 @@ use self::leases::KnownLeases;
 use super::net::retry::{CallError, Failed};
 use super::write_set::Absences;
 use super::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep,
-    Variables, Version, Versioned, Visit, WriteSet,
+    Abilities, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep, Variables, Version,
+    Versioned, Visit, WriteSet,
 };
 use crate::error::Result;
 use crate::host::Host;
@@ -281,11 +281,6 @@ impl Store for Etcd {
                 self.client.watch(&self.key("bells", channel), only_puts)
             }
             Topic::Record(name) => self.client.watch(&self.record_key(name), json!({})),
-            Topic::History => {
-                let all = self.key("history", b"");
-                let only_puts = json!({"range_end": encoded(&prefix_end(&all)), "filters": ["NODELETE"]});
-                self.client.watch(&all, only_puts)
-            }
         }
     }
 
@@ -299,8 +294,8 @@ impl Store for Etcd {
 }
 
 impl Upkeep for Etcd {
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        commit::new_history(&self.client, &self.key("history", b""), cursor.of(), visit).map(|()| true)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        commit::read_history(&self.client, &self.key("history", b""), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

@@ -16,11 +16,11 @@
 //! processes cannot rename in turn and drop a generation. A process that does not get that lock appends to its open
 //! file. Only users who may write the store can open the lock file, since a user who can open it can lock it.
 //!
-//! **Reading** starts at the beginning or at the end of the last read, in both generations. inotify(7) reports changes.
+//! **Reading** begins anew if another host replaces the files meanwhile, after the lines that were read.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -28,11 +28,10 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, Whence, fchown, geteuid, lseek, unlinkat};
-use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
-use super::{Subscription, with_suffix};
+use super::with_suffix;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryLimits;
 use crate::host::file_time;
@@ -190,28 +189,6 @@ fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
     }
 }
 
-struct HistoryWatch(OwnedFd);
-
-impl Subscription for HistoryWatch {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    fn is_notified(&mut self) -> bool {
-        true
-    }
-}
-
-/// Subscribes to changes of the file at this path by processes of this host. Returns `None` if the file does not exist,
-/// or if the user has no inotify instance left.
-pub(super) fn watch(path: &Path) -> Option<Box<dyn Subscription>> {
-    let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
-    // A rotation moves the file; a removal changes its attributes, because a reader has it open.
-    let changes = WatchFlags::MODIFY | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF | WatchFlags::ATTRIB;
-    add_watch(&inotify, path, changes | WatchFlags::DONT_FOLLOW).ok()?;
-    Some(Box::new(HistoryWatch(inotify)))
-}
-
 const MOST_OF_LINE: u64 = 64 << 10;
 
 /// Maximum number of bytes read of a generation, from its end.
@@ -222,7 +199,7 @@ const MOST_REREADS: usize = 3;
 
 /// The generations that a reader has visited, oldest first, and how far.
 #[derive(Debug, Default)]
-pub(super) struct Generations(Vec<Generation>);
+struct Generations(Vec<Generation>);
 
 #[derive(Debug)]
 struct Generation {
@@ -235,11 +212,11 @@ struct Generation {
 }
 
 impl HistoryFile<'_> {
-    /// Visits the lines that the reader has not visited, the older generation's first. `path` is the path of the file,
-    /// for messages.
-    pub(super) fn read(&self, known: &mut Generations, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+    /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
+    pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let mut known = Generations::default();
         for _ in 0..MOST_REREADS {
-            if self.read_once(known, path, visit)? {
+            if self.read_once(&mut known, path, visit)? {
                 return Ok(());
             }
         }
@@ -316,10 +293,6 @@ impl Generation {
     /// Visits the complete lines after those that were visited.
     fn visit_new(&mut self, visit: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let length = self.file.metadata()?.len();
-        // A shorter file was written anew by another program.
-        if length < self.visited {
-            self.visited = 0;
-        }
         self.visited = self.visited.max(length.saturating_sub(MOST_READ));
         self.visited = self.file_data_from(self.visited, length);
         self.file.seek(SeekFrom::Start(self.visited))?;
@@ -363,9 +336,7 @@ mod tests {
     fn lines(history_file: &HistoryFile<'_>) -> Vec<String> {
         let mut lines = Vec::new();
         history_file
-            .read(&mut Generations::default(), Path::new("history"), &mut |line| {
-                lines.push(String::from_utf8_lossy(line).into_owned())
-            })
+            .read(Path::new("history"), &mut |line| lines.push(String::from_utf8_lossy(line).into_owned()))
             .unwrap();
         lines
     }
@@ -400,9 +371,7 @@ mod tests {
             file.set_len(200 << 30).unwrap();
             drop(file);
             let (began, mut reads) = (read_bytes(), Vec::new());
-            history_file
-                .read(&mut Generations::default(), Path::new("history"), &mut |line| reads.push(line.len()))
-                .unwrap();
+            history_file.read(Path::new("history"), &mut |line: &[u8]| reads.push(line.len())).unwrap();
             assert_eq!(reads, [0; 0]);
             std::io::Write::write_all(
                 &mut File::options().append(true).open(place.join("history")).unwrap(),
@@ -529,7 +498,8 @@ mod tests {
         });
     }
 
-    /// Runs `work` with a history file in a new directory, and a function that returns the new lines.
+    /// Runs `work` with a history file in a new directory, and a function that begins to read again and returns the new
+    /// lines.
     fn with_reader(work: impl Fn(&HistoryFile<'_>, &Path, &mut dyn FnMut() -> Vec<String>)) {
         let place = tempfile::tempdir().unwrap();
         let directory = File::open(place.path()).unwrap();
@@ -538,7 +508,7 @@ mod tests {
         let mut new = || {
             let mut lines = Vec::new();
             let mut visit = |line: &[u8]| lines.push(String::from_utf8_lossy(line).trim_end().to_string());
-            history_file.read(&mut known, Path::new("history"), &mut visit).unwrap();
+            assert!(history_file.read_once(&mut known, Path::new("history"), &mut visit).unwrap());
             lines
         };
         work(&history_file, place.path(), &mut new);
@@ -585,12 +555,6 @@ mod tests {
             assert_eq!(new(), ["whole"]);
             fs::write(place.join("history"), "whole\nhalf\n").unwrap();
             assert_eq!((new(), new()), (vec!["half".to_string()], Vec::new()));
-            fs::write(place.join("history"), "anew\n").unwrap();
-            assert_eq!(new(), ["anew"]);
-            fs::remove_file(place.join("history")).unwrap();
-            assert_eq!(new(), [""; 0]);
-            fs::write(place.join("history"), "another\n").unwrap();
-            assert_eq!(new(), ["another"]);
         });
     }
 }

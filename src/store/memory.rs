@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::{
-    Abilities, BootLeases, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Upkeep, Version, Versioned,
-    Visit, WriteSet, guarded,
+    Abilities, BootLeases, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, WriteSet,
+    guarded,
 };
 use crate::error::Result;
 use crate::host::Host;
@@ -79,14 +79,9 @@ impl Store for Memory {
 }
 
 impl Upkeep for Memory {
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let (history, forgotten) = {
-            let inside = guarded(&self.inside);
-            (inside.history.clone(), inside.forgotten)
-        };
-        let seen: &mut u64 = cursor.of();
-        history.iter().skip(seen.saturating_sub(forgotten) as usize).for_each(|line| visit(line.as_bytes()));
-        *seen = forgotten + history.len() as u64;
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let history = guarded(&self.inside).history.clone();
+        history.iter().for_each(|line| visit(line.as_bytes()));
         Ok(true)
     }
 

@@ -62,8 +62,8 @@ use super::leases::{Seen, lend_shared, remaining_shared};
 use super::net::{CallDeadline, Connector};
 use super::write_set::Absences;
 use super::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables,
-    Version, Versioned, Visit, WriteSet, guarded,
+    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version, Versioned,
+    Visit, WriteSet, guarded,
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
@@ -317,8 +317,8 @@ impl Store for Postgres {
 }
 
 impl Upkeep for Postgres {
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.new_history(cursor.of(), visit).map(|()| true)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.visit_history(visit).map(|()| true)
     }
 
     fn count_connections(&self) -> Option<(u64, u64)> {

@@ -52,10 +52,10 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
-use super::history_file::{HistoryFile, watch};
+use super::history_file::HistoryFile;
 use super::{
-    Abilities, BootLeases, CommitResult, Directory, Finding, HistoryCursor, Layout, Leases, Scope, Store, Subscription,
-    Swept, Topic, Upkeep, Version, Versioned, Visit, Write, WriteSet, health, with_suffix,
+    Abilities, BootLeases, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic,
+    Upkeep, Version, Versioned, Visit, Write, WriteSet, health, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -212,10 +212,7 @@ impl Store for Sqlite {
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        match topic {
-            Topic::History => watch(&self.history_file().name),
-            topic => self.channels().ok()?.subscribe(topic),
-        }
+        self.channels().ok()?.subscribe(topic)
     }
 
     fn abilities(&self) -> Abilities {
@@ -237,9 +234,9 @@ impl Upkeep for Sqlite {
         self.path.parent().filter(|directory| health::is_cleaned(directory)).map(PathBuf::from)
     }
 
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history_file = self.history_file();
-        history_file.read(cursor.of(), &history_file.name, visit).map(|()| true)
+        history_file.read(&history_file.name, visit).map(|()| true)
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {

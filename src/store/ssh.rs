@@ -21,7 +21,6 @@ pub(crate) mod untrusted;
 mod wire;
 
 use std::ffi::OsString;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,8 +31,8 @@ use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::retry::PATIENCE;
 use super::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
-    Versioned, Visit, WriteSet, guarded,
+    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned, Visit,
+    WriteSet, guarded,
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
@@ -101,15 +100,6 @@ pub struct Ssh {
     client: Client,
 }
 
-/// How far a reader has read the history.
-#[derive(Default)]
-struct Cursor {
-    /// Id of the last read, by which the server process knows what it has sent.
-    last_read: Option<u64>,
-    /// Hash of the last line.
-    last_line: Option<u64>,
-}
-
 impl Ssh {
     pub fn open(remote: &Remote, program: Option<OsString>, host: Arc<dyn Host>) -> Ssh {
         Ssh { client: Client::new(remote, program.unwrap_or_else(|| "ssh".into()), host) }
@@ -132,37 +122,6 @@ impl Ssh {
         match self.ask(request)? {
             Reply::Span(span) => Ok(Duration::from_millis(span)),
             _ => Err(self.nonsense()),
-        }
-    }
-
-    /// Returns new lines of the history, if the store keeps one. A server process knows how far its client has read;
-    /// another server process sends all lines, of which those after the last known one are new.
-    fn new_lines(&self, cursor: &mut Cursor) -> Result<Option<Vec<Vec<u8>>>> {
-        let from = cursor.last_read;
-        let (id, mut reply) = self.client.ask(&WireRequest::History(from))?;
-        let (mut lines, host) = (Vec::new(), self.client.host.as_ref());
-        loop {
-            match reply {
-                Reply::Line(Bytes(line)) => lines.push(line),
-                Reply::History { is_kept, is_anew } => {
-                    let is_last = |line: &Vec<u8>| cursor.last_line == Some(hash(line));
-                    if let Some(at) = lines.iter().rposition(is_last).filter(|_| is_anew && from.is_some()) {
-                        lines.drain(..=at);
-                    }
-                    cursor.last_read = Some(id);
-                    if let Some(last) = lines.last() {
-                        cursor.last_line = Some(hash(last));
-                    }
-                    return Ok(is_kept.then_some(lines));
-                }
-                _ => return Err(self.nonsense()),
-            }
-            let mut slot = guarded(&self.client.slot);
-            let link = slot.link.as_mut().ok_or_else(|| self.nonsense())?;
-            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|error| {
-                slot.lose();
-                self.client.error(&error)
-            })?;
         }
     }
 }
@@ -225,7 +184,6 @@ impl Store for Ssh {
             Topic::Channel(channel, _) => {
                 WireRequest::Subscribe(HandleHash::parse(std::str::from_utf8(channel).ok()?)?)
             }
-            Topic::History => WireRequest::SubscribeToHistory,
             Topic::Record(_) => return None,
         };
         Subscribed::new(&self.client, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
@@ -241,10 +199,22 @@ impl Store for Ssh {
 }
 
 impl Upkeep for Ssh {
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let Some(lines) = self.new_lines(cursor.of())? else { return Ok(false) };
-        lines.iter().for_each(|line| visit(line));
-        Ok(true)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let (id, mut reply) = self.client.ask(&WireRequest::History)?;
+        let host = self.client.host.as_ref();
+        loop {
+            match reply {
+                Reply::Line(Bytes(line)) => visit(&line),
+                Reply::EndOfHistory { is_kept } => return Ok(is_kept),
+                _ => return Err(self.nonsense()),
+            }
+            let mut slot = guarded(&self.client.slot);
+            let link = slot.link.as_mut().ok_or_else(|| self.nonsense())?;
+            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|error| {
+                slot.lose();
+                self.client.error(&error)
+            })?;
+        }
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
@@ -305,10 +275,4 @@ impl Leases for Ssh {
             _ => Err(self.nonsense()),
         }
     }
-}
-
-fn hash(line: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    line.hash(&mut hasher);
-    hasher.finish()
 }

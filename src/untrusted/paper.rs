@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::engine::{LockRef, LockStatus};
-use crate::history::HoldTimes;
 use crate::host::{Fake, FileLock, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, Reporter, Zone, json};
@@ -45,20 +44,13 @@ pub(super) fn show(record: Record) {
         table.add(&record.name, &status, &reporter);
         let (header, row) = table.lines();
         let lock = LockRef::in_store(&Location::beside(Path::new("/")), record.name.clone());
-        let block = LockBlock {
-            lock: &lock,
-            status: &status,
-            reporter: &reporter,
-            past: &[],
-            times: &HoldTimes::default(),
-            file: Some(&file),
-            style,
-        };
+        let block =
+            LockBlock { lock: &lock, status: &status, reporter: &reporter, past: &[], file: Some(&file), style };
         let mut lines = block.lines();
         lines.extend([header, row(0)]);
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");
     }
-    let facts = (None, None, Some(&file));
+    let facts = (None, Some(&file));
     let document = json(&json::status(&record.name, &status, facts, None, &reporter)).expect("it is a document");
     assert!(is_harmless(&document), "{document:?}");
     serde_json::from_str::<serde_json::Value>(&document).expect("it is JSON");

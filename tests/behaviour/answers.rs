@@ -4,13 +4,6 @@ use serde_json::Value;
 
 use crate::sandbox::{Job, Kind, Sandbox, has, installed, steps};
 
-fn ends_with_call(name: &str, command: &str) -> String {
-    format!(
-        "csalock: lock {name} ends with this call, because its owner does nothing more: pid PID ({command}); use `csalock run \
-         {name} COMMAND`, or name its parent as the owner with --pid $PPID (in a Makefile: $$PPID)\n"
-    )
-}
-
 on_every_kind_of_store! {
     fn verbose_lock_names_token_owner_and_store(sandbox: &Sandbox) {
         let script = "csalock lock -v x ./file; csalock lock -v --print-handle --forever y; :";
@@ -27,48 +20,6 @@ on_every_kind_of_store! {
                             which ended without releasing it\ncsalock: lock x was acquired, token TOKEN, owner pid PID (TEST), store {}\n",
                            sandbox.plain(&sandbox.store()));
         sandbox.csalock(["lock", "-v", "x"]).stderr(said).run();
-    }
-
-    fn a_shell_that_ends_with_the_call_is_warned_of(sandbox: &Sandbox) {
-        for shell in installed(["dash", "bash", "mksh", "busybox sh"]) {
-            let text = "csalock lock x || exit 1";
-            sandbox.script(shell, text).stderr(ends_with_call("x", &format!("{shell} -c {text}"))).run();
-            sandbox.csalock(["run", "-q", "x", "true"]).run();
-            sandbox.script(shell, "csalock lock -q x || exit 1").run();
-            sandbox.csalock(["run", "-q", "x", "true"]).run();
-            // These locks do not end with the call, or the shell goes on.
-            sandbox.script(shell, "csalock lock x || exit 1; csalock unlock x").run();
-            sandbox.script(shell, "csalock lock x && csalock unlock x").run();
-            sandbox.script(shell, "csalock lock --forever x || exit 1").run();
-            sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
-            sandbox.script(shell, "csalock lock --pid $PPID x || exit 1").run();
-            sandbox.csalock(["unlock", "x"]).run();
-        }
-    }
-
-    fn make_perl_and_python_are_warned_where_a_shell_is_the_owner(sandbox: &Sandbox) {
-        let held = "csalock status x && ! csalock status y && exit 0 || exit 1";
-        if has("make") {
-            // Make runs a plain command itself. It owns the lock until it ends.
-            sandbox.file("files/Makefile", format!("all:\n\t@csalock lock x\n\t@csalock lock y || exit 1\n\
-                                                    \t@csalock lock \"$$NAME\" && :\n\t@({held}) > /dev/null\n"));
-            let said = ends_with_call("y", "/bin/sh -c csalock lock y || exit 1");
-            sandbox.call("make", ["-s"]).env("NAME", "z").stderr(said).run();
-            sandbox.csalock(["gc"]).capture();
-        }
-        let calls = ["csalock lock x", "csalock lock y || exit 1", "csalock lock z 2>&1"];
-        let said = ends_with_call("y", "sh -c csalock lock y || exit 1");
-        let then = format!("({held}) > /dev/null");
-        if has("perl") {
-            let script = calls.iter().map(|call| format!("system(\"{call}\");")).collect::<String>();
-            sandbox.call("perl", ["-e", &format!("{script} exit(system(\"{then}\") >> 8)")]).stderr(&said).run();
-            sandbox.csalock(["gc"]).capture();
-        }
-        if has("python3") {
-            let script = calls.iter().map(|call| format!("os.system('{call}');")).collect::<String>();
-            let script = format!("import os, sys; {script} sys.exit(os.system('{then}') >> 8)");
-            sandbox.call("python3", ["-c", &script]).stderr(&said).run();
-        }
     }
 
     fn the_number_of_an_open_file_is_warned_of(sandbox: &Sandbox) {
@@ -395,32 +346,6 @@ mod stores {
             sandbox.csalock(["lock", "-n", "./f"]).status(75).stderr(said).run();
         }
 
-        fn not_held_names_the_store_that_has_the_lock(sandbox: &Sandbox) {
-            let other = sandbox.store_at("other");
-            let shown = |url: &str| sandbox.plain(&url.replace("/other", "/OTHER")).replace("OTHER", "other");
-            let quoted = sandbox.plain(&csalock::name::shell_quote(sandbox.store().as_bytes()));
-            sandbox.csalock(["lock", "--forever", "x"]).run();
-            let said = format!("csalock: lock x in store {} is not held; store STORE has a lock of this name: use --store {quoted}\n", shown(&other));
-            for words in [&["unlock"][..], &["unlock", "--force"]] {
-                sandbox.csalock([words, &["--store", &other, "x"]].concat()).status(81).stderr(&said).run();
-                assert!(!sandbox.path("other").exists());
-            }
-            sandbox.csalock(["renew", "--ttl", "1h", "--store", &other, "x"]).status(81).stderr(&said).run();
-            let said = format!("csalock: lock y in store {} is not held; see `csalock status --store {} y`\n", shown(&other),
-                               shown(&csalock::name::shell_quote(other.as_bytes())));
-            sandbox.csalock(["unlock", "--store", &other, "y"]).status(81).stderr(said).run();
-            let done = sandbox.csalock(["unlock", "--json", "--store", &other, "x"]).capture();
-            assert!(done.stdout.contains("has a lock of this name: use --store ") && done.stderr.is_empty(), "{done:?}");
-        }
-
-        fn a_lock_beside_its_file_is_found_from_a_chosen_store(sandbox: &Sandbox) {
-            sandbox.csalock(["lock", "--forever", "./f"]).without("CSALOCK_STORE").run();
-            let said = "csalock: lock SANDBOX/files/f in store STORE is not held; store dir:SANDBOX/files/.csalock has a lock of this \
-                        name: use --store dir:SANDBOX/files/.csalock\n";
-            sandbox.csalock(["unlock", "./f"]).status(81).stderr(said).run();
-            sandbox.csalock(["unlock", "--store", &format!("dir:{}", sandbox.path("files/.csalock").display()), "./f"]).run();
-        }
-
         fn get_ends_its_line_on_a_terminal(sandbox: &Sandbox) {
             let Some(screen) = Screen::new(sandbox, 80, 10) else { return };
             screen.line("csalock put x text; csalock get x; printf 'line\\n' | csalock put y; csalock get y; csalock get x > file; cat file; echo");
@@ -458,30 +383,5 @@ mod stores {
         let of_one = ["csalock: lock x: the caller holds it already, so waiting would never end"; 2];
         let of_one = [&of_one[..], &["csalock: lock none is not held; see `csalock status none`"]].concat();
         assert_eq!(said, [of_one.clone(), of_one].concat(), "{done:?}");
-    }
-
-    #[test]
-    fn not_held_names_the_default_store_of_root_or_of_the_user() {
-        require!(has_namespaces("the default store of root") && has("setpriv"));
-        let sandbox = Sandbox::new(Kind::Directory);
-        let done = with_default_stores(
-            &sandbox,
-            "
-            csalock lock --forever of-root; $USER csalock lock --forever of-user
-            $USER csalock unlock of-root; csalock unlock of-user; SUDO_UID=8 csalock unlock of-user
-            CSALOCK_STORE=dir:/var/lib/other csalock unlock of-root",
-        );
-        let hint = |store: &str| format!("store dir:{store} has a lock of this name: use --store dir:{store}");
-        assert_eq!(
-            done.stderr,
-            format!(
-                "csalock: lock of-root is not held; {0}\n\
-             csalock: lock of-user is not held; {1}\n\
-             csalock: lock of-user is not held; {1}\n\
-             csalock: lock of-root in store dir:/var/lib/other is not held; {0}\n",
-                hint("/var/lib/csalock"),
-                hint("/var/mail/.local/state/csalock")
-            )
-        );
     }
 }

@@ -103,7 +103,7 @@ on_every_store! {
         sandbox.csalock(["put", "value", "1"]).run();
         sandbox.csalock(["lock", "--forever", "held"]).run();
         sandbox.csalock(["claim", "claimed", "--id", "1"]).stdout("1\n").run();
-        for call in ["status", "status held", "status --json", "history", "history --json", "audit", "overdue --all", "overdue --json", "metrics",
+        for call in ["status", "status held", "status --json", "history", "history --json", "overdue --all", "overdue --json", "metrics",
                      "get value", "get --json value", "lookup claimed", "gc --json", "renew --json --ttl 1m held", "--help", "--version", "man", "completions bash"] {
             for (to, problem) in [(">&-", "closed"), ("> /dev/full", "No space left on device")] {
                 let done = sandbox.script("dash", &format!("csalock {call} {to}")).capture();

@@ -4,11 +4,8 @@ use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use csalock::lock::{EndReason, Mode};
 use serde_json::Value;
 
-use crate::audit::plant_grants;
-use crate::expected_time::past;
 use crate::postgres::Server;
 use crate::sandbox::{Done, Kind, Mount, Sandbox, has_namespaces, is_root, wait_until};
 
@@ -145,26 +142,6 @@ on_every_store! {
         assert!(done.stdout.contains(&cure), "{done:?}");
         sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture();
         has(&doctor(sandbox, &[]).1, "good records: 0 held, 0 waiting");
-    }
-
-    fn a_lock_that_has_been_held_far_longer_than_usual_is_doubtful(sandbox: &Sandbox) {
-        plant_grants(sandbox, &[(); 3].map(|()| past("x", Mode::Exclusive, 1, EndReason::Released)));
-        let _holder = sandbox.holder("x");
-        // No job is usual after two grants.
-        plant_grants(sandbox, &[(); 2].map(|()| past("y", Mode::Exclusive, 1, EndReason::Released)));
-        let _other = sandbox.holder("y");
-        let call = |clock: &str, words: &[&str]| sandbox.csalock(["doctor"].iter().chain(words)).env(crate::sandbox::CLOCK, clock).capture();
-        let (code, findings) = examined(&call("+4h", &["--json"]), sandbox);
-        assert_eq!(code, 0, "{findings:#?}");
-        let found: Vec<&String> = findings.iter().filter(|line| line.contains(" holders: ")).collect();
-        let start = "doubtful holders: lock x has been held for 4h";
-        let end = ", and usually is for 1h (9 of 10 times at most 1h)";
-        assert!(found.len() == 1 && found[0].starts_with(start) && found[0].ends_with(end), "{findings:#?}");
-        let lock = format!("--store {} x", csalock::name::shell_quote(sandbox.store().as_bytes()));
-        let cure = format!("  fix: check `csalock status {lock}`; if the holder hangs, `csalock unlock --force --end {lock}` ends it\n");
-        assert!(call("+4h", &[]).stdout.contains(&cure), "{cure}");
-        let (_, findings) = examined(&call("+2h", &["--json"]), sandbox);
-        assert!(!findings.iter().any(|line| line.contains(" holders: ")), "{findings:#?}");
     }
 
     fn an_invalid_url_and_two_names_are_usage_errors(sandbox: &Sandbox) {

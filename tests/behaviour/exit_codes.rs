@@ -60,7 +60,6 @@ on_every_store! {
         for (words, option, value, least, most) in [
             (&["lock", "-j", "three", "x"][..], "--slots", "three", 1, 10_000),
             (&["lock", "-j", "0", "x"], "--slots", "0", 1, 10_000),
-            (&["lock", "--attempts", "1.5", "x"], "--attempts", "1.5", 1, u32::MAX.into()),
             (&["run", "-E", "256", "x", "true"], "--conflict-exit-code", "256", 0, 255),
             (&["lock", "--pid", "99999999999", "x"], "--pid", "99999999999", 1, 2_147_483_647),
             (&["history", "-n", "-", "x"], "--lines", "-", 1, u32::MAX.into()),

@@ -133,7 +133,7 @@ on_every_kind_of_store! {
 
     fn odd_durations_are_usage_errors(sandbox: &Sandbox) {
         for options in [["--ttl", "0"], ["--ttl", "-1"], ["--ttl", "1x"], ["-w", "-1"], ["-w", "soon"], ["--ttl", "inf"], ["--ttl", "5M"],
-                        ["-w", ""], ["--backoff", "1s"], ["--backoff", "2s..1s"], ["--attempts", "0"], ["-E", "256"]] {
+                        ["-w", ""], ["--backoff", "1s"], ["--backoff", "2s..1s"], ["-E", "256"]] {
             sandbox.csalock(["lock", options[0], options[1], "x"]).capture().prints(64, "");
         }
         assert!(!sandbox.store_exists());

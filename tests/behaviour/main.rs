@@ -36,18 +36,16 @@ const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
 /// Modules about words, terminals, shells, signals and rules, which hardly depend on the store. A quick run tries them in a
 /// directory only.
-const IN_A_DIRECTORY: [&str; 20] = [
+const IN_A_DIRECTORY: [&str; 18] = [
     "answers",
-    "audit",
     "command_line",
     "deadlock",
     "descriptors",
     "exit_codes",
-    "expected_time",
-    "follow",
     "history",
     "latest",
     "metrics",
+    "overlaps",
     "modes",
     "names",
     "old_flock",
@@ -139,7 +137,6 @@ macro_rules! tests_on {
 }
 
 mod answers;
-mod audit;
 mod broken;
 mod claims;
 mod cleaners;
@@ -155,9 +152,6 @@ mod descriptors;
 mod doctor;
 mod exchanges;
 mod exit_codes;
-mod expected_time;
-mod fence;
-mod follow;
 mod gc;
 mod help;
 mod history;
@@ -179,6 +173,7 @@ mod names;
 mod namespaces;
 mod old_flock;
 mod outages;
+mod overlaps;
 mod owner;
 mod partitions;
 mod postgres_outages;

@@ -430,7 +430,7 @@ fn a_wait_without_a_server_ends_in_time_and_other_commands_at_once() {
     let at_once: [&[&str]; 8] = [
         &["lock", "-n", "x"],
         &["run", "-w", "0", "x", "true"],
-        &["lock", "--attempts", "1", "x", "y"],
+        &["lock", "-n", "x", "y"],
         &["put", "-n", "x", "value"],
         &["get", "x"],
         &["status"],

@@ -133,7 +133,7 @@ on_every_store! {
         for words in [&[][..], &["--json"], &["-1"], &["held"], &["none"], &["*"], &["--json", "held", "none", "abandoned"]] {
             sandbox.csalock(["status"].iter().chain(words)).capture();
         }
-        for words in ["gc --dry-run", "audit", "history", "history --json", "history held", "history a*", "history -n 1"] {
+        for words in ["gc --dry-run", "history", "history --json", "history held", "history a*", "history -n 1"] {
             sandbox.csalock(words.split(' ')).capture();
         }
         sandbox.csalock(["unlock", "-q", "held"]).status(82).run();

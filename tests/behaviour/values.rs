@@ -95,7 +95,7 @@ on_every_store! {
 
     fn an_option_is_never_the_value(sandbox: &Sandbox) {
         let options = [
-            "-n", "--nonblock", "--nb", "--nonblocking", "-w5", "--timeout=5", "--wait=5", "--fail-on-stale", "--attempts=3",
+            "-n", "--nonblock", "--nb", "--nonblocking", "-w5", "--timeout=5", "--wait=5", "--fail-on-stale",
             "--backoff=1s..2s", "--label=x", "-E9", "--conflict-exit-code=9", "-q", "--quiet", "-v", "--verbose", "--json",
             "--mode=644", "--if-version=0",
         ];

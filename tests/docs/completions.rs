@@ -109,7 +109,7 @@ fn hinted(command: Command) -> Command {
             ValueHint::Hostname
         }
         "run" => ValueHint::Username,
-        "lock" | "history" | "audit" | "gc" | "doctor" | "overdue" | "claim" => ValueHint::EmailAddress,
+        "lock" | "history" | "gc" | "doctor" | "overdue" | "claim" => ValueHint::EmailAddress,
         "man" => ValueHint::CommandName,
         _ => ValueHint::AnyPath,
     };

@@ -18,9 +18,9 @@ use super::{definition, in_project};
 const HELD: [&str; 3] = ["two words", "plain", "co:lon"];
 
 /// Commands whose operands are names.
-const NAMING: [&str; 18] = [
-    "unlock", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup", "unclaim",
-    "lock", "gc", "doctor", "overdue", "claim", "run",
+const NAMING: [&str; 17] = [
+    "unlock", "status", "list", "history", "metrics", "renew", "get", "put", "del", "lookup", "unclaim", "lock", "gc",
+    "doctor", "overdue", "claim", "run",
 ];
 
 /// A lock that only the history contains.
@@ -161,9 +161,7 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
     }
     assert!(offers(&["csalock", "gc", "pl"]).contains("plain") && offers(&["csalock", "doctor", "yes"]).contains(PAST));
     let live: BTreeSet<String> = HELD.into_iter().map(String::from).collect();
-    for command in
-        ["unlock", "wait", "status", "list", "history", "audit", "metrics", "renew", "get", "put", "del", "lookup"]
-    {
+    for command in ["unlock", "wait", "status", "list", "history", "metrics", "renew", "get", "put", "del", "lookup"] {
         let offered = offers(&["csalock", command, ""]);
         assert!(live.is_subset(&offered) && !offered.iter().any(|name| name.contains("line")), "{offered:?}");
         assert_eq!(offers(&["csalock", command, "-q", "--json", "pl"]), BTreeSet::from(["plain".to_string()]));
@@ -171,16 +169,14 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
         assert!(!offers(&["csalock", "--store", "dir:/nowhere/at/all", command, "pl"]).contains("plain"));
         assert!(offers(&["csalock", "--json", command, "pl"]).contains("plain"));
     }
-    for command in ["lock", "run", "run-with-lock"] {
+    for command in ["lock", "run"] {
         let offered = offers(&["csalock", command, "-n", ""]);
         assert!(live.is_subset(&offered) && !offered.iter().any(|name| name.contains("line")), "{offered:?}");
         assert_eq!(offers(&["csalock", "--json", command, "yes"]), BTreeSet::from([PAST.to_string()]));
         assert!(!offers(&["csalock", command, "--store", "dir:/nowhere/at/all", "yes"]).contains(PAST));
         assert!(offers(&["csalock", command, "./no"]).iter().any(|file| file.ends_with("notes")));
     }
-    for command in ["history", "audit"] {
-        assert_eq!(offers(&["csalock", command, "yes"]), BTreeSet::from([PAST.to_string()]));
-    }
+    assert_eq!(offers(&["csalock", "history", "yes"]), BTreeSet::from([PAST.to_string()]));
     assert_eq!(offers(&["csalock", "man", "hi"]), BTreeSet::from(["history".to_string()]));
     assert!(offers(&["csalock", "man", ""]).contains("7"));
     let stores = BTreeSet::from(["dir:", "sqlite:", "etcd://", "etcds://", "postgres://", "ssh://"].map(String::from));
@@ -200,9 +196,7 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
     assert!(offers(&["csalock", "status", "--color", "al"]).contains("always"));
     assert!(!offers(&["csalock", "renew", "--ttl", "pl"]).contains("plain"));
     assert!(offers(&["csalock", "run", "--on-lost", ""]).contains("warn"));
-    for before in
-        [&["run-with-lock", "job"][..], &["run", "-w", "5", "job", "--"], &["run", "-n", "--ttl", "1m", "job"]]
-    {
+    for before in [&["run", "job"][..], &["run", "-w", "5", "job", "--"], &["run", "-n", "--ttl", "1m", "job"]] {
         assert!(offers(&[&["csalock"], before, &["csal"]].concat()).contains("csalock"), "{before:?}");
     }
 }

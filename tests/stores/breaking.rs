@@ -8,9 +8,7 @@ use csalock::error::ErrorKind;
 use csalock::error::Result;
 use csalock::host::{Host, Unix};
 use csalock::lock::{HandleHash, NotHolder, Owner, Page};
-use csalock::store::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Store, Upkeep, Versioned, Visit, WriteSet,
-};
+use csalock::store::{Abilities, CommitResult, Finding, Leases, Store, Upkeep, Versioned, Visit, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig};
 
@@ -55,8 +53,8 @@ impl Store for Changing {
 }
 
 impl Upkeep for Changing {
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.store.read_new_history(cursor, visit)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.store.read_history(visit)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

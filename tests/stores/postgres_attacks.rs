@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{HistoryCursor, LinesOfHistory, Store, StoreDeadline, Upkeep, Version, WriteSet};
+use csalock::store::{LinesOfHistory, Store, StoreDeadline, Upkeep, Version, WriteSet};
 
 use crate::postgres::{self, Server};
 use crate::postgres_alone::{SECOND, open, wait_until};
@@ -72,7 +72,7 @@ fn no_function_or_operator_of_another_role_runs() {
     other.wake(b"waiter", &lease);
     other.end_lease(&lease);
     other.scan(&mut |_, _| Ok(())).unwrap();
-    assert!(other.read_new_history(&mut HistoryCursor::default(), &mut |_| {}).unwrap());
+    assert!(other.read_history(&mut |_| {}).unwrap());
     assert!(!other.diagnose().is_empty());
     for view in ["entries", "holders", "waiters"] {
         server.sql(&format!("SELECT * FROM csalock.{view}"));

@@ -10,9 +10,7 @@ use csalock::error::{Error, ErrorKind};
 use csalock::history::HistoryLimits;
 use csalock::host::Host;
 use csalock::lock::{Begun, Lease, LeaseClock};
-use csalock::store::{
-    CommitResult, HistoryCursor, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
-};
+use csalock::store::{CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
@@ -411,17 +409,6 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     wanted.iter().for_each(|line| rig.again().append_history(line, &HistoryLimits::default()));
     assert_eq!(lines(), (keeps, if keeps { wanted.into_iter().map(String::into_bytes).collect() } else { Vec::new() }));
     assert_eq!(rig.bodies(), [b"one"]);
-    if keeps && rig.kind != Kind::Memory {
-        let mut cursor = HistoryCursor::default();
-        let mut new = || {
-            let mut lines = Vec::new();
-            store.read_new_history(&mut cursor, &mut |line| lines.push(line.to_vec())).unwrap();
-            lines
-        };
-        assert_eq!((new().len(), new().len()), (10, 0));
-        rig.again().append_history("another\n", &HistoryLimits::default());
-        assert_eq!((new(), new()), (vec![b"another\n".to_vec()], Vec::new()));
-    }
     rig.remove(b"x", &version);
     assert!(rig.kind == Kind::Memory || rig.is_on_servers() || rig.path().exists() == (rig.kind != Kind::Beside));
 }

@@ -96,7 +96,7 @@ pub(crate) fn wait(rng: &mut Rng) -> Wait {
         fail_on_stale: rng.u8(..12) == 0,
         label: rng.u8(..8) == 0,
         other_code: rng.u8(..12) == 0,
-        attempts: rng.u8(..16) == 0,
+        backoff: rng.u8(..16) == 0,
     }
 }
 

@@ -158,7 +158,7 @@ pub(crate) struct Wait {
     pub(crate) fail_on_stale: bool,
     pub(crate) label: bool,
     pub(crate) other_code: bool,
-    pub(crate) attempts: bool,
+    pub(crate) backoff: bool,
 }
 
 /// A fault of one of a round's processes, this many milliseconds after the round began.

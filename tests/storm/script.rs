@@ -174,7 +174,7 @@ fn waiting(wait: &Wait) -> String {
     options += if wait.fail_on_stale { " --fail-on-stale" } else { "" };
     options += if wait.label { " --label storm" } else { "" };
     options += &if wait.other_code { format!(" -E {CHOSEN}") } else { String::new() };
-    options + if wait.attempts { " --attempts 5 --backoff 5ms..50ms" } else { "" }
+    options + if wait.backoff { " --backoff 5ms..50ms" } else { "" }
 }
 
 fn looking(look: Look) -> String {

@@ -554,7 +554,7 @@ fn a_grant_that_ends_before_its_record_is_read_again_keeps_its_token() {
     // 9 is dead, so the next one grants the lock to 2, which dies then.
     with_a_waiter(&fixture, 9);
     fixture.store.0.inside.lock().unwrap().doomed.push(2);
-    let patience = WaitPolicy { limit: Some(Duration::from_secs(1)), attempts: None, backoff: None };
+    let patience = WaitPolicy { limit: Some(Duration::from_secs(1)), backoff: None };
     let taken = fixture.applicant(0, Lifetime::WhileOwnerLives);
     fixture.engines[0].acquire(b"x", &taken, &patience, None, &mut |_| None).unwrap();
     nothing_is_found(&fixture.report());

@@ -8,7 +8,7 @@ use jiff::civil::{Date, Time, Weekday};
 use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
-use crate::command::acquire::{Acquisition, TO_ESTIMATE};
+use crate::command::acquire::{Acquisition, TO_LOOK};
 use crate::command::context::eprint_line;
 use crate::engine::{AcquireAllResult, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
@@ -152,7 +152,7 @@ impl<'a> Recurring<'a> {
         };
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
         // The wait is over.
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_ESTIMATE));
+        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_LOOK));
         let now = engine.time()?;
         let complain = Complain { by, span: millis(most), now: millis(now) };
         if engine.apply(&target.name, &complain)? != Complaint::Due {

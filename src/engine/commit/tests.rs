@@ -9,7 +9,7 @@ use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPol
 use crate::host::{Fake, Host};
 use crate::lock::{Lease, Lifetime, Liveness, Owner, Page, Record, Refusal, Release, Value};
 use crate::store::{
-    Abilities, CommitResult, Finding, HistoryCursor, Leases, Memory, Store, Upkeep, Version, Versioned, Visit, WriteSet,
+    Abilities, CommitResult, Finding, Leases, Memory, Store, Upkeep, Version, Versioned, Visit, WriteSet,
 };
 
 const TRY: Duration = Duration::from_millis(10);
@@ -72,8 +72,8 @@ impl Store for Contended {
 }
 
 impl Upkeep for Contended {
-    fn read_new_history(&self, cursor: &mut HistoryCursor, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.memory.read_new_history(cursor, visit)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.memory.read_history(visit)
     }
 
     fn diagnose(&self) -> Vec<Finding> {

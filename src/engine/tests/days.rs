@@ -6,9 +6,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::lock::{BeginRun, RunStart};
-use crate::store::{
-    Abilities, Finding, HistoryCursor, Leases, Scope, StoreDeadline, Upkeep, Versioned, Visit, guarded,
-};
+use crate::store::{Abilities, Finding, Leases, Scope, StoreDeadline, Upkeep, Versioned, Visit, guarded};
 
 const JOB: &[u8] = b"job";
 const HOUR: u64 = 3_600_000;
@@ -79,10 +77,6 @@ impl Store for Restarting {
 }
 
 impl Upkeep for Restarting {
-    fn read_new_history(&self, _cursor: &mut HistoryCursor, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        Ok(false)
-    }
-
     fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
     }

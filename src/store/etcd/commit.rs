@@ -225,31 +225,17 @@ fn prune_sometimes(client: &Client, prefix: &[u8], limits: &HistoryLimits) {
     }
 }
 
-/// Visits the lines that were added after the revision `known`, oldest first, and sets `known` to the last revision
-/// that was read; 0 is before all lines.
-///
-/// Keys begin with the clocks of their writers, so a new line need not have the last key. Revisions only grow.
-pub(super) fn new_history(client: &Client, prefix: &[u8], known: &mut u64, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-    let (mut from, mut until, mut new) = (prefix.to_vec(), None, Vec::new());
+/// Visits all lines, oldest first. Keys begin with the clocks of their writers, so a new line need not have the last key;
+/// revisions only grow.
+pub(super) fn read_history(client: &Client, prefix: &[u8], visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+    let (mut from, mut lines) = (prefix.to_vec(), Vec::new());
     loop {
-        let mut question = range_of_lines(&from, prefix, PAGE, false);
-        if *known > 0 {
-            question["min_mod_revision"] = (*known + 1).to_string().into();
-        }
-        let found: RangeAnswer = client.ask("/v3/kv/range", &question)?;
-        // Only a cluster that was set up anew or restored from a copy returns to an earlier revision.
-        if found.header.revision < *known {
-            (*known, from, until, new) = (0, prefix.to_vec(), None, Vec::new());
-            continue;
-        }
+        let found: RangeAnswer = client.ask("/v3/kv/range", &range_of_lines(&from, prefix, PAGE, false))?;
         from = next_page(client, &from, &found)?;
-        // Lines that were added after the first page are left to the next call: pages before may lack others.
-        let until = *until.get_or_insert(found.header.revision);
-        new.extend(found.kvs.into_iter().filter(|pair| pair.mod_revision <= until));
+        lines.extend(found.kvs);
         if !found.more {
-            new.sort_by_key(|pair| pair.mod_revision);
-            new.iter().for_each(|pair| visit(&pair.value));
-            *known = until;
+            lines.sort_by_key(|pair| pair.mod_revision);
+            lines.iter().for_each(|pair| visit(&pair.value));
             return Ok(());
         }
     }

@@ -3,7 +3,6 @@
 //! Numbers of rows are taken before their transactions end, so a lower number may appear later. A reader therefore
 //! remembers the rows of transactions that were not all over at its last read.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::session::array;
@@ -89,9 +88,8 @@ impl Postgres {
     }
 }
 
-const NEW: &str = "SELECT id, line, xact, pg_snapshot_xmin(pg_current_snapshot())::text::bigint FROM $.history \
-                   WHERE xact >= $1::bigint AND id > $2::bigint ORDER BY id LIMIT 1000";
-const XMIN: &str = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, $.origin()";
+const LINES: &str = "SELECT id, line FROM $.history WHERE id > $1::bigint AND (SELECT $.origin()) IS NOT NULL \
+                     ORDER BY id LIMIT 1000";
 const PRUNE: &str = "DELETE FROM $.history WHERE at < clock_timestamp() - $1::bigint * interval '1 s' OR id <= (SELECT \
                      max(id) FROM (SELECT id, sum(octet_length(line)) OVER (ORDER BY id DESC) AS size FROM $.history) s \
                      WHERE size > $2::bigint)";
@@ -99,43 +97,19 @@ const PRUNE: &str = "DELETE FROM $.history WHERE at < clock_timestamp() - $1::bi
 /// Number of commits out of 256 after which the process removes old lines.
 const NOW_AND_THEN: u8 = 4;
 
-/// How far a reader has read the history.
-#[derive(Default)]
-pub(super) struct Cursor {
-    /// Transaction that no later line precedes.
-    before: u64,
-    /// Rows that were read although their transactions do not precede that one.
-    rows: BTreeSet<i64>,
-}
-
 impl Postgres {
-    /// Visits the lines that were added since the last call with this cursor, oldest first.
-    pub(super) fn new_history(&self, cursor: &mut Cursor, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let Some(rows) = self.query(XMIN, &[])? else { return Ok(()) };
-        let open = rows.first().and_then(|row| number(row, 0)).ok_or_else(|| self.nonsense())? as u64;
-        // Only a server that was restored from a copy returns to an earlier transaction.
-        if open < cursor.before {
-            *cursor = Cursor::default();
-        }
-        let (known, mut last) = (std::mem::take(&mut cursor.rows), 0_i64);
+    /// Visits all lines, oldest first.
+    pub(super) fn visit_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let mut last = 0_i64;
         loop {
-            let from = [cursor.before.to_be_bytes().to_vec(), last.to_be_bytes().to_vec()];
-            let rows = self.query(NEW, &from)?.unwrap_or_default();
-            for row in &rows {
-                let (Some(id), Some(Some(line)), Some(xact)) = (number(row, 0), row.get(1), number(row, 2)) else {
-                    return Err(self.nonsense());
-                };
-                last = last.max(id);
-                if xact as u64 >= open {
-                    cursor.rows.insert(id);
-                }
-                if !known.contains(&id) {
-                    visit(line);
-                }
-            }
+            let rows = self.query(LINES, &[last.to_be_bytes().to_vec()])?.unwrap_or_default();
             if rows.is_empty() {
-                cursor.before = open;
                 return Ok(());
+            }
+            for row in &rows {
+                let (Some(id), Some(Some(line))) = (number(row, 0), row.get(1)) else { return Err(self.nonsense()) };
+                last = last.max(id);
+                visit(line);
             }
         }
     }

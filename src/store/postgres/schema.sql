@@ -17,7 +17,7 @@ CREATE TABLE "csalock".removed(bucket int PRIMARY KEY, number bigint NOT NULL) W
 INSERT INTO "csalock".removed SELECT bucket, floor(extract(epoch FROM now()) * 1000000)::bigint
   FROM generate_series(0, 255) bucket;
 CREATE TABLE "csalock".history(id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, line bytea NOT NULL,
- at timestamptz NOT NULL DEFAULT clock_timestamp(), xact bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint);
+ at timestamptz NOT NULL DEFAULT clock_timestamp());
 -- The server's identity and timeline; an error on a standby.
 CREATE FUNCTION "csalock".origin() RETURNS text LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
  SELECT system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) FROM pg_control_system() $$;

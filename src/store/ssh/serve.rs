@@ -14,12 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, WakeAddress, WakeSocket};
 use crate::lock::{Handle, HandleHash, Lease};
 use crate::store::{
-    CommitResult, HistoryCursor, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions,
-    WriteSet,
+    CommitResult, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions, WriteSet,
 };
-
-/// Maximum number of histories that a client reads in parts.
-const MOST_CURSORS: usize = 16;
 
 /// Maximum time to wait for the end of an earlier server process.
 const TO_END: Duration = Duration::from_secs(8);
@@ -36,7 +32,7 @@ pub fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
     let session = store.as_ref().map(|_| session).map_err(Error::clone);
     let greeted = print(&Greeting { csalock_serve: VERSION, program: env!("CARGO_PKG_VERSION").to_string(), session });
     let store = store?;
-    let server = Server { store: store.as_ref(), host, subscriptions: Vec::new(), cursors: Vec::new() };
+    let server = Server { store: store.as_ref(), host, subscriptions: Vec::new() };
     match greeted.and_then(|()| answer_all(server, &bell)) {
         // The client has ended the connection before its answer.
         Err(error) if error.kind() == ErrorKind::InputOutput => Ok(()),
@@ -71,8 +67,6 @@ pub(super) struct Server<'a> {
     pub(super) host: &'a dyn Host,
     /// Open subscriptions, each with the id of its request.
     pub(super) subscriptions: Vec<(u64, Box<dyn Subscription>)>,
-    /// How far the client has read the history, each with the id of the last request.
-    pub(super) cursors: Vec<(u64, HistoryCursor)>,
 }
 
 impl Server<'_> {
@@ -130,9 +124,8 @@ impl Server<'_> {
             WireRequest::Subscribe(waiter) => {
                 self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?
             }
-            WireRequest::SubscribeToHistory => self.subscribe(id, Topic::History)?,
             WireRequest::Unsubscribe(_) => Reply::Done,
-            WireRequest::History(after) => self.history(id, after)?,
+            WireRequest::History => self.history(id)?,
             WireRequest::Sweep { dry_run } => store.sweep(dry_run)?.into(),
             WireRequest::Diagnose => Reply::Findings(store.diagnose()),
         })
@@ -189,21 +182,14 @@ impl Server<'_> {
         Ok(Reply::Done)
     }
 
-    fn history(&mut self, id: u64, after: Option<u64>) -> Result<Reply> {
-        let known = self.cursors.iter().position(|(last, _)| Some(*last) == after);
-        let mut cursor = known.map_or_else(HistoryCursor::default, |at| self.cursors.remove(at).1);
+    fn history(&self, id: u64) -> Result<Reply> {
         let mut printed = Ok(());
-        let is_kept = self.store.read_new_history(&mut cursor, &mut |text| {
+        let is_kept = self.store.read_history(&mut |text| {
             if printed.is_ok() {
                 printed = print(&(id, Reply::Line(Bytes(text.to_vec()))));
             }
         })?;
-        printed?;
-        self.cursors.push((id, cursor));
-        if self.cursors.len() > MOST_CURSORS {
-            self.cursors.remove(0);
-        }
-        Ok(Reply::History { is_kept, is_anew: known.is_none() })
+        printed.map(|()| Reply::EndOfHistory { is_kept })
     }
 }
 

@@ -48,11 +48,9 @@ pub(super) enum WireRequest {
     NewSightings(Vec<Lease>, Vec<Sighting>),
     /// Subscribes to the channel of a waiter. The subscription has the id of the request.
     Subscribe(HandleHash),
-    SubscribeToHistory,
     /// Ends the subscription with this id. The server does not reply.
     Unsubscribe(u64),
-    /// Reads the history after the read with this id, or from its beginning.
-    History(Option<u64>),
+    History,
     Sweep {
         dry_run: bool,
     },
@@ -75,10 +73,8 @@ pub(super) enum Reply {
     Span(u64),
     Sightings(Vec<Sighting>),
     Line(Bytes),
-    /// The end of the lines of history, if the store keeps one, and whether they are all lines.
-    History {
+    EndOfHistory {
         is_kept: bool,
-        is_anew: bool,
     },
     Swept(u64, Vec<Error>),
     Findings(Vec<Finding>),
