@@ -16,9 +16,6 @@ _csalock() {
             ",$1")
                 cmd="csalock"
                 ;;
-            csalock,audit)
-                cmd="csalock__subcmd__audit"
-                ;;
             csalock,claim)
                 cmd="csalock__subcmd__claim"
                 ;;
@@ -30,9 +27,6 @@ _csalock() {
                 ;;
             csalock,doctor)
                 cmd="csalock__subcmd__doctor"
-                ;;
-            csalock,fence)
-                cmd="csalock__subcmd__fence"
                 ;;
             csalock,gc)
                 cmd="csalock__subcmd__gc"
@@ -70,9 +64,6 @@ _csalock() {
             csalock,run)
                 cmd="csalock__subcmd__run"
                 ;;
-            csalock,run-with-lock)
-                cmd="csalock__subcmd__run"
-                ;;
             csalock,serve)
                 cmd="csalock__subcmd__serve"
                 ;;
@@ -95,7 +86,7 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock wait status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions"
+            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run lock unlock wait status list history overdue metrics renew get put del claim unclaim lookup gc doctor serve man completions"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -116,44 +107,8 @@ _csalock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
-        csalock__subcmd__audit)
-            opts="-q -v -h --since --tolerance --utc --store --json --quiet --verbose --color --help"
-            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
-                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-                return 0
-            fi
-            case "${prev}" in
-                --since)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --tolerance)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --store)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --color)
-                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
-                    return 0
-                    ;;
-                *)
-                    COMPREPLY=()
-                    ;;
-            esac
-            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-            return 0
-            ;;
         csalock__subcmd__claim)
-            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --id --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --id --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -174,13 +129,6 @@ _csalock() {
                     return 0
                     ;;
                 --backoff)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --attempts)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -249,7 +197,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__del)
-            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -270,13 +218,6 @@ _csalock() {
                     return 0
                     ;;
                 --backoff)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --attempts)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -355,35 +296,6 @@ _csalock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
-        csalock__subcmd__fence)
-            opts="-q -v -h --token --show --store --json --quiet --verbose --color --help"
-            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
-                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-                return 0
-            fi
-            case "${prev}" in
-                --token)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --store)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --color)
-                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
-                    return 0
-                    ;;
-                *)
-                    COMPREPLY=()
-                    ;;
-            esac
-            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-            return 0
-            ;;
         csalock__subcmd__gc)
             opts="-q -v -h --dry-run --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -407,7 +319,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__get)
-            opts="-w -n -E -x -s -j -q -v -h --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --lock --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -434,13 +346,6 @@ _csalock() {
                     fi
                     return 0
                     ;;
-                --attempts)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
                 --label)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
@@ -456,13 +361,6 @@ _csalock() {
                     return 0
                     ;;
                 -E)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --give-up-if)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -513,7 +411,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__history)
-            opts="-f -n -q -v -h --since --until --at --follow --utc --lines --store --json --quiet --verbose --color --help"
+            opts="-n -q -v -h --since --until --at --utc --lines --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -570,7 +468,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --pid --print-handle --reentrant --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --print-handle --reentrant --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -597,13 +495,6 @@ _csalock() {
                     fi
                     return 0
                     ;;
-                --attempts)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
                 --label)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
@@ -619,13 +510,6 @@ _csalock() {
                     return 0
                     ;;
                 -E)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --give-up-if)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -804,7 +688,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__put)
-            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -825,13 +709,6 @@ _csalock() {
                     return 0
                     ;;
                 --backoff)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --attempts)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -932,20 +809,13 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --attempts --label --no-command --conflict-exit-code --give-up-if --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --fcntl --reentrant --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
+            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --fcntl --reentrant --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
                 --backoff)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --attempts)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -967,13 +837,6 @@ _csalock() {
                     return 0
                     ;;
                 -E)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --give-up-if)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -1120,19 +983,12 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__status)
-            opts="-1 -W -q -v -h --names-only --watch --all-stores --utc --interval --store --json --quiet --verbose --color --help"
+            opts="-1 -W -q -v -h --names-only --watch --all-stores --utc --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --interval)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1221,7 +1077,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__wait)
-            opts="-w -n -E -q -v -h --timeout --nonblock --backoff --attempts --conflict-exit-code --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --backoff --conflict-exit-code --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1242,13 +1098,6 @@ _csalock() {
                     return 0
                     ;;
                 --backoff)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --attempts)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -1372,7 +1221,7 @@ _csalock_offer_store() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0 is_store=0
-    local valued=" --also --at --attempts --backoff --busy --color --command --conflict-exit-code --give-up-if --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w "
+    local valued=" --also --at --backoff --busy --color --command --conflict-exit-code --handle --id --if-version --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --ttl --until -E -c -j -o -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))
@@ -1410,10 +1259,10 @@ _csalock_or_live() {
         unlock,1 | wait,1 | status,1 | list,1 | metrics,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
             _csalock_offer_names "$1" "$2" _csalock_live
             ;;
-        lock,1 | history,1 | audit,1 | gc,1 | doctor,1 | overdue,1 | claim,1)
+        lock,1 | history,1 | gc,1 | doctor,1 | overdue,1 | claim,1)
             _csalock_offer_names "$1" "$2" _csalock_live _csalock_past
             ;;
-        run-with-lock,1 | run,1)
+        run,1)
             if ((operand == last)); then
                 _csalock_offer_names "$1" "$2" _csalock_live _csalock_past
                 return
@@ -1431,8 +1280,8 @@ _csalock_or_live() {
                 mapfile -t COMPREPLY < <(compgen -c -- "$2")
             fi
             ;;
-        fence,1 | serve,1) compopt -o bashdefault -o default 2>/dev/null ;;
-        man,1) mapfile -t COMPREPLY < <(compgen -W "run run-with-lock lock unlock wait status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7" -- "$2") ;;
+        serve,1) compopt -o bashdefault -o default 2>/dev/null ;;
+        man,1) mapfile -t COMPREPLY < <(compgen -W "run lock unlock wait status list history overdue metrics renew get put del claim unclaim lookup gc doctor serve man completions 7" -- "$2") ;;
         *) _csalock_offer_known "$@" ;;
     esac
 }

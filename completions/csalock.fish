@@ -34,7 +34,6 @@ complete -c csalock -n "__fish_csalock_needs_command" -s v -l verbose -d 'Print 
 complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_needs_command" -s V -l version -d 'Print version'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Acquire a lock, run a command, release the lock'
-complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d 'Acquire a lock, run a command, release the lock'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Acquire locks for the calling script'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Release locks'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "wait" -d 'Wait until locks are free, and leave them free'
@@ -42,13 +41,11 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show ho
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "history" -d 'Show past holders: from when to when, and how it ended'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "overdue" -d 'List jobs that have not succeeded in time'
-complete -c csalock -n "__fish_csalock_needs_command" -f -a "audit" -d 'Check the history for two holders at once and for falling tokens'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "metrics" -d 'Print the state of the locks for Prometheus'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "renew" -d 'Restart the time limit of held locks'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "get" -d 'Print the value that a lock guards'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "put" -d 'Write the value that a lock guards'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "del" -d 'Delete the value that a lock guards'
-complete -c csalock -n "__fish_csalock_needs_command" -f -a "fence" -d 'Replace a file, unless a newer holder has written it'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "claim" -d 'Claim names permanently, all or none, and print the id'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unclaim" -d 'Give up claims'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print the id that claims a name, or the names of an id'
@@ -58,10 +55,8 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "serve" -d 'Serve a 
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "man" -d 'Show a page of the manual'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "completions" -d 'Print the completions for a shell'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
@@ -97,52 +92,10 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l tree -d 'Hold th
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Show this reason in `csalock status`' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l busy -d 'Action while the lock is busy' -r -f -a "wait\t'Wait, as long as -w allows'
-skip\t'Do not run the command, and exit 0: the same as -n -E 0'
-latest\t'Wait, without a limit unless -w gives one, until a newer caller with this option takes the place; then exit 75'
-replace\t'End the command that holds the lock, by TERM and after --kill-after by KILL, and wait for the lock; a newer caller with this option takes the place'"
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
-warn\t'The command goes on, and csalock prints a warning'"
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l once-per -d 'Run the job at most once in each hour, day, week or DURATION, on all hosts of the store' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l retries -d 'With --once-per: begin at most N more runs in a slot if runs fail or die, or inf [default: 3]' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l retry-after -d 'With --once-per: begin no run earlier than this after the last run of the slot began' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
-always\t'Everywhere'
-never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l no-command -d 'Store only the program\'s name, not the arguments of the command; CSALOCK_COMMAND=label does so for all calls'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s s -l shared -d 'Share the lock with other holders that share it'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l fcntl -d 'Lock the file itself with fcntl(2) too, as dpkg does; for names that are paths'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l reentrant -d 'If the caller runs under the lock already, run the command without acquiring it again'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l tree -d 'Hold the lock until all processes that the command started have ended; signals and limits reach all of them'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
@@ -179,7 +132,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose 
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand wait" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
@@ -190,26 +142,24 @@ complete -c csalock -n "__fish_csalock_using_subcommand wait" -l json -d 'Print 
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'Time between two updates of --watch' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one per line'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Update the display until Ctrl-C'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Update the display each second until Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all users; with NAME, only locks of this name'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l utc -d 'Show times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'Time between two updates of --watch' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one per line'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Update the display until Ctrl-C'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Update the display each second until Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces), and for root those of all users; with NAME, only locks of this name'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l utc -d 'Show times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document'
@@ -224,7 +174,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Ke
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand history" -s f -l follow -d 'Print each grant when it ends, until a signal; begin with those of --since or -n'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l utc -d 'Show and read times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
@@ -241,17 +190,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand overdue" -l json -d 'Pri
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand overdue" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -l since -d 'Check only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -l tolerance -d 'Do not count overlaps up to this length; clocks of hosts that differ by more cause false faults' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
-always\t'Everywhere'
-never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -l utc -d 'Show and read times in UTC instead of the local zone'
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -l json -d 'Print the result as one JSON document'
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand audit" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -s o -l output -d 'Write to this file: a temporary file in the same directory replaces it' -r -F
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l limit -d 'Show at most N locks: those named first, then those in use, then those held last' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand metrics" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
@@ -273,10 +211,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand renew" -s v -l verbose -
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l give-up-if -d 'Do not wait, and exit with 75, if the history says that the turn comes later than this' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
@@ -297,7 +233,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -s v -l verbose -d 
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
@@ -319,7 +254,6 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Wr
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
@@ -337,19 +271,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l json -d 'Print t
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -l token -d 'Token to write with [env: CSALOCK_TOKEN], which csalock run sets' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
-always\t'Everywhere'
-never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -l show -d 'Print the newest token that wrote FILE, and write nothing; exit 81 if there is none'
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -l json -d 'Print the result as one JSON document'
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand fence" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l id -d 'The id that claims the names, for example a user number; the default is a new id' -r -f
@@ -421,7 +344,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l hel
 
 # The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --attempts --backoff --busy --color --command --conflict-exit-code --give-up-if --handle --id --if-version --interval --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --tolerance --ttl --until -E -c -j -o -w
+    set -l valued --also --at --backoff --busy --color --command --conflict-exit-code --handle --id --if-version --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --ttl --until -E -c -j -o -w
     set -l words (commandline -opc)
     set -e words[1]
     set -l has_command 0
@@ -493,15 +416,15 @@ end
 for command in unlock wait status list metrics renew get put del unclaim lookup
     complete -c csalock -n "__fish_csalock_wants_name $command" -f -a '(__fish_csalock_live)'
 end
-for command in lock history audit gc doctor overdue claim
+for command in lock history gc doctor overdue claim
     complete -c csalock -n "__fish_csalock_wants_name $command" -f -a '(__fish_csalock_known)'
 end
-for command in run-with-lock run
+for command in run
     complete -c csalock -n "__fish_csalock_wants_name $command; and not __fish_csalock_operands >/dev/null" \
         -f -a '(__fish_csalock_known)'
     complete -c csalock -n "__fish_csalock_using_subcommand $command; and __fish_csalock_operands >/dev/null" \
         -f -a '(__fish_csalock_job)'
 end
-complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run run-with-lock lock unlock wait status list history overdue audit metrics renew get put del fence claim unclaim lookup gc doctor serve man completions 7'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -f -a 'run lock unlock wait status list history overdue metrics renew get put del claim unclaim lookup gc doctor serve man completions 7'
 complete -c csalock -n "__fish_csalock_using_subcommand completions" -f -a 'bash zsh fish'
 complete -c csalock -n "not __fish_csalock_using_subcommand serve man completions" -l store -x -a '(__fish_csalock_stores)'

@@ -199,7 +199,7 @@ on_every_store! {
 
     fn a_lock_that_is_broken_while_the_command_runs_is_lost(sandbox: &Sandbox) {
         let said = "csalock: lost while the command ran: lock x: it was held by pid PID on HOST (user USER) since TIME (AGE \
-                    ago): cat, until it was broken by --force; what the command did after that was not guarded\ncsalock: the \
+                    ago), until it was broken by --force; what the command did after that was not guarded\ncsalock: the \
                     command was ended\n";
         for options in [&[][..], &["--ttl", "6s"]] {
             let mut job = sandbox.csalock([&["run"], options, &["x", "cat"]].concat()).spawn();
