@@ -179,7 +179,7 @@ on_every_store! {
     fn a_lock_whose_waiters_are_all_stopped_is_free_until_one_goes_on(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let (first, second) = (sandbox.waiter("x", "echo first >> order"), sandbox.waiter("x", "echo second >> order"));
-        let all = [&first, &second].map(|waiter| stop(waiter));
+        let all = [&first, &second].map(stop);
         holder.wait().exits(0);
         sandbox.csalock(["wait", "-w", "inf", "x"]).run();
         sandbox.csalock(["run", "-n", "x", "dash", "-c", "echo newcomer >> order"]).run();
