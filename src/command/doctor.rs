@@ -96,8 +96,7 @@ fn delivers(context: &Context, engine: &Engine) -> Option<bool> {
     let set = WriteSet { wake: vec![(channel, None)], ..WriteSet::default() };
     store.commit(&set).ok()?;
     store.finish(&set);
-    // It may have come with the answer to the commit.
-    Some(heard.is_notified() || (wait_readable([heard.descriptor()], Some(SLOW)).ok()? && heard.is_notified()))
+    Some(wait_readable([heard.descriptor()], Some(SLOW)).ok()? && heard.is_notified())
 }
 
 /// Returns which hosts share the store, and the consequences of that.

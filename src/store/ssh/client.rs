@@ -163,9 +163,9 @@ impl Subscribed {
 
     /// Returns true if the notification has arrived, or if the server process is gone.
     fn is_over(&self) -> bool {
-        let slot = guarded(&self.slot);
-        let link = slot.link.as_ref().filter(|link| link.session == Some(self.session));
-        link.is_none_or(|link| link.notified.contains(&self.id))
+        let mut slot = guarded(&self.slot);
+        let link = slot.link.as_mut().filter(|link| link.session == Some(self.session));
+        link.is_none_or(|link| link.note_received().is_err() || link.notified.contains(&self.id))
     }
 }
 

@@ -126,11 +126,7 @@ impl Link {
     pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), LinkError> {
         let until = host.boottime() + TO_HEAR;
         loop {
-            while let Some((of, reply)) = self.lines.next()? {
-                if matches!(reply, Reply::Notified) {
-                    self.note(of)?;
-                }
-            }
+            self.note_received()?;
             if !self.read()? {
                 return Ok(());
             }
@@ -138,6 +134,16 @@ impl Link {
                 return Err(LinkError::Strange);
             }
         }
+    }
+
+    /// Notes the notifications that have come with the last reply. Other replies are for processes that have ended.
+    pub(super) fn note_received(&mut self) -> Result<(), LinkError> {
+        while let Some((of, reply)) = self.lines.next()? {
+            if matches!(reply, Reply::Notified) {
+                self.note(of)?;
+            }
+        }
+        Ok(())
     }
 
     fn note(&mut self, id: u64) -> Result<(), LinkError> {
