@@ -317,8 +317,7 @@ impl Engine {
             read => read?.filter(|stored| stored.version == version),
         };
         let Some(stored) = stored else { return Ok(None) };
-        let key = lock::key_of_damaged(name, version.number);
-        let body = lock::encode_damaged(&key, self.host.wall().as_millis() as u64, &stored.body);
+        let (key, body) = lock::encode_damaged(name, version.number, &stored.body);
         // Another process may have stored the same bytes there.
         self.write_auxiliary(&key, None, &body, WriteOptions { durability: Durability::Durable, mode: None })?;
         Ok(Some(self.store.describe(&key)))

@@ -24,7 +24,7 @@ mod value;
 pub use auxiliary::{CommitRecord, WaitEdges};
 pub(crate) use codec::{
     Auxiliary, MOST_BYTES, committed, decode_auxiliary, decode_value, encode_auxiliary, encode_damaged, encode_value,
-    key_of_damaged, name_of_auxiliary, since_of_damaged,
+    name_of_auxiliary,
 };
 pub use codec::{decode, encode, is_auxiliary};
 pub use deadlock::{Cycle, WaitNode, find_cycle};

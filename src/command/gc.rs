@@ -1,9 +1,7 @@
 //! `csalock gc`
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use super::context::{Context, print, print_json};
 use crate::cli::Gc;
@@ -65,7 +63,7 @@ impl<'a> Collection<'a> {
     }
 
     /// Collects the records of these names. A name that no record has may be a pattern, and a name that ends with a slash
-    /// means the files in that directory too.
+    /// means the store beside the files in that directory too.
     fn collect_named(&mut self, context: &Context) -> Result<()> {
         for typed in &self.asked.names {
             let target = context.target(&self.asked.common, typed)?;
@@ -77,15 +75,11 @@ impl<'a> Collection<'a> {
                 }
                 _ => self.collect(&engine, &target.display_name, status)?,
             }
-            if is_directory(typed) {
-                let (location, directory) = context.store_in(&self.asked.common, typed)?;
-                let engine = context.engine(&location)?;
-                match location.is_beside() {
-                    true => self.collect_store(&engine)?,
-                    false => self.collect_matching(&engine, &|name| {
-                        Path::new(OsStr::from_bytes(name)).parent() == Some(&directory)
-                    })?,
-                }
+            if is_directory(typed)
+                && let (inside, _) = context.store_in(&self.asked.common, typed)?
+                && inside.is_beside()
+            {
+                self.collect_store(&context.engine(&inside)?)?;
             }
         }
         Ok(())

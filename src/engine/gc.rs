@@ -13,9 +13,6 @@ use crate::store::{Scope, Swept, Version, WriteOptions};
 /// decides its owner's death.
 pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
-/// Time for which the bytes of a damaged record are kept after `unlock --force` moved them aside.
-const DAMAGED_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
-
 impl Engine {
     /// Removes leftovers. A leftover that depends on an unreadable record stays, because that record may still need it.
     pub fn sweep(&self, dry_run: bool) -> Result<Swept> {
@@ -51,7 +48,7 @@ impl Engine {
         let is_left = match (Page::of_key(key), CommitRecord::of_key(key)) {
             (Some((name, number)), _) => self.is_orphaned_page(name, number)?,
             (_, Some(proof)) => self.is_orphaned_commit_record(&proof, dry_run)?,
-            _ => self.is_orphaned_value(key)? || self.is_old_damage(key)?,
+            _ => self.is_orphaned_value(key)?,
         };
         if is_left && !dry_run {
             // The name of a page may come back, so an object that has replaced this version must stay.
@@ -59,12 +56,6 @@ impl Engine {
             self.remove_witness_of_value(key);
         }
         Ok(is_left)
-    }
-
-    fn is_old_damage(&self, key: &[u8]) -> Result<bool> {
-        let since = self.store.read(key)?.and_then(|stored| lock::since_of_damaged(&stored.body));
-        let age = since.map(|since| self.host.wall().saturating_sub(Duration::from_millis(since)));
-        Ok(age.is_some_and(|age| age > DAMAGED_KEPT))
     }
 
     fn is_orphaned_page(&self, name: &[u8], number: u64) -> Result<bool> {

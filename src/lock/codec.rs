@@ -45,9 +45,6 @@ pub(crate) const MOST_BYTES: usize = 4 << 20;
 
 const MOST_PAGES: u64 = 10_000;
 
-/// Maximum number of holders that the error for a foreign record names.
-const MOST_NAMED: usize = 3;
-
 pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
     let mut line = beginning(kind).into_bytes();
     let sum = line.len()..line.len() + 16;
@@ -137,8 +134,8 @@ fn of_unknown_form(line: &str) -> Error {
     foreign(line, "this csalock does not know its form")
 }
 
-/// Returns the problem of an object that another version wrote, with its first holders, as far as it names them as this
-/// version does.
+/// Returns the problem of an object that another version wrote, with its first holders if it names them as this version
+/// does.
 fn foreign(line: &str, how: &str) -> Error {
     let fields: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
     let holder = |grant: &serde_json::Value| {
@@ -147,7 +144,7 @@ fn foreign(line: &str, how: &str) -> Error {
         Some(format!("; held by pid {pid} on {}", crate::name::escape(owner["host"].as_str()?.as_bytes())))
     };
     let grants = fields["holders"].as_array().into_iter().flatten();
-    let holders: String = grants.filter_map(holder).take(MOST_NAMED).collect();
+    let holders: String = grants.filter_map(holder).take(3).collect();
     Error::of_other_version(format!("written by another version of csalock: {how}{holders}"))
 }
 
@@ -308,40 +305,17 @@ pub(crate) fn encode_value(name: &[u8], writer: &Owner, bytes: &[u8]) -> Vec<u8>
 /// Decodes the output of [`encode_value`] into the writer and the value; returns `None` for damaged bytes.
 /// Fails if another version of csalock wrote the value.
 pub(crate) fn decode_value(bytes: &[u8]) -> Result<Option<(Owner, Vec<u8>)>> {
-    let (head, value) = split_head(bytes);
+    let (head, value) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1));
     let head = decode_auxiliary::<ValueHead>(head)?.filter(|head| head.checksum == checksum(value));
     Ok(head.map(|head| (head.writer, value.to_vec())))
 }
 
-/// Splits the line of an object from the bytes that follow it.
-fn split_head(bytes: &[u8]) -> (&[u8], &[u8]) {
-    bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1))
-}
-
-/// The line before the bytes of a damaged record that were moved aside.
-#[derive(Serialize, Deserialize)]
-struct DamagedHead {
-    /// Time of the move, in milliseconds since 1970.
-    since: u64,
-}
-
-impl Auxiliary for DamagedHead {
-    const KIND: &'static str = "csalock-damaged";
-}
-
-/// Returns the store name for the bytes of a damaged record. A user cannot type it, because it contains a NUL byte.
-pub(crate) fn key_of_damaged(name: &[u8], version: u64) -> Vec<u8> {
-    [name, b"\0damaged.", version.to_string().as_bytes()].concat()
-}
-
-/// Returns the object that keeps the bytes of a damaged record under this key: a line, then the bytes.
-pub(crate) fn encode_damaged(key: &[u8], since: u64, bytes: &[u8]) -> Vec<u8> {
-    [&encode_auxiliary(key, &DamagedHead { since })[..], bytes].concat()
-}
-
-/// Returns the time at which the damaged record in this object was moved aside; `None` for another object.
-pub(crate) fn since_of_damaged(bytes: &[u8]) -> Option<u64> {
-    decode_auxiliary::<DamagedHead>(split_head(bytes).0).ok()?.map(|head| head.since)
+/// Returns the store name and the object that keep the bytes of a damaged record: a line, then the bytes. A user cannot
+/// type the name, because it contains a NUL byte.
+pub(crate) fn encode_damaged(name: &[u8], version: u64, bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let key = [name, b"\0damaged.", version.to_string().as_bytes()].concat();
+    let head = seal("csalock-damaged", &key, &serde_json::json!({ "version": version }));
+    (key, [&head, bytes].concat())
 }
 
 #[cfg(test)]

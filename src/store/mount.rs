@@ -2,13 +2,12 @@
 //! `csalock doctor`. docs/nfs.md explains the options of NFS. Also, which files are mounted alone, and which file systems
 //! other hosts may be using at the same time.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::sys::statfs::{FUSE_SUPER_MAGIC, FsType, statfs};
 use rustix::fs::{AtFlags, CWD, FileType, StatxAttributes, StatxFlags, statx};
 
 use super::Finding;
-use super::url::BESIDE;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 
@@ -72,21 +71,18 @@ pub(super) fn is_file_mounted_alone(path: &Path) -> bool {
 }
 
 /// Refuses a store on sshfs: its names may be old for 20 seconds, and it calls most failures of the server a missing
-/// permission. The hint names the same directory behind ssh(1), which csalock uses itself.
+/// permission.
 pub(super) fn refuse_sshfs(store: &Path) -> Result<()> {
-    let existing = if store.exists() { store } else { store.parent().unwrap_or(store) };
-    if !statfs(existing).is_ok_and(|found| found.filesystem_type() == FUSE_SUPER_MAGIC) {
+    let existing = store.ancestors().find_map(|path| Some((path, statfs(path).ok()?)));
+    let Some((path, _)) = existing.filter(|(_, found)| found.filesystem_type() == FUSE_SUPER_MAGIC) else {
+        return Ok(());
+    };
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    if of(&real).is_none_or(|mount| mount.kind != "fuse.sshfs") {
         return Ok(());
     }
-    let real = std::fs::canonicalize(existing).unwrap_or_else(|_| existing.to_path_buf());
-    let Some(mount) = of(&real).filter(|mount| mount.kind == "fuse.sshfs") else { return Ok(()) };
-    let below = real.strip_prefix(&mount.point).unwrap_or(&real).join(store.strip_prefix(existing).unwrap_or(store));
-    let (host, directory) = mount.source.split_once(':').unwrap_or((&mount.source, ""));
-    let path: PathBuf = Path::new(directory).join(below).components().collect();
-    let path = if path.is_absolute() && !store.ends_with(BESIDE) { path } else { PathBuf::from("/PATH") };
-    let url = format!("ssh://{host}{}", path.display());
     let what = format!("{} is on sshfs, which shows the changes of other hosts late", escape_path(store));
-    Err(Error::new(ErrorKind::Unavailable, what, format!("use the store {}", crate::name::escape(url.as_bytes()))))
+    Err(Error::new(ErrorKind::Unavailable, what, "use ssh://HOST/PATH, which is the same directory without sshfs"))
 }
 
 fn is_mount_point(path: &Path) -> bool {

@@ -18,7 +18,7 @@ const SHARED: &[u8] = b"?shared=1";
 const GIVEN: &[u8] = b"/./";
 
 /// Name of the store next to the files that it locks.
-pub(super) const BESIDE: &str = ".csalock";
+const BESIDE: &str = ".csalock";
 
 /// Kinds of stores on servers: the scheme, and the parser of the part after it.
 type ServerKind = (&'static str, fn(&[u8]) -> std::result::Result<Location, &'static str>);

@@ -25,7 +25,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::layout::{NEW, Pointer, Stage, UniqueId, next_version};
@@ -235,13 +234,9 @@ impl Commit<'_> {
     /// contain a password. A process that is reading the record has opened the file by its former name. On a shared store
     /// the record is removed with its last holder.
     fn forget_inline(&self, listing: &Listing, before: &Pointer, now: &Pointer) {
-        let root = self.root();
-        if before.stage == Stage::Inline
-            && root.scope == Scope::Local
-            && let Ok(draft) = self.store.ident()
-        {
-            let kind = (OFlag::empty(), root.file_mode, root.ownership);
-            sys::replace_by_empty(&listing.directory, &now.name(), &draft.record(), kind);
+        let has_body = before.stage == Stage::Inline && self.root().scope == Scope::Local;
+        if let Some(draft) = has_body.then(|| self.store.ident()).and_then(Result::ok) {
+            sys::replace_by_empty(&listing.directory, &now.name(), &draft.record(), self.root().ownership);
         }
     }
 

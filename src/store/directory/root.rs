@@ -69,6 +69,8 @@ impl Root {
         let directory = match open_through(path, !is_beside) {
             Ok(directory) => directory,
             Err(Errno::ENOENT) => {
+                // A store that answers a read may come back after a refusal, so the refusal comes before the first answer.
+                refuse_sshfs(path)?;
                 let parent = path.parent().unwrap_or(path);
                 let needs_parent = matches!(layout, Layout::Own | Layout::Served);
                 return if needs_parent && !parent.exists() {
@@ -141,7 +143,6 @@ impl Root {
 
     /// Creates the store's directory; succeeds even if another process was faster.
     pub(super) fn create(path: &Path, layout: Layout) -> Result<()> {
-        refuse_sshfs(path)?;
         let made = match layout {
             Layout::Own => std::fs::DirBuilder::new().create(path),
             Layout::Served => create_marked(path),

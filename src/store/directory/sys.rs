@@ -231,10 +231,10 @@ pub(super) fn read_file(
     Ok(Ok(buffer))
 }
 
-/// Gives this name an empty file, and removes the file that had the name. Does nothing without such a name, or on a file
-/// system that cannot exchange two names.
-pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, kind: FileKind) {
-    if create_file(&at, draft, kind, b"", false).is_ok() {
+/// Gives this name an empty private file, and removes the file that had the name. Does nothing if the name is gone, or if
+/// the file system cannot exchange two names.
+pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, ownership: Ownership) {
+    if create_file(&at, draft, (OFlag::empty(), Mode::S_IRUSR | Mode::S_IWUSR, ownership), b"", false).is_ok() {
         let _ = rustix::fs::renameat_with(&at, draft, &at, name, RenameFlags::EXCHANGE);
         let _ = remove_file(&at, draft);
     }

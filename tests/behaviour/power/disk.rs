@@ -19,6 +19,7 @@ const ROOT: Inode = 0;
 enum Change {
     Make { at: Inode, name: String, made: Inode },
     Rename { from: (Inode, String), to: (Inode, String) },
+    Exchange { one: (Inode, String), other: (Inode, String) },
     Remove { at: Inode, name: String },
 }
 
@@ -72,6 +73,11 @@ impl Names {
                 let moved = self.0.get_mut(&from.0).unwrap().remove(&from.1).unwrap();
                 self.0.entry(to.0).or_default().insert(to.1.clone(), moved);
             }
+            Change::Exchange { one, other } => {
+                let [first, second] = [one, other].map(|(at, name)| self.0[at][name]);
+                self.0.get_mut(&one.0).unwrap().insert(one.1.clone(), second);
+                self.0.get_mut(&other.0).unwrap().insert(other.1.clone(), first);
+            }
             Change::Remove { at, name } => {
                 self.0.get_mut(at).unwrap().remove(name).unwrap();
             }
@@ -83,7 +89,9 @@ impl Change {
     fn concerns(&self, directory: Inode) -> bool {
         match self {
             Change::Make { at, .. } | Change::Remove { at, .. } => *at == directory,
-            Change::Rename { from, to } => from.0 == directory || to.0 == directory,
+            Change::Rename { from, to } | Change::Exchange { one: from, other: to } => {
+                from.0 == directory || to.0 == directory
+            }
         }
     }
 }
@@ -103,6 +111,10 @@ impl Disk {
             Call::Rename(from, to) => {
                 let (from, to) = (self.entry(from), self.entry(to));
                 self.change(Change::Rename { from, to });
+            }
+            Call::Exchange(one, other) => {
+                let (one, other) = (self.entry(one), self.entry(other));
+                self.change(Change::Exchange { one, other });
             }
             Call::Remove(path) => {
                 let (at, name) = self.entry(path);

@@ -14,6 +14,8 @@ pub(super) enum Call {
     Create(PathBuf),
     MakeDirectory(PathBuf),
     Rename(PathBuf, PathBuf),
+    /// Each of two names gets the file of the other.
+    Exchange(PathBuf, PathBuf),
     Remove(PathBuf),
     /// `None`: at the end.
     Write(PathBuf, Option<u64>, Vec<u8>),
@@ -91,8 +93,11 @@ fn call(line: &str, around: &Path) -> Option<Call> {
         "mknod" | "mknodat" => Call::Create(below(paths.pop()?)?),
         "mkdir" | "mkdirat" => Call::MakeDirectory(below(paths.pop()?)?),
         "rename" | "renameat" | "renameat2" => {
-            let to = below(paths.pop()?)?;
-            Call::Rename(below(paths.pop()?)?, to)
+            let (to, from) = (below(paths.pop()?)?, below(paths.pop()?)?);
+            match arguments.last() {
+                Some(Argument::Word(flags)) if flags.contains("RENAME_EXCHANGE") => Call::Exchange(from, to),
+                _ => Call::Rename(from, to),
+            }
         }
         "unlink" | "unlinkat" | "rmdir" => Call::Remove(below(paths.pop()?)?),
         "write" | "pwrite64" => {

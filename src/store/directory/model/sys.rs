@@ -137,9 +137,9 @@ pub(super) fn changed(found: &FileStat) -> Duration {
 }
 
 /// The exchange changes no name and no record, so it is no step of the model.
-pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, kind: real::FileKind) {
+pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, ownership: Ownership) {
     if replay::directory(&at).is_none() {
-        real::replace_by_empty(at, name, draft, kind);
+        real::replace_by_empty(at, name, draft, ownership);
     }
 }
 
