@@ -75,7 +75,7 @@ fn script_with_stopped_waiter(sandbox: &Sandbox) -> (Job, Pid, Pid) {
     (job, Pid::from_raw(script), waits)
 }
 
-fn is_stopped(process: Pid) -> bool {
+pub(crate) fn is_stopped(process: Pid) -> bool {
     matches!(proc::stat(process.as_raw()), Some(('T' | 't', _)))
 }
 
@@ -92,7 +92,7 @@ fn send(processes: &[Pid], signal: Signal) {
 }
 
 /// Starts a waiter that stops when it hears of its grant. Returns strace(1), which starts it, and the waiter.
-fn waiter_that_stops_at_its_grant(sandbox: &Sandbox, words: &[&str]) -> (Job, Pid) {
+pub(crate) fn waiter_that_stops_at_its_grant(sandbox: &Sandbox, words: &[&str]) -> (Job, Pid) {
     let before = sandbox.waiting("x");
     let stop = ["-qq", "-o", "trace", "-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=SIGSTOP:when=1", "csalock"];
     let job = sandbox.call("strace", stop.iter().chain(words)).spawn();
