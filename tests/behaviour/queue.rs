@@ -57,7 +57,7 @@ fn the_second_is_next_after_the_first_is_killed(sandbox: &Sandbox, mut holder: J
     let all = || sandbox.csalock(["status", "-v", "x"]).capture().stdout;
     wait_until_or_show("no process holds it", || !all().contains("\nstate    held\n"), all);
     drop(first);
-    sandbox.csalock(["run", "-qn", "x", "true"]).run();
+    sandbox.csalock(["run", "-q", "-w", "inf", "x", "true"]).run();
 }
 
 /// A script that waits for the lock, and the process of csalock that is stopped while it waits. The first is its parent.
