@@ -109,13 +109,16 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             if let Some(end) = self.take_all()? {
                 return Ok(end);
             }
-            if self.waited && self.rest_of_policy().limit == Some(Duration::ZERO) {
+            if self.is_late() {
                 return Ok(AcquireAllResult::Refused(0, Refusal::Busy(Vec::new())));
             }
             // Each step finds what an earlier try has done, so all of them may be repeated.
             let (StoredLock { engine, name }, rest) = (self.locks[0], self.rest_of_policy());
             let kept = engine.outlast_outages(name, &rest, self.interrupt, &mut |_| None, &mut || self.keep_all())?;
             let Some(kept) = kept else { return Ok(AcquireAllResult::Interrupted) };
+            if kept && self.is_late() {
+                return Ok(AcquireAllResult::Refused(0, Refusal::Busy(Vec::new())));
+            }
             if kept {
                 let grants = self.held.iter_mut().filter_map(Option::take).collect();
                 return Ok(AcquireAllResult::Granted(grants, self.evicted.take()));
@@ -123,6 +126,11 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             // A grant was lost during the wait for a later name, for example to `unlock --force`.
             self.release()?;
         }
+    }
+
+    /// Returns true if the wait is over. This process may have been stopped since its last grant.
+    fn is_late(&self) -> bool {
+        self.waited && self.rest_of_policy().limit == Some(Duration::ZERO)
     }
 
     /// Acquires all names, or returns the end of the attempt.

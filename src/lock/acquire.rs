@@ -139,6 +139,7 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
 fn confirm(record: &Record, at: usize, request: &Acquire, before: Option<EndedGrant>) -> Step {
     let mut next = record.clone();
     next.holders[at].provisional = None;
+    next.holders[at].latest_only = false;
     next.holders[at].lifetime = request.entry.lifetime.clone();
     let grant = next.holders[at].clone();
     // Waiters that want to claim the name too need not wait any longer.

@@ -153,7 +153,10 @@ fn take_back(record: &mut Record, facts: &Facts) -> Result<(), Query> {
         match (waiter, standstill) {
             (Some(process), Some(stopped)) if !facts.committed(&grant.proof)? => {
                 let waiter = Waiter::waiting_again(record.holders.remove(at), process, record.slots);
-                returned.push(Waiter { was_frozen: stopped == Standstill::Frozen, ..waiter });
+                // The newer caller has its place.
+                if !(waiter.latest_only && record.waiters.iter().any(|other| other.latest_only)) {
+                    returned.push(Waiter { was_frozen: stopped == Standstill::Frozen, ..waiter });
+                }
             }
             _ => at += 1,
         }
@@ -275,7 +278,7 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
         _ => waiter.lifetime.clone(),
     };
     let waited = facts.wall.saturating_sub(waiter.since);
-    let Waiter { proof, mode, owner, release_on_exit, claim, .. } = waiter;
+    let Waiter { proof, mode, owner, release_on_exit, claim, latest_only, .. } = waiter;
     Ok(Grant {
         proof,
         token: None,
@@ -286,6 +289,7 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
         since: facts.wall,
         waited,
         provisional,
+        latest_only: latest_only && is_tentative,
         release_on_exit,
         claim,
         end_request: None,

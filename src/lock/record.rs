@@ -94,6 +94,9 @@ pub struct Grant {
     /// unless a commit record keeps it ([`super::CommitRecord`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub provisional: Option<ProcessId>,
+    /// True if the waiter of an unconfirmed grant gives its place to a newer caller ([`Waiter::latest_only`]).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub latest_only: bool,
     /// True if the owner's end releases the grant and does not count as a loss.
     #[serde(default, skip_serializing_if = "is_default")]
     pub release_on_exit: bool,
@@ -196,6 +199,7 @@ impl Waiter {
             needs_confirmation: true,
             release_on_exit: grant.release_on_exit,
             claim: grant.claim,
+            latest_only: grant.latest_only,
             since: grant.since.saturating_sub(grant.waited),
             ..Waiter::new(grant.proof, Arc::unwrap_or_clone(grant.owner), process)
         }

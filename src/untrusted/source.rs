@@ -107,6 +107,7 @@ impl Source<'_> {
             since: self.number(),
             waited: self.number(),
             provisional: self.option(Source::process),
+            latest_only: self.one_in_two(),
             release_on_exit: self.one_in_two(),
             claim: self.option(Source::bytes),
             end_request: self.option(|source| EndRequest { by: source.owner(), replaces: source.one_in_two() }.into()),

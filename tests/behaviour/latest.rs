@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{Job, Sandbox, wait_until};
+use crate::queue::{is_stopped, waiter_that_stops_at_its_grant};
+use crate::sandbox::{Job, Sandbox, has, wait_until};
 use crate::storm::Dice;
 
 /// Starts a caller that gives way to a newer one, and awaits its entry into the queue, at this place.
@@ -80,6 +81,27 @@ on_every_store! {
                        `csalock status x`\n";
         assert_eq!(sandbox.plain(&done.stderr), unnamed);
         assert_eq!(sandbox.read("files/order"), "new\n");
+    }
+
+    fn a_waiter_that_stopped_at_its_grant_does_not_run_after_a_newer_caller(sandbox: &Sandbox) {
+        require!(sandbox.is_of_files() && has("strace"));
+        let newest = ["run", "--busy", "latest", "x", "dash", "-c"];
+        for comes_first in [false, true] {
+            let holder = sandbox.holder("x");
+            let (job, waiter) = waiter_that_stops_at_its_grant(sandbox, &[&newest[..], &["echo old >> order"]].concat());
+            holder.wait().exits(0);
+            wait_until("it is stopped", || is_stopped(waiter));
+            let call = || sandbox.csalock([&newest[..], &["echo new >> order"]].concat());
+            if comes_first {
+                call().run();
+            } else {
+                sandbox.csalock(["run", "-w", "inf", "x", "true"]).run();
+                call().run();
+            }
+            nix::sys::signal::kill(waiter, Signal::SIGCONT).unwrap();
+            job.wait().exits(75);
+        }
+        assert_eq!(sandbox.read("files/order"), "new\nnew\n");
     }
 
     fn a_replaced_waiter_has_the_exit_code_of_a_busy_lock(sandbox: &Sandbox) {

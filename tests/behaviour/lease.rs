@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use csalock::lock::{EndReason, EndedGrant, Grant, Lifetime};
 use nix::sys::signal::Signal;
 
 use crate::etcd::fair::fair;
@@ -307,19 +308,21 @@ on_every_kind_of_store! {
     }
 
     fn a_stale_lock_is_refused_even_after_another_caller_granted_it(sandbox: &Sandbox) {
-        let mut holder = sandbox.csalock(["run", "x", "sleep", "60"]).spawn();
-        wait_until("it holds", || sandbox.state("x") == "held");
-        let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
+        sandbox.csalock(["lock", "--forever", "x"]).run();
         let waiter = sandbox.csalock(["lock", "--fail-on-stale", "x"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        waiter.send(nix::sys::signal::Signal::SIGSTOP);
-        holder.kill();
-        nix::sys::signal::kill(command, nix::sys::signal::Signal::SIGKILL).unwrap();
-        wait_until("it is granted to the waiter", || {
-            sandbox.csalock(["gc"]).capture();
-            sandbox.waiters("x").is_empty()
+        waiter.send(Signal::SIGSTOP);
+        wait_until("it is stopped", || matches!(proc::stat(waiter.pid()), Some(('T', _))));
+        // A caller on another host does not see that, and finds that the holder has died.
+        sandbox.edit("x", |record| {
+            let (dead, waiter) = (record.holders.remove(0), record.waiters.remove(0));
+            let mut grant = Grant { proof: waiter.proof, owner: waiter.owner, ..dead.clone() };
+            grant.provisional = Some(waiter.process);
+            grant.lifetime = waiter.lease.map_or(waiter.lifetime, Lifetime::ExpiresAt);
+            record.ended_grants.push(EndedGrant { grant: dead, reason: EndReason::Died });
+            record.holders.push(grant);
         });
-        waiter.send(nix::sys::signal::Signal::SIGCONT);
+        waiter.send(Signal::SIGCONT);
         let done = waiter.wait();
         assert_eq!((done.code, done.stdout.as_str()), (Some(80), ""), "{done:?}");
         let stale = format!("lock x in store {} is stale: it was left by pid ", sandbox.store());

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::etcd::fair::fair;
-use crate::sandbox::{Job, Sandbox, has, proc, wait_until, wait_until_or_show};
+use crate::sandbox::{Job, Kind, Sandbox, has, proc, wait_until, wait_until_or_show};
 
 /// The number of hand-overs, and the time in milliseconds from kill -9 of a holder to the next command. On an idle machine
 /// a waiter that only polls needs more; on a loaded one the time is scaled with the load. `benches` measures the real time.
@@ -57,7 +57,7 @@ fn the_second_is_next_after_the_first_is_killed(sandbox: &Sandbox, mut holder: J
     let all = || sandbox.csalock(["status", "-v", "x"]).capture().stdout;
     wait_until_or_show("no process holds it", || !all().contains("\nstate    held\n"), all);
     drop(first);
-    sandbox.csalock(["run", "-qn", "x", "true"]).run();
+    sandbox.csalock(["run", "-q", "-w", "inf", "x", "true"]).run();
 }
 
 /// A script that waits for the lock, and the process of csalock that is stopped while it waits. The first is its parent.
@@ -75,7 +75,7 @@ fn script_with_stopped_waiter(sandbox: &Sandbox) -> (Job, Pid, Pid) {
     (job, Pid::from_raw(script), waits)
 }
 
-fn is_stopped(process: Pid) -> bool {
+pub(crate) fn is_stopped(process: Pid) -> bool {
     matches!(proc::stat(process.as_raw()), Some(('T' | 't', _)))
 }
 
@@ -92,7 +92,7 @@ fn send(processes: &[Pid], signal: Signal) {
 }
 
 /// Starts a waiter that stops when it hears of its grant. Returns strace(1), which starts it, and the waiter.
-fn waiter_that_stops_at_its_grant(sandbox: &Sandbox, words: &[&str]) -> (Job, Pid) {
+pub(crate) fn waiter_that_stops_at_its_grant(sandbox: &Sandbox, words: &[&str]) -> (Job, Pid) {
     let before = sandbox.waiting("x");
     let stop = ["-qq", "-o", "trace", "-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=SIGSTOP:when=1", "csalock"];
     let job = sandbox.call("strace", stop.iter().chain(words)).spawn();
@@ -144,6 +144,25 @@ on_every_store_of_files! {
         job.wait().exits(75);
         assert!(!sandbox.path("files/ran").exists());
         assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_command_of_two_names_does_not_start_after_the_end_of_its_wait(sandbox: &Sandbox) {
+        require!(sandbox.kind() == Kind::Directory && has("strace"));
+        let (holder, other) = (sandbox.holder("y"), sandbox.holder("later"));
+        // It stops as it confirms the first name.
+        let stop = ["-qq", "-o", "trace", "-e", "trace=renameat", "-e", "inject=renameat:signal=SIGSTOP:when=4"];
+        let words = ["csalock", "run", "-w", "2s", "x", "--also", "y", "touch", "ran"];
+        let job = sandbox.call("strace", stop.iter().chain(&words)).spawn();
+        wait_until("it waits", || sandbox.waiting("y") == 1);
+        let waiter = Pid::from_raw(proc::children(job.pid())[0]);
+        holder.wait().exits(0);
+        wait_until("it is stopped", || is_stopped(waiter));
+        sandbox.csalock(["run", "-q", "-w", "2s", "later", "true"]).capture().exits(75);
+        other.wait().exits(0);
+        kill(waiter, Signal::SIGCONT).unwrap();
+        job.wait().exits(75);
+        assert!(!sandbox.path("files/ran").exists());
+        assert_eq!((sandbox.state("x"), sandbox.state("y")), ("free".into(), "free".into()));
     }
 
     fn a_stopped_waiter_of_a_dead_script_is_passed_over(sandbox: &Sandbox) {

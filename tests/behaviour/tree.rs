@@ -1,5 +1,7 @@
 //! `run --tree`: the lock lasts as long as the last process that came from the command, and signals and limits reach all.
 
+use std::path::Path;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -79,7 +81,8 @@ on_every_kind_of_store! {
         let copy = sandbox.path("copy/csalock");
         std::fs::create_dir_all(sandbox.path("copy")).unwrap();
         for is_replaced in [false, true] {
-            std::fs::copy(env!("CARGO_BIN_EXE_csalock"), &copy).unwrap();
+            // A file that this process writes is busy while a child of another test has its descriptor.
+            sandbox.call("cp", [Path::new(env!("CARGO_BIN_EXE_csalock")), &copy]).run();
             let job = sandbox.call(&copy, ["run", "--tree", "x", "dash", "-c", &format!("{DEAF} exit 3")]).spawn();
             wait_until("it runs", || sandbox.path("files/pid").exists());
             wait_until("the command has ended", || sandbox.holders("x") == [job.pid()]);
@@ -277,9 +280,9 @@ fn processes_that_join_a_container_do_not_count() {
     wait_until("it runs", || sandbox.path("files/runs").exists());
     let init = proc::children(job.pid())[0].to_string();
     // The first process of the container, csalock, adopts it.
-    let joined = "setsid dash -c 'touch joined; while [ ! -e go ]; do sleep 0.01; done' &";
+    let joined = "setsid dash -c 'touch joined; while [ ! -e go ]; do sleep 0.01; done' & \
+                  until [ -e joined ]; do sleep 0.01; done";
     sandbox.call("nsenter", ["-p", "-t", &init, "dash", "-c", joined]).spawn().wait().exits(0);
-    wait_until("it has joined", || sandbox.path("files/joined").exists());
     sandbox.file("files/end", "");
     wait_until("the lock ends with the command", || job.has_ended());
     job.wait().complains(3, "");

@@ -469,6 +469,7 @@ fn waiter_of(grant: Grant) -> lock::Waiter {
     lock::Waiter {
         mode: grant.mode,
         lifetime: grant.lifetime,
+        latest_only: grant.latest_only,
         release_on_exit: grant.release_on_exit,
         claim: grant.claim,
         since: grant.since,

@@ -36,6 +36,7 @@ fn full() -> Record {
         provisional: Some(ProcessId { pid: 9, start: 10 }),
         release_on_exit: true,
         claim: Some(b"id 1\xff".to_vec()),
+        latest_only: true,
         end_request: Some(EndRequest { by: owner.clone(), replaces: true }.into()),
     };
     let waiter = Waiter {
@@ -113,7 +114,7 @@ fn a_record_is_a_line_of_json() {
         r#""boot":"b","pids":"1.2","net":3},"processes":["1:2","3:4"],"#,
         r#""supervisor":"17:18","session":19,"host":"a host","uid":1000,"command":"sh -c 'a %25,:%0A%FF'","label":""},"#,
         r#""lifetime":{"expires_at":{"clock":{"boot":"b:c"},"ends":5,"wall":6}},"since":8,"waited":15,"#,
-        r#""provisional":"9:10","release_on_exit":true,"claim":"id 1%FF","end_request":{"by":{"domain":{"machine":"m@h","#,
+        r#""provisional":"9:10","latest_only":true,"release_on_exit":true,"claim":"id 1%FF","end_request":{"by":{"domain":{"machine":"m@h","#,
         r#""boot":"b","pids":"1.2","net":3},"processes":["1:2","3:4"],"#,
         r#""supervisor":"17:18","session":19,"host":"a host","uid":1000,"command":"sh -c 'a %25,:%0A%FF'","label":""},"#,
         r#""replaces":true}}]}"#,

@@ -40,6 +40,7 @@ fn holds(pid: i32, share: Mode, slot: u32) -> Grant {
         provisional: None,
         release_on_exit: false,
         claim: None,
+        latest_only: false,
         end_request: None,
     }
 }

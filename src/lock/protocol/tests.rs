@@ -945,6 +945,33 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_is_taken_back_after_a_while() {
 }
 
 #[test]
+fn a_newer_caller_takes_the_place_of_a_waiter_that_stopped_at_its_grant() {
+    for comes_first in [false, true] {
+        let mut record = queue_of(&[STOPPED, 3]);
+        record.waiters[0].latest_only = true;
+        record.waiters[0].process = process(9);
+        apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
+        record.holders[0].provisional = Some(process(STOPPED));
+        let newer = || {
+            let mut newer = waits(4);
+            newer.entry.latest_only = true;
+            newer
+        };
+        if comes_first {
+            apply(&mut record, 6, newer(), &[]);
+        }
+        pass(&mut record);
+        apply(&mut record, 7, waits(3), &[]);
+        apply(&mut record, 8, newer(), &[]);
+        assert_eq!(pids(&record), (vec![3], vec![4]));
+        let mut old = waits(STOPPED);
+        (old.entry.latest_only, old.place) = (true, QueuePlace::InRecord);
+        let refused = settle(&record, &old, &[]);
+        assert!(matches!(refused, Transition::Done(AcquireStep::Refused(Refusal::Replaced(_)))), "{refused:?}");
+    }
+}
+
+#[test]
 fn a_confirmed_or_committed_grant_of_a_stopped_process_stays() {
     let mut record = queue_of(&[3]);
     (record.holders[0].owner, record.holders[0].provisional) = (owner(&[STOPPED]).into(), None);

@@ -41,6 +41,7 @@ fn held(ends: u64) -> Record {
         provisional: None,
         release_on_exit: false,
         claim: None,
+        latest_only: false,
         end_request: None,
     };
     Record { holders: vec![grant], ..Record::free(b"x") }

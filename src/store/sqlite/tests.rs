@@ -386,6 +386,7 @@ fn the_views_agree_with_the_records() {
         provisional: None,
         release_on_exit: false,
         claim: None,
+        latest_only: false,
         end_request: None,
     };
     let record = Record {
