@@ -85,7 +85,7 @@ impl WaitClock {
         let pause = self.pause.saturating_sub(jitter);
         self.pause = (self.pause * 2).min(self.longest);
         let pause =
-            if self.seldom { pause.saturating_mul(u32::try_from(ahead / 2 + 1).unwrap_or(u32::MAX)) } else { pause };
+            if self.seldom { pause.saturating_mul(u32::try_from(ahead / 8 + 1).unwrap_or(u32::MAX)) } else { pause };
         Some(left.map_or(pause, |left| left.min(pause)))
     }
 }
