@@ -83,7 +83,9 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         wake.extend(enter(&mut next, request, facts));
     }
     update_entry(&mut next, &request.entry);
-    wake.extend(grant_in_order(&mut next, facts, Some(request))?);
+    // A look of the supervisor does not show that its sleeping child goes on.
+    let is_stopped = (in_record || place.is_some()) && is_stopped(&request.entry, facts)?;
+    wake.extend(grant_in_order(&mut next, facts, Some(request).filter(|_| !is_stopped))?);
     let ended = &next.ended_grants[record.ended_grants.len()..];
     let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
     if request.refuse_stale && !stale.is_empty() {
@@ -132,7 +134,15 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
     if grant.provisional.is_none() || request.phase == Phase::Provisional {
         return Ok(Transition::Done(granted(grant.clone(), before)));
     }
+    if request.queue && request.phase == Phase::Direct && is_stopped(&request.entry, facts)? {
+        // Another caller takes the grant back, or the process goes on.
+        return Ok(Transition::Done(AcquireStep::Wait { processes: Vec::new(), leases: Vec::new(), ahead: 0 }));
+    }
     Ok(confirm(record, at, request, before))
+}
+
+fn is_stopped(entry: &Waiter, facts: &Facts) -> Result<bool, Query> {
+    Ok(facts.liveness(&entry.owner.domain, &entry.process)? == Liveness::Stopped)
 }
 
 /// Makes a provisional grant permanent. `before` is the stale grant before it, if there was one.

@@ -68,6 +68,11 @@ const FROZEN: [i32; 2] = [61, 62];
 /// Pid of a process of another host.
 const UNSEEN: i32 = 63;
 
+thread_local! {
+    /// True if the stopped process goes on.
+    static GOES_ON: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// Decides about a request while these pids are dead, all others live, and leases that end at 0 are over.
 fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::Response> {
     let mut facts = Facts::at(7);
@@ -77,7 +82,7 @@ fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::R
             Err(Query::Liveness(domain, process)) => {
                 let liveness = match process.pid {
                     pid if dead.contains(&pid) => Liveness::Dead,
-                    STOPPED => Liveness::Stopped,
+                    STOPPED if !GOES_ON.get() => Liveness::Stopped,
                     UNSEEN => Liveness::Unknown,
                     _ => Liveness::Alive,
                 };
@@ -894,11 +899,27 @@ fn a_stopped_waiter_is_passed_over_and_keeps_its_place() {
     let mut record = queue_of(&[STOPPED, 3, 4]);
     apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
     assert_eq!(pids(&record), (vec![3], vec![STOPPED, 4]));
-    // Its own look shows that it goes on.
     apply(&mut record, 6, Release(handle_of(3)), &[]).0.unwrap();
     apply(&mut record, 7, Release(handle_of(4)), &[]).0.unwrap();
     assert_eq!(pids(&record), (vec![], vec![STOPPED]));
-    let (step, _) = apply(&mut record, 8, wants(STOPPED, Mode::Exclusive), &[]);
+    // A look of its supervisor does not show that it goes on.
+    let step = settle(&record, &waits(STOPPED), &[]);
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+    GOES_ON.set(true);
+    let (step, _) = apply(&mut record, 8, waits(STOPPED), &[]);
+    assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
+}
+
+#[test]
+fn a_supervisor_does_not_confirm_a_grant_for_a_stopped_child() {
+    let mut record = queue_of(&[STOPPED]);
+    GOES_ON.set(true);
+    apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
+    GOES_ON.set(false);
+    let step = settle(&record, &waits(STOPPED), &[]);
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+    GOES_ON.set(true);
+    let (step, _) = apply(&mut record, 6, waits(STOPPED), &[]);
     assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
 }
 
