@@ -135,8 +135,11 @@ pub trait Store: Upkeep + Send + Sync {
     /// closes channels, and removes what the changes replaced. Nothing that is correct depends on it.
     fn finish(&self, _set: &WriteSet<'_>) {}
 
-    /// Lets go of what other processes may need before this one waits; of all of it if the wait `is_long`.
-    fn before_wait(&self, _is_long: bool) {}
+    /// Lets go of what other processes may need before this one waits; of all of it if the wait `is_long`. Returns true if
+    /// the next call is expensive for them, so that the process should not look often.
+    fn before_wait(&self, _is_long: bool) -> bool {
+        false
+    }
 
     /// Waits until all that this process has read stands, even after a failover. A commit that was answered does; one whose
     /// process has died may be visible before that.

@@ -44,7 +44,9 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
         ..request(context, &asked.waiting, handle, process, Vec::new(), command)?
     };
     let signals = Signals::listen(context.inherited)?;
-    let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals, opened.lease());
+    let mut acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals, opened.lease());
+    // The first look may have waited for the store.
+    acquisition.policy = policy.rest(until, context.host.boottime());
     match acquisition.acquire(&opened, &request)? {
         AcquireAllResult::Granted(grants, _) => {
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.

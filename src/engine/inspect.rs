@@ -65,8 +65,7 @@ impl Engine {
             };
             let pause = if is_final { None } else { clock.next_pause(self.host.boottime(), 0) };
             let Some(pause) = pause else { return Ok(found) };
-            self.store.before_wait(false);
-            self.host.sleep(pause);
+            self.host.sleep(self.pause_for_others(pause, clock.left(self.host.boottime())));
         }
     }
 

@@ -183,7 +183,7 @@ impl OpenLockSet<'_> {
 
     /// Gives the connections to servers back before a long pause. The next call makes new ones.
     pub fn rest(&self) {
-        self.engines.iter().for_each(|engine| engine.store.before_wait(true));
+        self.engines.iter().for_each(|engine| _ = engine.store.before_wait(true));
     }
 
     pub fn need_leases(&self) -> bool {

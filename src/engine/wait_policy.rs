@@ -17,6 +17,9 @@ const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duratio
 /// Polling interval of a waiter that receives no wake-ups.
 const OFTEN: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_millis(500) };
 
+/// Polling interval of a waiter whose looks would take the connections that other users of a server need.
+const CROWDED: Duration = Duration::from_millis(1500);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitPolicy {
     /// Maximum duration; `None` means no limit.
@@ -123,6 +126,15 @@ impl Engine {
                 done => return done.map(Some),
             }
         }
+    }
+
+    /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one, of
+    /// the time that is `left`, if each look costs them much.
+    pub(super) fn pause_for_others(&self, pause: Duration, left: Option<Duration>) -> Duration {
+        if !self.store.before_wait(false) {
+            return pause;
+        }
+        left.map_or(CROWDED, |left| left.min(CROWDED)).max(pause)
     }
 
     /// Returns true on an interrupt. Fails with this error if the policy ends the wait.

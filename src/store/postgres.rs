@@ -307,8 +307,12 @@ impl Store for Postgres {
         Abilities { scope: Scope::Shared, changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false }
     }
 
-    fn before_wait(&self, is_long: bool) {
-        self.leave(is_long);
+    fn before_wait(&self, is_long: bool) -> bool {
+        let leaves = is_long || self.is_crowded();
+        if leaves && let Some(mut session) = guarded(&self.client.session).take() {
+            session.end();
+        }
+        leaves
     }
 
     fn describe(&self, name: &[u8]) -> String {

@@ -119,8 +119,8 @@ impl<'a> AcquireAttempt<'a> {
         let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
             return Ok(AfterWait::TimeOver);
         };
-        let end = engine.host.boottime() + pause;
-        engine.store.before_wait(false);
+        let now = engine.host.boottime();
+        let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
             on_wait(&Waiting { record, ahead, left, outage: None })
@@ -176,6 +176,8 @@ impl<'a> AcquireAttempt<'a> {
             self.listen()?;
             let mut signs = WaitSources { watched: &watched, subscription: &mut self.subscription };
             let Some(wait_set) = &mut self.wait_set else { continue };
+            // The check may have called the store.
+            engine.store.before_wait(false);
             match wait_set.wait(&mut signs, at_most)? {
                 WakeReason::Interrupted => return Ok(AfterWait::Interrupted),
                 WakeReason::TimeOver if engine.host.boottime() < end => {}

@@ -47,7 +47,7 @@ pub(super) struct Client {
     pub(super) connector: Connector,
     pub(super) settings: Settings,
     /// The connection, while it is usable.
-    session: Mutex<Option<Session>>,
+    pub(super) session: Mutex<Option<Session>>,
     calls: Calls,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
@@ -140,22 +140,19 @@ impl Postgres {
         Err(Error::new(ErrorKind::Unavailable, what, "try again"))
     }
 
-    /// Closes the connection before a long wait, or if the server has few left. The holders need them to release their locks.
-    pub(super) fn leave(&self, is_long: bool) {
+    /// Returns true if the server has few connections left. The holders need them to renew and to release their locks.
+    pub(super) fn is_crowded(&self) -> bool {
         let now = self.client.host.boottime();
         let known = *guarded(&self.client.crowd);
-        let leaves = match known {
-            _ if is_long => true,
+        match known {
             Some((until, is_crowded)) if now < until => is_crowded,
-            _ if guarded(&self.client.session).is_none() => return,
+            Some((_, is_crowded)) if guarded(&self.client.session).is_none() => is_crowded,
+            None if guarded(&self.client.session).is_none() => false,
             _ => {
                 let is_crowded = self.count_connections().is_some_and(|(used, most)| 2 * used > most);
                 *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
                 is_crowded
             }
-        };
-        if leaves && let Some(mut session) = guarded(&self.client.session).take() {
-            session.end();
         }
     }
 
@@ -272,8 +269,12 @@ impl Postgres {
         }
     }
 
-    /// Subscribes to a channel on a connection of its own; `None` behind a pooler, which would never deliver.
+    /// Subscribes to a channel on a connection of its own; `None` if the server has few of them, or behind a pooler, which
+    /// would never deliver.
     pub(super) fn listen(&self, channel: &[u8]) -> Option<Box<dyn Subscription>> {
+        if self.is_crowded() {
+            return None;
+        }
         let client = &self.client;
         let call_deadline = Arc::new(CallDeadline::new(client.host.clone()));
         call_deadline.set(client.host.boottime() + TO_BEGIN);
