@@ -159,6 +159,15 @@ fn a_crowd_of_waits_leaves_connections_to_others() {
     assert!((0..20).any(|_| other.output().unwrap().status.success()), "another application gets in");
     holder.wait().exits(0);
     waits.into_iter().for_each(|wait| wait.wait().exits(0));
+
+    // The wait of a script looks for a deadlock after a while, which needs the server.
+    let holder = sandbox.holder("x");
+    let runs: Vec<Job> = (0..8).map(|_| sandbox.script("dash", "csalock run -s -w inf x true; :").spawn()).collect();
+    let begun = Instant::now();
+    wait_until("they have looked for a deadlock", || begun.elapsed() > Duration::from_secs(4));
+    wait_until("the callers of run have left", || sessions() <= 5);
+    holder.wait().exits(0);
+    runs.into_iter().for_each(|run| run.wait().exits(0));
 }
 
 /// A job in its slot, whose command has ended with success while the server is away.
