@@ -214,7 +214,9 @@ const HOLDER_CHECK: Duration = Duration::from_millis(500);
 fn check_replaceable(target: &LockRef, engine: &Engine, grant: &Grant) -> Result<()> {
     let (owner, reporter) = (&grant.owner, Reporter::new(engine));
     let why_not = |process: &ProcessId| match host::send_for(owner.uid, process, 0) {
-        Ok(()) if engine.host().uid() == 0 && host::user_of(process.pid) != Some(0) => Some(host::OF_OTHER_USER),
+        Ok(()) if engine.host().uid() == 0 && host::user_of(process.pid).is_some_and(|user| user != 0) => {
+            Some(host::OF_OTHER_USER)
+        }
         // A wait for a process that called this one is a deadlock, or passes.
         Ok(()) | Err((ErrorKind::InvalidInput, _)) => None,
         Err((_, why)) => Some(why),

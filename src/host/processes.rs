@@ -285,7 +285,9 @@ pub const OF_OTHER_USER: &str = "that process is of another user";
 /// process must be of that user, unless this process acts as that user, and must not be the first or have called this one.
 pub fn send_for(uid: u32, process: &ProcessId, signal: i32) -> Result<(), (ErrorKind, &'static str)> {
     let mut callers = std::iter::successors(read_own().ok(), |stat| read(stat.parent).ok().flatten());
-    let is_of_user = || geteuid().as_raw() == uid || user_of(process.pid) == Some(uid);
+    // A process that has ended has no user, and gets no signal.
+    let has_ended = || start_of(process.pid) != Some(process.start);
+    let is_of_user = || geteuid().as_raw() == uid || user_of(process.pid).map_or_else(has_ended, |user| user == uid);
     if process.pid == 1 {
         Err((ErrorKind::Denied, "csalock never ends pid 1"))
     } else if callers.any(|stat| stat.id() == *process) {

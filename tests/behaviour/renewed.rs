@@ -47,8 +47,13 @@ fn keepers(sandbox: &Sandbox) -> Vec<i32> {
 
 #[track_caller]
 fn the_keeper(sandbox: &Sandbox) -> i32 {
-    wait_until("there is a keeper", || keepers(sandbox).len() == 1);
-    keepers(sandbox)[0]
+    // A process may be passed over while others come and go.
+    let mut found = Vec::new();
+    wait_until("there is a keeper", || {
+        found = keepers(sandbox);
+        found.len() == 1
+    });
+    found[0]
 }
 
 /// A job with a slot whose command has succeeded while its supervisor was stopped.

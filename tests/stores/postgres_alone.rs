@@ -299,7 +299,9 @@ fn a_connection_cut_anywhere_loses_and_doubles_nothing() {
                 break;
             }
         }
-        assert!(done > 10 && (unknown > 0) == is_answer, "{is_answer}: {done} {unknown}");
+        // A cut behind the last byte of the request loses its answer, too.
+        let is_right = if is_answer { unknown > 0 } else { unknown <= 1 };
+        assert!(done > 10 && is_right, "{is_answer}: {done} {unknown}");
     }
 }
 

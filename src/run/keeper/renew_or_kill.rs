@@ -331,10 +331,10 @@ impl KeeperConfig<'_> {
             }
             let Some(opened) = &opened else { continue };
             cleaners.get_or_insert_with(|| CleanerGuard::of(opened.each().map(|(_, engine)| engine))).protect();
-            let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
             // A lease that began a moment after `now` is due that much later: an earlier look would not renew it.
-            let renewal = ends.map(|ends| schedule(ends).renewal()).filter(|renewal| *renewal > now);
-            next = renewal.unwrap_or(now + renewal_pause(left)).max(now + Duration::from_millis(10));
+            let renewal = ends.map_or(Duration::ZERO, |ends| schedule(ends).renewal());
+            let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
+            next = if renewal > now { renewal } else { now + renewal_pause(left) }.max(now + Duration::from_millis(10));
             if changes.listen(opened, now) {
                 next = now;
             }
