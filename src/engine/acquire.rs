@@ -68,6 +68,7 @@ impl Engine {
             interrupt,
             blocked_callers: BlockedCallers::new(request.invocation),
             looked_for_caller: false,
+            was_queued: false,
             waits_since: None,
             suspected_at: None,
             is_published: false,
@@ -208,6 +209,8 @@ struct AcquireAttempt<'a> {
     /// The callers that this wait blocks, and whether a first inspection has happened.
     blocked_callers: BlockedCallers,
     looked_for_caller: bool,
+    /// True if the attempt has entered the queue.
+    was_queued: bool,
     /// Start of the wait on CLOCK_BOOTTIME.
     waits_since: Option<Duration>,
     /// Time at which a check found this wait to be the victim of a cycle, on CLOCK_BOOTTIME.
@@ -262,6 +265,7 @@ impl<'a> AcquireAttempt<'a> {
                 Transition::Write { record: next, response: step, wake, expired } => {
                     let enters_queue = matches!(step, AcquireStep::Again);
                     if enters_queue {
+                        self.was_queued = true;
                         // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
                         self.listen()?;
                     }

@@ -49,6 +49,8 @@ on_every_kind_of_store! {
     fn gc_removes_dead_waiters(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "true");
+        // Its next look would put its entry right.
+        waiter.send(Signal::SIGSTOP);
         sandbox.edit("x", |record| record.waiters[0].process.start += 1);
         let living = sandbox.waiters("x").len();
         sandbox.csalock(["gc", "--dry-run"]).stdout("would remove x: waiters that died\n").run();

@@ -130,7 +130,7 @@ impl AcquireAttempt<'_> {
     pub(super) fn is_late(&self, taken: &Result<AcquireResult>, clock: &WaitClock) -> bool {
         let is_mine = |grant: &Grant| grant.proof == self.terms.entry.proof;
         matches!(taken, Ok(AcquireResult::Granted(grant, _)) if is_mine(grant))
-            && self.waits_since.is_some()
+            && self.was_queued
             && clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
     }
 
