@@ -367,6 +367,7 @@ impl<'a> AcquireAttempt<'a> {
     }
 
     fn enqueue(&mut self, page: u64) -> Result<()> {
+        self.was_queued = true;
         self.listen()?;
         let (engine, name, entry) = (self.engine, self.name, &self.terms.entry);
         if let Some(before) = self.terms.place.on_page()
