@@ -25,7 +25,7 @@ use nix::unistd::Pid;
 use crate::checker;
 use crate::etcd::Place;
 use crate::extent;
-use crate::sandbox::{Job, Kind, Network, Sandbox, proc, wait_until};
+use crate::sandbox::{Job, Kind, Network, Sandbox, proc, wait_until, wait_until_or_show};
 use crate::servers::{Servers, place};
 use crate::storm::{Dice, members};
 use crate::{postgres, ssh};
@@ -352,7 +352,12 @@ fn storm(sandbox: Sandbox, servers: Servers, network: Option<Network>) {
     }
     let calm = Instant::now();
     sandbox.file("files/over", "");
-    wait_until("all surviving workers finish", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)));
+    let survivors = || members(&jobs).into_iter().filter(|pid| proc::lives(*pid)).collect::<Vec<i32>>();
+    let evidence = || {
+        let lines = survivors().into_iter().map(|pid| format!("{pid} {:?} {}", proc::stat(pid), proc::command(pid)));
+        format!("CSALOCK_SEED={seed}\n{}\n{}", lines.collect::<Vec<String>>().join("\n"), sandbox.read("files/said"))
+    };
+    wait_until_or_show("all surviving workers finish", || survivors().is_empty(), evidence);
     let calm = calm.elapsed();
 
     assert_eq!(sandbox.read("files/broken"), "", "CSALOCK_SEED={seed}");
