@@ -21,7 +21,6 @@
 //! tokens.
 //!
 //! A lock ends with the process that holds it, however that process dies. Nothing else of this crate is a stable interface.
-#![deny(missing_docs)]
 // The layers, each of which uses only those below it: ARCHITECTURE.md.
 
 #[doc(hidden)]
@@ -35,14 +34,15 @@ pub mod engine;
 #[doc(hidden)]
 pub mod environment;
 #[doc(hidden)]
+#[deny(missing_docs)]
 pub mod error;
 #[doc(hidden)]
 pub mod escape;
 #[doc(hidden)]
 pub mod exit;
 #[doc(hidden)]
-#[doc(hidden)]
 pub mod glob;
+#[deny(missing_docs)]
 mod guard;
 #[doc(hidden)]
 pub mod history;
@@ -50,6 +50,7 @@ pub mod history;
 pub mod host;
 #[doc(hidden)]
 pub mod lock;
+#[deny(missing_docs)]
 mod locks;
 #[doc(hidden)]
 pub mod name;

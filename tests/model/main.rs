@@ -10,7 +10,6 @@
 //! `CSALOCK_TESTS=hours` explores the same worlds with more faults, which takes half an hour. The number of states
 //! is printed; `--nocapture` shows it.
 
-#![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stderr, reason = "the number of states")]
 #![allow(clippy::disallowed_methods, reason = "the time that an exploration takes is printed")]
