@@ -69,7 +69,7 @@ impl Engine {
         let ended_at = self.host.wall();
         let options = WriteOptions { durability: durability(before, record), mode: None };
         let mut set = WriteSet {
-            changes: vec![Write { name: &record.name, expect, body: body.as_deref(), options }],
+            change: Some(Write { name: &record.name, expect, body: body.as_deref(), options }),
             expired: expired.iter().collect(),
             ended: before.leases().filter(|lease| !record.leases().any(|other| other == *lease)).collect(),
             closed: gone(&before.waiters, record).map(|waiter| waiter.proof.channel()).collect(),
