@@ -271,7 +271,7 @@ impl ForScript<'_> {
 
     /// Starts a keeper if the grants need renewal; if that fails, releases them.
     fn keep(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
-        if !opened.need_leases() {
+        if opened.lease().is_none() {
             return Ok(());
         }
         // A keeper must not renew late a lock that the script is told to be lost. (A store that counts in seconds

@@ -76,7 +76,7 @@ pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
     };
     // They are never dropped: the kernel closes a database faster than SQLite does.
     let opened = ManuallyDrop::new(locks.open(context)?);
-    if opened.need_leases() || asked.taking.ttl.is_some() {
+    if opened.lease().is_some() || asked.taking.ttl.is_some() {
         keeper::check_limit()?;
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }

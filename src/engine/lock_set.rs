@@ -39,6 +39,7 @@ pub struct OpenLockSet<'a> {
     engines: Vec<Engine>,
     /// Index of the engine for each lock.
     of: Vec<usize>,
+    lease: Option<Duration>,
 }
 
 impl LockRef {
@@ -103,7 +104,7 @@ impl LockSet {
     /// Opens the stores of the locks, each once.
     pub fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
         // Most sets have one store, and a vector that grows begins with room for four: 2 KiB too much.
-        let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new() };
+        let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new(), lease: None };
         for (at, target) in self.all.iter().enumerate() {
             // The locks are sorted by store.
             if at == 0 || self.all[at - 1].location != target.location {
@@ -111,6 +112,7 @@ impl LockSet {
             }
             opened.of.push(opened.engines.len() - 1);
         }
+        opened.lease = opened.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease);
         Ok(opened)
     }
 }
@@ -148,7 +150,7 @@ impl OpenLockSet<'_> {
     ) -> Result<Option<Vec<Grant>>> {
         let confirmed = loop {
             match confirm_all(&self.lock_refs(), request, grants) {
-                Err(error) if error.kind() == ErrorKind::Unavailable && self.need_leases() && go_on() => {}
+                Err(error) if error.kind() == ErrorKind::Unavailable && self.lease.is_some() && go_on() => {}
                 confirmed => break confirmed,
             }
         };
@@ -186,12 +188,9 @@ impl OpenLockSet<'_> {
         self.engines.iter().for_each(|engine| _ = engine.store.before_wait(true));
     }
 
-    pub fn need_leases(&self) -> bool {
-        self.engines.iter().any(Engine::needs_leases)
-    }
-
+    /// The length of the leases that a store of these locks needed when it was opened; `None` if none did.
     pub fn lease(&self) -> Option<Duration> {
-        self.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease)
+        self.lease
     }
 
     /// Returns an answer for each lock, as far as its store answered.
