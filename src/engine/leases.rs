@@ -43,10 +43,15 @@ impl Engine {
         scope == Scope::Shared || self.host.is_in_container()
     }
 
-    /// Returns the lifetime of a grant that would have this lifetime if all users of the store saw its owner.
+    /// The lifetime of a grant that is to last as long as its owner, or as this process, if its lease is renewed.
+    pub(super) fn own_lease(&self) -> Lifetime {
+        Lifetime::KeepalivePending(self.lease.as_millis() as u64)
+    }
+
+    /// The lifetime of a grant that would have this lifetime if all users of the store saw its owner.
     pub fn lifetime_in_store(&self, needs_leases: bool, lifetime: &Lifetime) -> Lifetime {
         match lifetime {
-            Lifetime::WhileOwnerLives if needs_leases => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            Lifetime::WhileOwnerLives if needs_leases => self.own_lease(),
             lifetime => lifetime.clone(),
         }
     }
@@ -103,13 +108,13 @@ impl Engine {
     }
 
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
-        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        let lifetime = self.start(&self.own_lease())?;
         self.apply(name, &Renew::new(self.by_proof(proof)?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {
         let proof = request.handle.proof();
-        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        let lifetime = self.start(&self.own_lease())?;
         let credentials = self.by_proof(proof)?;
         self.apply(name, &Prepare { credentials, proof, process: request.process, lifetime })
     }
