@@ -50,7 +50,7 @@ impl LockRef {
 }
 
 impl Engine {
-    /// Returns the shell words that mean the lock with this name: they select the store unless it is the default.
+    /// The shell words that mean the lock with this name: they select the store unless it is the default.
     pub(super) fn shell_arg(&self, name: &[u8]) -> String {
         let Some(location) = &self.location else { return shell_quote(name) };
         if let Some(directory) = location.directory_of_files() {
@@ -59,17 +59,17 @@ impl Engine {
         let environment = Environment::of_this_process();
         let chosen = environment.store.as_ref().and_then(|url| Location::parse(url, &environment.current).ok());
         let default = chosen.filter(|chosen| !chosen.is_beside()).or_else(|| environment.default_store().ok());
-        let option = match default.as_ref() == Some(location) {
-            true => String::new(),
-            false => format!("--store {} ", shell_quote(location.url().as_bytes())),
-        };
         let dashes = if name.starts_with(b"-") { "-- " } else { "" };
-        format!("{option}{dashes}{}", shell_quote(name))
+        let words = format!("{dashes}{}", shell_quote(name));
+        if default.as_ref() == Some(location) {
+            return words;
+        }
+        format!("--store {} {words}", shell_quote(location.url().as_bytes()))
     }
 }
 
 impl LockSet {
-    /// Returns the set of these locks. The first one is the lock that was named first.
+    /// The set of these locks, of which the first is the lock that was named first.
     pub fn new(mut all: Vec<LockRef>) -> LockSet {
         let stores = in_order(all.iter().map(|target| target.location.clone()).collect());
         let at = |target: &LockRef| stores.iter().position(|store| store.contains(&target.location));
@@ -178,7 +178,7 @@ impl OpenLockSet<'_> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }
 
-    /// Returns when the first of the leases of these grants ends, on CLOCK_BOOTTIME; `None` without a lease.
+    /// When the first of the leases of these grants ends, on CLOCK_BOOTTIME; `None` without a lease.
     pub fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
@@ -193,15 +193,16 @@ impl OpenLockSet<'_> {
         self.lease
     }
 
-    /// Returns an answer for each lock, as far as its store answered.
+    /// The answer or error for each lock; all are tried, the last one first.
     pub fn release(&self, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
-        let release = |(target, engine): (&LockRef, &Engine)| engine.release_after(&target.name, proof, used);
-        let mut answers: Vec<_> = self.each().rev().map(release).collect();
+        let mut answers = Vec::new();
+        for (target, engine) in self.each().rev() {
+            answers.push(engine.release_after(&target.name, proof, used));
+        }
         answers.reverse();
         answers
     }
 
-    /// Returns the error of the first store that did not answer.
     pub fn release_all(&self, proof: HandleHash) -> Result<()> {
         self.release(proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
     }
