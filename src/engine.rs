@@ -171,8 +171,8 @@ impl Engine {
         let mut conflicted: Option<(Vec<HandleHash>, R::Response)> = None;
         loop {
             let (version, record) = found.take().map_or_else(|| self.read(name), Ok)?;
-            // A grant that another process ends leaves its ending in the record. If the record has neither the grant nor
-            // the ending, our own commit has succeeded.
+            // A grant that another process ends leaves its ending in the record. If the record has neither the grant
+            // nor the ending, our own commit has succeeded.
             if let Some((ended, response)) = conflicted.take()
                 && !ended.iter().any(|proof| record.knows(proof))
             {
@@ -243,8 +243,8 @@ impl Engine {
         Ok(if is_replaced { Err(NotHolder { store_was_replaced: true, ..NotHolder::default() }) } else { released })
     }
 
-    /// Records that the run under the grant with this hash has succeeded. Tries again while the store does not answer or
-    /// refuses the change, as long as `go_on` returns true.
+    /// Records that the run under the grant with this hash has succeeded. Tries again while the store does not answer
+    /// or refuses the change, as long as `go_on` returns true.
     pub fn report_success(
         &self,
         name: &[u8],
@@ -268,8 +268,8 @@ impl Engine {
     /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
     /// came after that read stay; if there are any, the response contains them.
     ///
-    /// If every grant is meant, an unreadable record is moved aside. It is an error if only some grants are meant, if the
-    /// store does not know its version, or if another version of csalock wrote it: it may be a live lock.
+    /// If every grant is meant, an unreadable record is moved aside. It is an error if only some grants are meant, if
+    /// the store does not know its version, or if another version of csalock wrote it: it may be a live lock.
     pub fn break_lock(
         &self,
         name: &[u8],
@@ -380,8 +380,8 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
     Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
-/// A damaged record counts as absent if a power cut may have torn it: its name is then empty. Of a copied record only the
-/// parts count that depend on no process.
+/// A damaged record counts as absent if a power cut may have torn it: its name is then empty. Of a copied record only
+/// the parts count that depend on no process.
 fn decode(stored: &Versioned, place: impl FnOnce() -> String) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(error) if error.is_of_other_version() => Err(error.in_place(&place())),

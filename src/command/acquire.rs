@@ -1,4 +1,4 @@
-//! What every command that acquires does: request, wait, then report a grant or a refusal.
+//! The steps of every command that acquires: request, wait, then the report of a grant or a refusal.
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -123,8 +123,9 @@ impl<'a> Acquisition<'a> {
         engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
-    /// Goes on to end the holders that `--busy replace` has found when the caller entered the queue. A holder that got the
-    /// lock after that was before the caller in the queue, and is waited for. Returns the maximum time until the next call.
+    /// Goes on to end the holders that `--busy replace` has found when the caller entered the queue. A holder that got
+    /// the lock after that was before the caller in the queue, and is waited for. Returns the maximum time until the
+    /// next call.
     fn end_holders<'b>(
         &'b self,
         ends: &mut Option<Vec<HolderEnd<'b>>>,

@@ -27,11 +27,12 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How an attempt ended to acquire one lock, or several ([`super::acquire_all`]): an index counts the locks of the call.
+/// How an attempt ended to acquire one lock, or several ([`super::acquire_all`]): an index counts the locks of the
+/// call.
 #[derive(Debug)]
 pub enum AcquireResult {
-    /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder did
-    /// not release, with its index. A provisional caller has yet to [confirm](super::confirm_all) them.
+    /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder
+    /// did not release, with its index. A provisional caller has yet to [confirm](super::confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
     /// The call holds nothing, because of the lock with this index.
     Refused(usize, Refusal),
@@ -231,8 +232,8 @@ struct AcquireAttempt<'a> {
 }
 
 impl AcquireAttempt<'_> {
-    /// Makes steps until the attempt ends. It goes on after outages, because a shared store may stop answering for a while.
-    /// A full or read-only store ends the attempt, unless this waiter is already in the queue.
+    /// Makes steps until the attempt ends. It goes on after outages, because a shared store may stop answering for a
+    /// while. A full or read-only store ends the attempt, unless this waiter is already in the queue.
     fn run(&mut self, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
         loop {
             let error = match self.step(on_wait) {

@@ -3,8 +3,8 @@
 //! All calls acquire names in one order, and keep each name while they wait for the next, so they form no cycle. Each
 //! queue is first come, first served, so every call gets all names in the end. Until then the grants are provisional:
 //! each one depends on the waiting process, so none outlives it alone. The call extends their leases while it waits, so
-//! the wait for the last name uses up no lease. Then it confirms all grants: the commit of a commit record decides that all
-//! of them stand, and a confirmation of each name follows.
+//! the wait for the last name uses up no lease. Then it confirms all grants: the commit of a commit record decides that
+//! all of them stand, and a confirmation of each name follows.
 
 use std::time::Duration;
 
@@ -133,8 +133,8 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
-    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile. Returns `None` if
-    /// the call has the name.
+    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile. Returns
+    /// `None` if the call has the name.
     fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireResult>> {
         let mut request = AcquireRequest { phase: Phase::Provisional, ..self.request.clone() };
         if self.held.iter().any(Option::is_some) {
@@ -219,8 +219,8 @@ impl<'a> MultiAcquire<'a, '_> {
         Ok(true)
     }
 
-    /// The stores that have several grants of this call, and so need a commit record. No commit covers two stores: a kill
-    /// between them leaves the grants of the first.
+    /// The stores that have several grants of this call, and so need a commit record. No commit covers two stores: a
+    /// kill between them leaves the grants of the first.
     fn stores(&self) -> Vec<(&'a Engine, Vec<&'a [u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = Vec::new();
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&self.held) {

@@ -134,7 +134,8 @@ impl Engine {
     }
 
     /// Wakes the supervisors and keepers of ended grants, except for what a supervisor knows: its own releases, and the
-    /// death of its command. A break wakes in any case, because a caller that has neither may wait for the file of its lock.
+    /// death of its command. A break wakes in any case, because a caller that has neither may wait for the file of its
+    /// lock.
     fn wake_supervisors(&self, before: &Record, after: &Record) {
         let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
         let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
@@ -178,8 +179,8 @@ impl Engine {
     }
 }
 
-/// Those of these waiters that neither wait nor hold any more. (A waiter that was granted the lock retracts its published
-/// edges itself.)
+/// Those of these waiters that neither wait nor hold any more. (A waiter that was granted the lock retracts its
+/// published edges itself.)
 fn departed<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
 }

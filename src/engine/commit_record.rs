@@ -11,8 +11,8 @@ impl Engine {
         let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
         let uncommitted = CommitRecord { committed: false, names };
         let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else { return Ok(false) };
-        // A process that evicts one of our grants before this check leaves a gap. One that finds the record removes it, so
-        // the commit below fails.
+        // A process that evicts one of our grants before this check leaves a gap. One that finds the record removes it,
+        // so the commit below fails.
         if !self.holds_all(&uncommitted.names, proof)? {
             return Ok(false);
         }
@@ -80,8 +80,8 @@ impl Engine {
         Ok(self.commit_record(proof)?.is_some_and(|(_, decision)| decision.committed))
     }
 
-    /// True if the grants with this handle hash are committed, and makes the answer final: if their process `may_commit`
-    /// them later, a commit record without names bars its way until they are taken back.
+    /// True if the grants with this handle hash are committed, and makes the answer final: if their process
+    /// `may_commit` them later, a commit record without names bars its way until they are taken back.
     pub(super) fn has_committed_finally(&self, proof: &HandleHash, may_commit: bool) -> Result<bool> {
         loop {
             match self.commit_record(proof)? {

@@ -8,9 +8,9 @@ use crate::error::Result;
 use crate::lock::{self, CommitRecord, Page};
 use crate::store::{Scope, Swept, Version, WriteOptions};
 
-/// Age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it with the
-/// entry, but not if another host has removed the entry or the store is gone. If an entry is older than that, its lease
-/// alone decides whether its owner is dead.
+/// Age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it with
+/// the entry, but not if another host has removed the entry or the store is gone. If an entry is older than that, its
+/// lease alone decides whether its owner is dead.
 pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {

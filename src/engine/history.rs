@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::history::{EndedBy, HistoryLimits, Past, Use, Who};
 use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
 
-/// What a caller knows of the grants that it ends, for the history.
+/// A caller's knowledge of the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Remark<'a> {
     pub(super) by: Option<&'a Owner>,

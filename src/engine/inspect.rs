@@ -34,8 +34,8 @@ impl LockStatus {
 }
 
 impl Engine {
-    /// The record of a name without the status of its holders, which costs questions to the store; the record of an unknown
-    /// name is free.
+    /// The record of a name without the status of its holders, which costs questions to the store; the record of an
+    /// unknown name is free.
     pub fn record(&self, name: &[u8]) -> Result<Record> {
         Ok(self.read(name)?.1)
     }

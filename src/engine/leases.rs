@@ -32,8 +32,8 @@ impl Engine {
         }
     }
 
-    /// True if other users of the store may be unable to see whether an owner on this host lives, because they are on other
-    /// hosts or outside of this container. Every grant then needs a lease.
+    /// True if other users of the store may be unable to see whether an owner on this host lives, because they are on
+    /// other hosts or outside of this container. Every grant then needs a lease.
     pub fn needs_leases(&self) -> bool {
         self.needs_leases_in(self.store.scope())
     }
@@ -119,8 +119,8 @@ impl Engine {
         self.apply(name, &Prepare { credentials, proof, process: request.process, lifetime })
     }
 
-    /// True if a lease in a record was over at the read. A renewal or release ends the old lease and stores another record:
-    /// so if the lease has left the record, its end proves nothing, and our read was late.
+    /// True if a lease in a record was over at the read. A renewal or release ends the old lease and stores another
+    /// record: so if the lease has left the record, its end proves nothing, and our read was late.
     pub(super) fn lease_expired(&self, record: &Record, lease: &Lease) -> Result<bool> {
         let is_over = match lease.clock {
             LeaseClock::FileSystem(_) => self.store.leases().time_to_expiry(lease, &record.sightings)?.is_zero(),
@@ -147,8 +147,8 @@ impl Engine {
         leases.iter().find(|issued| issued.lease == *lease).map(of)
     }
 
-    /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. A caller that
-    /// does not wait would else count from the beginning, which it does if this write fails.
+    /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. A caller
+    /// that does not wait would else count from the beginning, which it does if this write fails.
     pub fn note_leases(&self, record: &Record) {
         let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
         let sightings = self.store.leases().new_sightings(&leases, &record.sightings).unwrap_or_default();

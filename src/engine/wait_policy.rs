@@ -88,8 +88,8 @@ impl WaitClock {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
 
-    /// The pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost wake-ups, waiters
-    /// far behind poll less often: together they poll as often as a few.
+    /// The pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost wake-ups,
+    /// waiters far behind poll less often: together they poll as often as a few.
     pub(super) fn next_pause(&mut self, now: Duration, ahead: usize) -> Option<Duration> {
         let left = self.left(now);
         if left == Some(Duration::ZERO) {

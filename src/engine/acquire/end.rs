@@ -11,8 +11,8 @@ use crate::lock::{Cancel, Cycle, EndedGrant, Grant, Lifetime, Record, Refusal};
 use crate::store::{SignalsEndCalls, WriteSet};
 
 impl Engine {
-    /// Ends a holder whose lease is over and which csalock has stopped, if that csalock is gone: no other process continues
-    /// or ends the holder. Returns true if there was one: the caller reads the record again.
+    /// Ends a holder whose lease is over and which csalock has stopped, if that csalock is gone: no other process
+    /// continues or ends the holder. Returns true if there was one: the caller reads the record again.
     pub(super) fn end_abandoned(&self, record: &Record) -> Result<bool> {
         for grant in &record.holders {
             if let Lifetime::Keepalive(lease) = &grant.lifetime
@@ -58,8 +58,8 @@ impl AcquireAttempt<'_> {
         Ok(Some(AcquireResult::Refused(0, refusal)))
     }
 
-    /// True if the store may still have an entry or a grant of this caller, so that its witness must stay: a waiter that
-    /// gave up may be in the queue if the store refused its removal.
+    /// True if the store may still have an entry or a grant of this caller, so that its witness must stay: a waiter
+    /// that gave up may be in the queue if the store refused its removal.
     pub(super) fn may_leave_entry(&self, ended: &Result<AcquireResult>) -> bool {
         match ended {
             Ok(AcquireResult::Refused(_, Refusal::Busy(_))) => self.terms.queue,
