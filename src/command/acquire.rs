@@ -267,8 +267,11 @@ pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
     all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
 }
 
-pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {
-    this.caller().map_or_else(|_| command_of(this.id().pid), |caller| caller.command)
+pub(super) fn command_of_caller(this: &ThisProcess) -> Result<Vec<u8>> {
+    match this.caller() {
+        Ok(caller) => Ok(caller.command.clone()),
+        Err(_) => Ok(command_of(this.id()?.pid)),
+    }
 }
 
 /// Reports from which holder a lock was taken over, if that holder had not released it. With `-v` it also reports each

@@ -35,8 +35,8 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     if !taken.is_empty() {
         return not_unique(options, &taken);
     }
-    let this = ThisProcess::look()?;
-    let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
+    let this = ThisProcess::default();
+    let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
     let request = AcquireRequest {
         ends_with: EndsWith::Owner,
         claim: Some(id.clone()),

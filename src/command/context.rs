@@ -158,12 +158,12 @@ impl Context {
         new_owner(self.host.as_ref(), owners, &command, label.map(|label| label.as_bytes()))
     }
 
-    /// Returns the caller's credentials: a valid `--handle`, else `$CSALOCK_HANDLE` or the calling processes.
-    pub(super) fn credentials(&self, engine: &Engine, handle: Option<&str>) -> Result<Credentials> {
+    /// The caller's credentials: a valid `--handle`, else `$CSALOCK_HANDLE` or the calling processes.
+    pub(super) fn credentials(&self, engine: &Engine, handle: Option<&str>, this: &ThisProcess) -> Result<Credentials> {
         if let Some(text) = handle {
             return engine.by_proof(given_proof(text)?);
         }
-        engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
+        engine.credentials(self.handle_from_env(), this.with_caller()?)
     }
 
     /// Returns what a refused caller presented as its handle, in words: the option, or else `$CSALOCK_HANDLE`.
@@ -209,26 +209,13 @@ impl Context {
         std::iter::once(innermost).chain(outer.split(',').filter_map(HandleHash::parse)).take(16).collect()
     }
 
-    /// Returns this process and those processes of the calling script that are the caller. For a subshell in the
-    /// background, the script around it is not the caller.
-    pub(super) fn caller_processes(&self) -> Result<Vec<ProcessId>> {
-        let processes = self.ancestor_processes()?.into_iter().enumerate();
-        let waiting = self.host.blocked_callers(&self.invocation(self.host.this_process()?.pid), true);
+    /// This process and those processes of the calling script that are the caller. For a subshell in the background,
+    /// the script around it is not the caller.
+    pub(super) fn caller_processes(&self, this: &ThisProcess) -> Result<Vec<ProcessId>> {
+        let processes = this.with_caller()?.into_iter().enumerate();
+        let waiting = self.host.blocked_callers(&self.invocation(this.id()?.pid), true);
         let is_caller = |(at, process): &(usize, ProcessId)| *at < 2 || waiting.contains(process);
         Ok(processes.filter(is_caller).map(|(_, process)| process).collect())
-    }
-
-    /// Returns the processes of the calling script. They include this process, because a shell may have become this
-    /// process for its last command.
-    pub(super) fn ancestor_processes(&self) -> Result<Vec<ProcessId>> {
-        let this = ThisProcess::look()?;
-        let above = match this.caller() {
-            Ok(caller) => caller.owners,
-            // The caller does not exist, or we may not see it.
-            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Denied) => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        Ok([vec![this.id()], above].concat())
     }
 }
 

@@ -47,8 +47,9 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
-    let exit = ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::OPTIONS, prints }
-        .acquire(|granted| {
+    let (this, settings) = (&ThisProcess::default(), &SettingNames::OPTIONS);
+    let exit =
+        ForScript { context, this, common, taking, pid: *pid, targets, settings, prints }.acquire(|granted| {
             report_taken(common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
             if prints {
                 let printed = answer(context, options, targets, granted)
@@ -59,19 +60,19 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
             Ok(Exit::Done)
         })?;
     if exit == Exit::Done && !prints {
-        tell_of_program(options);
+        tell_of_program(options, this);
     }
     Ok(exit)
 }
 
 /// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run.
 /// A script may lock names that are those of programs.
-fn tell_of_program(options: &Lock) {
+fn tell_of_program(options: &Lock, this: &ThisProcess) {
     let is_on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let Some(program) = options.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };
     let at_prompt =
-        |caller: Caller| caller.is_shell && !caller.command.split(|byte| *byte == b' ').skip(1).any(is_script);
-    if !ThisProcess::look().and_then(|this| this.caller()).is_ok_and(at_prompt) {
+        |caller: &Caller| caller.is_shell && !caller.command.split(|byte| *byte == b' ').skip(1).any(is_script);
+    if !this.caller().is_ok_and(at_prompt) {
         return;
     }
     let words = options.names.iter().map(|name| shell_quote(name.as_bytes())).collect::<Vec<_>>().join(" ");
@@ -91,8 +92,8 @@ fn is_script(argument: &[u8]) -> bool {
 pub(super) fn lock_as_csa(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&options.common, &options.names)?;
     let Lock { common, taking, pid, .. } = options;
-    ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::VARIABLES, prints: false }
-        .acquire(|_| Ok(Exit::Done))
+    let (this, settings) = (&ThisProcess::default(), &SettingNames::VARIABLES);
+    ForScript { context, this, common, taking, pid: *pid, targets, settings, prints: false }.acquire(|_| Ok(Exit::Done))
 }
 
 /// Warns of names that are numbers of files that the caller has open: flock(1) locks such a file by its number.
@@ -124,6 +125,7 @@ fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Grante
 /// The locks that a script asks for, and their terms.
 pub(super) struct ForScript<'a> {
     pub(super) context: &'a Context,
+    pub(super) this: &'a ThisProcess,
     pub(super) common: &'a Common,
     pub(super) taking: &'a Taking,
     /// The process that owns the locks, instead of the script.
@@ -214,12 +216,11 @@ impl ForScript<'_> {
 
     fn request(&self) -> anyhow::Result<(AcquireRequest, Caller)> {
         let (taking, handle) = (self.taking, self.context.new_handle()?);
-        let this = ThisProcess::look()?;
-        let caller = self.owner(&this)?;
+        let caller = self.owner()?;
         let (owners, command) = (caller.owners.clone(), caller.command.clone());
-        let request = request(self.context, &taking.waiting, handle, this.id(), owners, command)?;
+        let request = request(self.context, &taking.waiting, handle, self.this.id()?, owners, command)?;
         // A process that the script leaves behind is known by its session.
-        let session = self.pid.is_none().then(|| this.session());
+        let session = if self.pid.is_none() { Some(self.this.session()?) } else { None };
         let request = AcquireRequest {
             ends_with: EndsWith::Owner,
             mode: taking.mode(),
@@ -231,8 +232,8 @@ impl ForScript<'_> {
         Ok((request, caller))
     }
 
-    /// Returns the owner of the locks: the process with the pid of `--pid`, else the script that called `this` process.
-    fn owner(&self, this: &ThisProcess) -> Result<Caller> {
+    /// The owner of the locks: the process with the pid of `--pid`, else the script that called this process.
+    fn owner(&self) -> Result<Caller> {
         if let Some(pid) = self.pid {
             let process = self.context.host.process(pid)?.ok_or_else(|| {
                 let what = format!("process {pid} does not exist");
@@ -247,11 +248,11 @@ impl ForScript<'_> {
             Lifetime::WhileOwnerLives => true,
             _ => !self.prints,
         };
-        match this.caller() {
+        match self.this.caller() {
             Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
                 Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
             }
-            found => found,
+            found => found.cloned(),
         }
     }
 
@@ -337,12 +338,11 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
 
 pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> {
     let targets = options.names.iter().map(|name| context.target(&options.common, name)).collect::<Result<Vec<_>>>()?;
-    let mut exit = Exit::Done;
-    let mut documents = Vec::new();
+    let (this, mut exit, mut documents) = (ThisProcess::default(), Exit::Done, Vec::new());
     for target in &targets {
         let engine = context.engine(&target.location)?;
         let reporter = Reporter::new(&engine);
-        let credentials = context.credentials(&engine, options.handle.as_deref())?;
+        let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
         let lifetime = engine.start(&Lifetime::Ttl((options.ttl.as_millis() as u64).max(1)))?;
         let response = engine.apply(&target.name, &lock::Renew::new(credentials, lifetime))?;
         documents.push(match &response {

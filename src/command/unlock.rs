@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::acquire::command_of_caller;
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::Unlock;
@@ -14,7 +15,7 @@ use crate::duration::Backoff;
 use crate::engine::{Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{Caller, ThisProcess, command_of};
+use crate::host::ThisProcess;
 use crate::lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
 };
@@ -46,13 +47,13 @@ type Unlocked = std::result::Result<Freed, NotHolder>;
 /// Releases or breaks the locks. Hints name these settings.
 pub(super) fn run(context: &Context, options: &Unlock, settings: &'static SettingNames) -> anyhow::Result<Exit> {
     check_force(options)?;
-    let mut documents = Vec::new();
+    let (this, mut documents) = (ThisProcess::default(), Vec::new());
     let (targets, mut exit) = match (options.all, options.force) {
         (true, true) => everything_held(context, options, &mut documents)?,
-        (true, false) => everything_owned(context, options, &mut documents)?,
+        (true, false) => everything_owned(context, options, &this, &mut documents)?,
         (false, _) => (named(context, options)?, Exit::Done),
     };
-    let breaker = options.force.then(|| breaker(context)).flatten();
+    let breaker = if options.force { breaker(context, &this) } else { None };
     // The process ends soon, and the kernel closes its descriptors.
     let mut opened = ManuallyDrop::new(None);
     for (target, proof) in &targets {
@@ -62,7 +63,7 @@ pub(super) fn run(context: &Context, options: &Unlock, settings: &'static Settin
             let force = if options.end { end } else { force };
             force(engine, options, target, breaker.as_ref())
         } else {
-            release(context, options, engine, target, *proof)
+            release(context, options, &this, engine, target, *proof)
         };
         let outcome = match response {
             Err(error) if options.force && options.all && error.is_of_one_record() => {
@@ -213,13 +214,14 @@ fn document(
 fn release(
     context: &Context,
     options: &Unlock,
+    this: &ThisProcess,
     engine: &Engine,
     target: &LockRef,
     proof: Option<HandleHash>,
 ) -> Result<Unlocked> {
     let credentials = match proof {
         Some(proof) => engine.by_proof(proof)?,
-        None => context.credentials(engine, options.handle.as_deref())?,
+        None => context.credentials(engine, options.handle.as_deref(), this)?,
     };
     Ok(engine.apply(&target.name, &Release(credentials))?.map(Freed::Released))
 }
@@ -336,12 +338,10 @@ fn end_elsewhere(
     Ok(())
 }
 
-/// Returns the breaker for the history: the calling script, or this process if the script is unknown.
-fn breaker(context: &Context) -> Option<Owner> {
-    let this = ThisProcess::look().ok()?;
-    let itself = || Caller { owners: vec![this.id()], command: command_of(this.id().pid), ..Caller::default() };
-    let Caller { owners, command, .. } = this.caller().unwrap_or_else(|_| itself());
-    context.owner(owners, command, None, false).ok()
+/// The breaker for the history: the calling script, or this process if the script is unknown.
+fn breaker(context: &Context, this: &ThisProcess) -> Option<Owner> {
+    let owners = this.caller().map_or_else(|_| this.id().map(|id| vec![id]), |caller| Ok(caller.owners.clone()));
+    context.owner(owners.ok()?, command_of_caller(this).ok()?, None, false).ok()
 }
 
 /// Reports why a record stays as it is. Returns the exit code for that.
@@ -386,13 +386,18 @@ fn everything_held(context: &Context, options: &Unlock, documents: &mut Vec<Docu
 /// stores are those of bare names, of the enclosing lock, and beside the files in the current directory and the named
 /// files. The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not
 /// its own. An unreadable record may be the caller's, unless it is another user's.
-fn everything_owned(context: &Context, options: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
+fn everything_owned(
+    context: &Context,
+    options: &Unlock,
+    this: &ThisProcess,
+    documents: &mut Vec<Document>,
+) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
-    let (owners, under) = (context.caller_processes()?, context.enclosing_grants());
+    let (owners, under) = (context.caller_processes(this)?, context.enclosing_grants());
     for (location, directory) in stores(context, options)? {
         let engine = context.engine(&location)?;
         let credentials = match &options.handle {
-            Some(handle) => context.credentials(&engine, Some(handle))?,
+            Some(handle) => context.credentials(&engine, Some(handle), this)?,
             None => engine.credentials(None, owners.clone())?,
         };
         let mut unreadable: Option<Error> = None;

@@ -36,7 +36,8 @@ fn take_and_get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&options.common, std::slice::from_ref(&options.name))?;
     let target = targets.first();
     let Get { common, taking, pid, .. } = options;
-    ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::OPTIONS, prints: true }.acquire(
+    let (this, settings) = (&ThisProcess::default(), &SettingNames::OPTIONS);
+    ForScript { context, this, common, taking, pid: *pid, targets, settings, prints: true }.acquire(
         |Granted { opened, handle, grants, evicted, owner, .. }| {
             report_taken(common, opened, grants, *evicted, Some(owner));
             // A value that was not read is useless, and then so is the lock.
@@ -135,9 +136,10 @@ fn write(
     mode: Option<u32>,
 ) -> anyhow::Result<Exit> {
     let engine = context.engine(&target.location)?;
-    let (this, credentials) = (ThisProcess::look()?, context.credentials(&engine, options.handle.as_deref())?);
+    let this = ThisProcess::default();
+    let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
     let wanted = ValueWrite {
-        by: Credentials { orphan: this.orphan(context.host.as_ref()), ..credentials },
+        by: Credentials { orphan: this.orphan(context.host.as_ref())?, ..credentials },
         bytes,
         mode,
         precondition: only_if.or(options.if_version.map(Precondition::Version)),
@@ -146,7 +148,7 @@ fn write(
         even_if_stale: options.even_if_stale,
     };
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
-    let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
+    let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
     let request = AcquireRequest {
         ends_with: EndsWith::Exit,
         ..request(context, &options.waiting, handle, process, vec![process], command)?

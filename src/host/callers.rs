@@ -18,7 +18,7 @@
 //! The processes that continue only when this process ends are those of the calling script, and of the scripts that called
 //! it. A deadlock is a cycle through them.
 
-use std::cell::LazyCell;
+use std::cell::{LazyCell, OnceCell};
 use std::fs;
 use std::time::Duration;
 
@@ -93,40 +93,65 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
     })
 }
 
-pub struct ThisProcess(ProcStat);
+/// This process and its caller. Each is looked up in /proc at most once, and only if it is needed.
+#[derive(Default)]
+pub struct ThisProcess {
+    stat: OnceCell<ProcStat>,
+    caller: OnceCell<Result<Caller>>,
+}
 
 impl ThisProcess {
-    /// Looks at this process. Returns a system error if /proc cannot be read.
-    pub fn look() -> Result<ThisProcess> {
-        processes::read_own().map(ThisProcess).map_err(|error| no_proc(&error))
+    fn stat(&self) -> Result<&ProcStat> {
+        match self.stat.get() {
+            Some(stat) => Ok(stat),
+            None => read_own().map(|stat| self.stat.get_or_init(|| stat)),
+        }
     }
 
-    pub fn id(&self) -> ProcessId {
-        ProcessId { pid: self.0.pid, start: self.0.start }
+    pub fn id(&self) -> Result<ProcessId> {
+        Ok(self.stat()?.id())
     }
 
-    pub fn session(&self) -> i32 {
-        self.0.session
+    pub fn session(&self) -> Result<i32> {
+        Ok(self.stat()?.session)
     }
 
-    /// Returns what is known of the script that called this process if that script has ended. The leader of a session was
+    /// What is known of the script that called this process if that script has ended. The leader of a session was
     /// detached from its caller on purpose, or was never called by a script.
-    pub fn orphan(&self, host: &dyn Host) -> Option<Orphan> {
+    pub fn orphan(&self, host: &dyn Host) -> Result<Option<Orphan>> {
+        let stat = self.stat()?;
         let has_script = match self.caller() {
             Ok(caller) => !caller.is_left_behind,
             Err(error) => error.kind() != ErrorKind::InvalidInput,
         };
-        if has_script || self.0.session == self.0.pid {
-            return None;
+        if has_script || stat.session == stat.pid {
+            return Ok(None);
         }
-        let age = host.boottime().saturating_sub(Duration::from_millis(self.0.start * MILLISECONDS_PER_TICK));
-        Some(Orphan { session: self.0.session, since: host.wall().saturating_sub(age).as_millis() as u64 })
+        let age = host.boottime().saturating_sub(Duration::from_millis(stat.start * MILLISECONDS_PER_TICK));
+        Ok(Some(Orphan { session: stat.session, since: host.wall().saturating_sub(age).as_millis() as u64 }))
     }
 
-    /// Returns a usage error if the caller has ended, and a system error if /proc cannot be read.
-    pub fn caller(&self) -> Result<Caller> {
-        caller(&self.0)
+    /// Fails with a usage error if the caller has ended, and with a system error if /proc cannot be read.
+    pub fn caller(&self) -> Result<&Caller> {
+        let stat = self.stat()?;
+        self.caller.get_or_init(|| caller(stat)).as_ref().map_err(Error::clone)
     }
+
+    /// This process and those of the calling script, innermost first. This process counts, because a shell may have
+    /// become it for its last command.
+    pub fn with_caller(&self) -> Result<Vec<ProcessId>> {
+        let above = match self.caller() {
+            Ok(caller) => caller.owners.as_slice(),
+            // The caller does not exist, or we may not see it.
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Denied) => &[],
+            Err(error) => return Err(error),
+        };
+        Ok([&[self.id()?], above].concat())
+    }
+}
+
+pub(super) fn read_own() -> Result<ProcStat> {
+    processes::read_own().map_err(|error| no_proc(&error))
 }
 
 pub(super) fn caller(us: &ProcStat) -> Result<Caller> {

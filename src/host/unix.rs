@@ -20,7 +20,6 @@ use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
 
-use super::callers::ThisProcess;
 use super::machine::{
     BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
     pid_namespace_of, wall,
@@ -116,7 +115,7 @@ impl Host for Unix {
     }
 
     fn this_process(&self) -> Result<ProcessId> {
-        Ok(ThisProcess::look()?.id())
+        Ok(callers::read_own()?.id())
     }
 
     fn process(&self, pid: i32) -> Result<Option<ProcessId>> {

@@ -57,6 +57,29 @@ fn a_run_of_a_free_lock_reads_no_record() {
     assert_eq!(traced.made.iter().flatten().filter(is_opened).count(), 1, "only the new record: {traced:?}");
 }
 
+/// The script that called csalock is looked up once, although several steps of a command need it.
+#[test]
+fn a_call_looks_for_its_caller_once() {
+    if !has("strace") {
+        return skip("files in /proc", "they are counted with strace");
+    }
+    for words in ["put L 5", "lock N", "unlock L M", "del L", "claim C >id", "renew --ttl 1m L M"] {
+        let sandbox = Sandbox::new(Kind::Directory);
+        sandbox.file("files/script", format!("csalock lock L; csalock lock M; csalock put L 1\ncsalock {words}\n:"));
+        sandbox.call("strace", ["-f", "-qq", "-e", "trace=execve,openat", "-o", "calls", "dash", "script"]).run();
+        let log = sandbox.read("files/calls");
+        let (_, calls) = log.rsplit_once(" execve(").unwrap();
+        let opened: Vec<&str> = calls.lines().filter_map(|line| line.split('"').nth(1)).collect();
+        let of_processes = |end: &str| {
+            let is_it = |path: &&&str| path.starts_with("/proc/") && path.ends_with(end);
+            opened.iter().filter(is_it).count()
+        };
+        let (stats, arguments) = (of_processes("/stat"), of_processes("/cmdline"));
+        assert!(stats <= 2 && arguments == 1, "{words}: {opened:?}");
+        assert!(of_processes("") <= 6, "{words}: {opened:?}");
+    }
+}
+
 /// A wait of more than a second leaves a note of itself, which must not delay the command.
 #[test]
 fn a_command_starts_before_the_note_of_its_wait_is_removed() {
