@@ -190,7 +190,7 @@ impl Engine {
                         wake: &wake,
                         expired: &expired,
                     };
-                    match self.commit_update(&[update], &[], remark)? {
+                    match self.commit_update(&update, remark)? {
                         Committed::Done(version) => {
                             R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
                             return Ok(Some(R::with_tokens(response, version.number)));
@@ -372,8 +372,7 @@ impl Engine {
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => {
-                    // Where one commit confirms all names, a process has no commit record.
-                    let may_commit = !self.changes_at_once(2) && facts.is_awaited(record, &proof);
+                    let may_commit = facts.is_awaited(record, &proof);
                     facts.insert_committed(proof, self.has_committed_finally(&proof, may_commit)?);
                 }
                 Err(query) => self.learn(record, &mut facts, query, time_left)?,

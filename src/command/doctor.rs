@@ -329,7 +329,7 @@ mod tests {
                 return Ok(CommitResult::Conflict(None));
             }
             self.was_written.store(true, Ordering::Relaxed);
-            let [change] = set.changes[..] else { panic!("{} changes", set.changes.len()) };
+            let change = set.change.unwrap();
             let expect = match self.fault {
                 Fault::AcceptsAll => self.memory.read(change.name)?.map(|stored| stored.version),
                 _ => change.expect.map(|version| self.shown(version)),

@@ -344,7 +344,7 @@ impl<'a> AcquireAttempt<'a> {
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
         // A caller that does not queue reads busy next, and a caller that confirms its grant has no rival.
         retry.has_priority = !self.terms.queue || update.before.holder(&self.terms.entry.proof).is_some();
-        self.engine.commit_update(&[update], &[], Remark::default())
+        self.engine.commit_update(&update, Remark::default())
     }
 
     /// Ends the attempt after a commit, or returns the record to go on with.

@@ -8,7 +8,6 @@
 
 use std::time::Duration;
 
-use super::acquire::CANCEL_GRACE;
 use super::{AcquireRequest, AcquireResult, EndsWith, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
 use crate::lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
@@ -135,12 +134,6 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Acquires all names, or returns the end of the attempt.
     fn take_all(&mut self) -> Result<Option<AcquireAllResult>> {
-        if self.are_one_change() {
-            match self.take_together(self.request.phase)? {
-                Some(AcquireAllResult::Refused(_, Refusal::Busy(_))) if !self.policy.is_none() => {}
-                end => return Ok(end),
-            }
-        }
         for at in 0..self.locks.len() {
             let rest = self.rest_of_policy();
             if let Some(end) = self.take(at, &rest)? {
@@ -166,34 +159,6 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     fn rest_of_policy(&self) -> WaitPolicy {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
-    }
-
-    fn are_one_change(&self) -> bool {
-        let engine = self.locks[0].engine;
-        self.locks.iter().all(|lock| std::ptr::eq(lock.engine, engine)) && engine.changes_at_once(self.locks.len())
-    }
-
-    /// Acquires all names by one batch, including those already held.
-    fn take_together(&mut self, phase: Phase) -> Result<Option<AcquireAllResult>> {
-        let names: Vec<&[u8]> = self.locks.iter().map(|lock| lock.name).collect();
-        let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
-        let request = AcquireRequest { phase, ..self.request_beside_held(true) };
-        let give_up_at = self.until.saturating_add(CANCEL_GRACE);
-        let engine = self.locks[0].engine;
-        let rest = self.rest_of_policy();
-        let mut on_wait = |waiting: &Waiting<'_>| (self.on_wait)(0, waiting);
-        let mut take = || engine.acquire_batch(&names, &request, &held, give_up_at);
-        let together = engine.outlast_outages(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
-        let Some(together) = together else { return Ok(Some(AcquireAllResult::Interrupted)) };
-        match together {
-            Err((at, refusal)) => Ok(Some(AcquireAllResult::Refused(at, refusal))),
-            Ok(grants) => {
-                for (at, (grant, evicted)) in grants.into_iter().enumerate() {
-                    self.hold(at, grant, evicted);
-                }
-                Ok(None)
-            }
-        }
     }
 
     /// Returns the request for a provisional grant beside those that the call has.
@@ -260,12 +225,6 @@ pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &
 impl MultiAcquire<'_, '_> {
     /// Makes the grants permanent. Returns `false` if a grant was lost in the meantime.
     fn confirm(&mut self) -> Result<bool> {
-        if self.are_one_change() {
-            // A later call of [`confirm_all`] accepts no new grant.
-            let phase = if self.request.phase == Phase::Provisional { Phase::Confirm } else { Phase::Direct };
-            let all_permanent = self.held.iter().all(|held| held.as_ref().is_some_and(|it| it.provisional.is_none()));
-            return Ok(all_permanent || self.take_together(phase)?.is_none());
-        }
         // Grants that end with this process anyway need no commit record to end together.
         if self.request.ends_with != EndsWith::Owner {
             return self.confirm_each();

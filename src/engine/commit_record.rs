@@ -1,11 +1,8 @@
 //! Creation of a [`CommitRecord`], and queries about the commit records of other processes.
 
-use std::time::Duration;
-
 use super::Engine;
-use super::commit::Batch;
 use crate::error::Result;
-use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Record, Release};
+use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Release};
 use crate::store::{Durability, Version, WriteOptions};
 
 impl Engine {
@@ -41,34 +38,28 @@ impl Engine {
         if let [name] = names {
             return Ok(self.apply(name, &Release(of_id()?))?.is_ok());
         }
-        if self.changes_at_once(names.len()) {
-            let ask = Release(of_id()?);
-            let mut decide = |_, record: &Record| self.decide(record, &ask, None);
-            return Ok(matches!(self.commit_batch(names, &mut decide, Duration::MAX)?, Batch::Done(..)));
-        }
-        let scope = self.store.scope();
-        let lifetime = if self.needs_leases_in(scope) {
-            Lifetime::ExpiresAt(self.grant_lease(self.lease)?)
-        } else {
-            Lifetime::UntilReleased
-        };
         let (proof, process) = (self.new_handle()?.proof(), self.host.this_process()?);
-        let prepare = Prepare { credentials: of_id()?, proof, process, lifetime };
         let names_of = names.iter().map(|name| name.to_vec()).collect();
-        let (key, keep) =
-            (CommitRecord::key(&prepare.proof), WriteOptions { durability: Durability::Durable, mode: None });
+        let (key, keep) = (CommitRecord::key(&proof), WriteOptions { durability: Durability::Durable, mode: None });
         let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });
         self.create_auxiliary(&key, &body, keep)?;
+        let scope = self.store.scope();
         for name in names {
-            self.leave_witness(scope, name, &prepare.proof);
+            // Each grant has its own lease, because the commit that ends a grant ends its lease in the store.
+            let lifetime = if self.needs_leases_in(scope) {
+                Lifetime::ExpiresAt(self.grant_lease(self.lease)?)
+            } else {
+                Lifetime::UntilReleased
+            };
+            self.leave_witness(scope, name, &proof);
             // If this process ends, the next writer of each earlier name confirms its grant again.
-            if self.apply(name, &prepare)?.is_err() {
+            if self.apply(name, &Prepare { credentials: of_id()?, proof, process, lifetime })?.is_err() {
                 return Ok(false);
             }
         }
         self.remove_auxiliary(&key, keep.durability)?;
         for name in names {
-            let _ = self.apply(name, &Release(self.by_proof(prepare.proof)?))?;
+            let _ = self.apply(name, &Release(self.by_proof(proof)?))?;
         }
         Ok(true)
     }

@@ -11,7 +11,7 @@ use crate::lock::{
     WriteRefusal, Writing, Written,
 };
 use crate::signals::Interrupt;
-use crate::store::{Durability, Write, WriteOptions};
+use crate::store::{Durability, WriteOptions};
 
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
@@ -190,23 +190,16 @@ impl Engine {
                     return Ok(outcome);
                 }
             };
-            let external = if is_complete { None } else { self.external(name, writing, wanted.bytes, writer) };
-            if let Some((key, body, options)) = &external
-                && !self.changes_at_once(2)
-            {
+            if !is_complete && let Some((key, body, options)) = self.external(name, writing, wanted.bytes, writer) {
                 (*stored, is_complete) = (true, true);
-                self.create_auxiliary(key, body, *options)?;
+                self.create_auxiliary(&key, &body, options)?;
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }
-            let beside: Vec<Write<'_>> = external
-                .iter()
-                .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
-                .collect();
-            let swapped =
+            let update =
                 RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
             writing.repeat();
-            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, Remark::default())? {
+            if let Committed::Done(version) = self.commit_update(&update, Remark::default())? {
                 return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.

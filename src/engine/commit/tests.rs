@@ -38,7 +38,7 @@ impl Store for Contended {
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         self.ended.lock().unwrap().extend(set.ended.iter().map(|lease| (*lease).clone()));
-        if set.changes.is_empty() {
+        if set.change.is_none() {
             return Ok(CommitResult::Done(Version::default()));
         }
         self.host.pass(TRY);
@@ -99,9 +99,9 @@ impl Leases for Contended {
 impl Contended {
     fn commit_with_another(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         let done = self.memory.commit(set)?;
-        let name = set.changes[0].name;
-        if Value::of_key(name).is_some() && set.changes[0].body.is_some() && done.is_done() {
-            self.modes.lock().unwrap().push(set.changes[0].options.mode);
+        let Write { name, body, options, .. } = set.change.unwrap();
+        if Value::of_key(name).is_some() && body.is_some() && done.is_done() {
+            self.modes.lock().unwrap().push(options.mode);
         }
         let interposed = self.interposed.lock().unwrap().take_if(|(after, _)| after == name);
         Ok(match interposed {
