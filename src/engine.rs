@@ -24,12 +24,12 @@ use std::time::Duration;
 use self::commit::{CasRetry, Committed, RecordUpdate};
 use self::leases::IssuedLease;
 
-pub use acquire::{AcquireRequest, AcquireResult, EndsWith, Waiting};
-pub use acquire_all::{AcquireAllResult, OnWaitForOne, StoredLock, acquire_all, confirm_all};
+pub use acquire::{AcquireRequest, AcquireResult, EndsWith};
+pub use acquire_all::{OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
-pub use wait_policy::{RETRY_INTERVAL, WaitPolicy};
+pub use wait_policy::{RETRY_INTERVAL, WaitPolicy, Waiting};
 
 use self::history::Remark;
 use crate::environment::{Environment, LEASE};

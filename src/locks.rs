@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{AcquireAllResult, AcquireRequest, Engine, StoredLock, WaitPolicy, acquire_all};
+use crate::engine::{AcquireRequest, AcquireResult, Engine, StoredLock, WaitPolicy, acquire_all};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
@@ -150,9 +150,9 @@ impl Locks {
         let policy = WaitPolicy { limit: Some(request.wait), backoff: None };
         let locks: Vec<_> = names.iter().map(|name| StoredLock { engine: &self.engine, name }).collect();
         match acquire_all(&locks, &asked, &policy, None, &mut |_, _| None)? {
-            AcquireAllResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, asked.handle, &grants))),
-            AcquireAllResult::Refused(at, refused) => refusal(&names[at], &refused),
-            AcquireAllResult::Interrupted => {
+            AcquireResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, asked.handle, &grants))),
+            AcquireResult::Refused(at, refused) => refusal(&names[at], &refused),
+            AcquireResult::Interrupted => {
                 Err(Error::new(ErrorKind::Bug, "the wait was interrupted", "report this bug"))
             }
         }

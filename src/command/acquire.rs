@@ -10,7 +10,7 @@ use super::lock::standing;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
-    AcquireAllResult, AcquireRequest, Engine, OpenLockSet, ValueWrite, WaitPolicy, Waiting as WaitState, WriteResult,
+    AcquireRequest, AcquireResult, Engine, OpenLockSet, ValueWrite, WaitPolicy, Waiting as WaitState, WriteResult,
     acquire_all,
 };
 use crate::environment::Environment;
@@ -37,7 +37,7 @@ pub(super) struct Acquisition<'a> {
     pub(super) policy: WaitPolicy,
     pub(super) settings: &'static SettingNames,
     /// With `--busy replace`: the time until a holder that was asked to end is killed.
-    pub(super) replaces: Option<Duration>,
+    pub(super) kill_holders_after: Option<Duration>,
     pub(super) slots: Option<u32>,
     /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
     pub(super) locks_file: bool,
@@ -59,18 +59,34 @@ impl<'a> Acquisition<'a> {
             interrupt: signals,
             policy,
             settings: &SettingNames::OPTIONS,
-            replaces: None,
+            kill_holders_after: None,
             slots: None,
             locks_file: false,
         }
     }
 
     /// Acquires all of the locks or none, and reports the wait.
-    pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let new = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
-        let ended = self.replace_or_wait(opened, request);
-        new.filter(|_| matches!(ended, Ok(AcquireAllResult::Granted(..)))).inspect(|new| self.tell_created(new));
-        ended
+    pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireResult> {
+        let host = opened.engine(0).host();
+        let end = self.policy.end(host.boottime());
+        let created = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
+        if self.kill_holders_after.is_some() && !self.check_holders(opened, request)? {
+            return Ok(AcquireResult::Interrupted);
+        }
+        let policy = self.policy.rest(end, host.boottime());
+        let mut progress = WaitProgress::new(self.common);
+        progress.locks_file = self.locks_file;
+        let mut ends: Option<Vec<HolderEnd<'_>>> = None;
+        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
+            let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
+            let replace = self.end_holders(&mut ends, lock, request, waiting);
+            progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
+        })?;
+        if matches!(ended, AcquireResult::Granted(..)) {
+            ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
+            created.into_iter().for_each(|store| self.tell_created(store));
+        }
+        Ok(ended)
     }
 
     /// Tells users of XDG_STATE_HOME once that other programs may not have it.
@@ -79,14 +95,6 @@ impl<'a> Acquisition<'a> {
             "created the store {}, where XDG_STATE_HOME says; cron may not have this variable, so set CSALOCK_STORE in both",
             escape(store.url().as_encoded_bytes())
         ));
-    }
-
-    fn replace_or_wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let end = self.policy.end(opened.engine(0).host().boottime());
-        if self.replaces.is_some() && !self.check_holders(opened, request)? {
-            return Ok(AcquireAllResult::Interrupted);
-        }
-        self.wait(opened, request, end)
     }
 
     /// Returns false on an interrupt. Fails if `--busy replace` may not end a holder that is in the way.
@@ -113,22 +121,6 @@ impl<'a> Acquisition<'a> {
         lock.1.outlast_outages(&lock.0.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
-    fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, end: Duration) -> Result<AcquireAllResult> {
-        let policy = self.policy.rest(end, opened.engine(0).host().boottime());
-        let mut progress = WaitProgress::new(self.common);
-        progress.locks_file = self.locks_file;
-        let mut ends: Option<Vec<HolderEnd<'_>>> = None;
-        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
-            let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
-            let replace = self.end_holders(&mut ends, lock, request, waiting);
-            progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
-        });
-        if matches!(ended, Ok(AcquireAllResult::Granted(..))) {
-            ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
-        }
-        ended
-    }
-
     /// Takes a step to the end of the holders that `--busy replace` finds when the caller has entered the queue. A later holder
     /// came before the caller, and is waited for. Returns the maximum time until the next call.
     fn end_holders<'b>(
@@ -138,7 +130,7 @@ impl<'a> Acquisition<'a> {
         request: &AcquireRequest,
         waiting: &WaitState<'_>,
     ) -> Option<Duration> {
-        let kill_after = self.replaces.filter(|_| waiting.outage.is_none())?;
+        let kill_after = self.kill_holders_after.filter(|_| waiting.outage.is_none())?;
         let ends = ends.get_or_insert_with(|| {
             let by = Arc::new(EndRequest { by: request.owner.clone(), replaces: true });
             // A holder may have come after the first look.
@@ -173,11 +165,11 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Returns the exit code of a result, and reports a refusal.
-    pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireAllResult) -> anyhow::Result<Exit> {
+    pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireResult) -> anyhow::Result<Exit> {
         match result {
-            AcquireAllResult::Granted(..) => Ok(Exit::Done),
-            AcquireAllResult::Interrupted => Ok(self.signals.exit()),
-            AcquireAllResult::Refused(at, refusal) => {
+            AcquireResult::Granted(..) => Ok(Exit::Done),
+            AcquireResult::Interrupted => Ok(self.signals.exit()),
+            AcquireResult::Refused(at, refusal) => {
                 let reporter = opened.reporter(*at);
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
                 lock.settings = self.settings;

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, json_line, print, print_before, print_json};
 use crate::cli::{Claim, Common, Lookup, Unclaim};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
@@ -48,7 +48,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     // The first look may have waited for the store.
     acquisition.policy = policy.rest(until, context.host.boottime());
     match acquisition.acquire(&opened, &request)? {
-        AcquireAllResult::Granted(grants, _) => {
+        AcquireResult::Granted(grants, _) => {
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
             if let Err(error) = print_before(context, until, &answer(options, &targets, &id, &grants)?) {
                 opened.release_all(request.handle.proof())?;
@@ -56,7 +56,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
             }
             Ok(Exit::Done)
         }
-        AcquireAllResult::Refused(at, Refusal::Claimed(grant)) => {
+        AcquireResult::Refused(at, Refusal::Claimed(grant)) => {
             let mut taken = self::taken(&opened, &id).unwrap_or_default();
             if taken.is_empty() {
                 // The claim was given up at this moment, or the store does not answer now.

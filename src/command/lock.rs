@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, report_taken, request};
 use super::context::{Context, eprint_line, json_line, print_before, print_json};
 use crate::cli::{Common, Lock, Renew, Taking, Wait};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, LockStatus, OpenLockSet, RETRY_INTERVAL};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, LockStatus, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::Use;
@@ -170,7 +170,7 @@ impl ForScript<'_> {
         let until = acquisition.policy.end(self.context.host.boottime());
         let AcquireRequest { handle, owner, .. } = &request;
         let (grants, evicted) = match acquisition.acquire(&opened, &request) {
-            Ok(AcquireAllResult::Granted(grants, evicted)) => (grants, evicted),
+            Ok(AcquireResult::Granted(grants, evicted)) => (grants, evicted),
             // A commit that failed may have happened all the same. A provisional grant ends with this process.
             Err(error) if !is_provisional => return Err(self.released(&opened, &request, error.into())),
             ended => return acquisition.end(&opened, &ended?),

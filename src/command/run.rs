@@ -15,7 +15,7 @@ use super::acquire::{Acquisition, report_taken, request};
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
@@ -274,8 +274,8 @@ impl RunCall<'_> {
         }
         let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
-            AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            AcquireAllResult::Interrupted => return Ok(Err(self.interrupted(child))),
+            AcquireResult::Granted(grants, evicted) => (grants, evicted),
+            AcquireResult::Interrupted => return Ok(Err(self.interrupted(child))),
             ended => {
                 let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended).map(Err) };
                 return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
@@ -329,7 +329,7 @@ impl RunCall<'_> {
         Acquisition {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
-            replaces: (self.options.busy == Busy::Replace).then_some(self.options.kill_after),
+            kill_holders_after: (self.options.busy == Busy::Replace).then_some(self.options.kill_after),
             slots: self.options.taking.slots,
             locks_file: self.flock_compat.is_some(),
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),

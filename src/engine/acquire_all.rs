@@ -20,17 +20,6 @@ pub struct StoredLock<'a> {
     pub name: &'a [u8],
 }
 
-#[derive(Debug)]
-pub enum AcquireAllResult {
-    /// The call holds all names: the grants in the order of the locks, and the last stale grant that was evicted, with
-    /// its index. A provisional caller has yet to [confirm](confirm_all) them.
-    Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
-    /// The call holds nothing, because of the name with this index.
-    Refused(usize, Refusal),
-    /// The call holds nothing, because of the interrupt; what the stores did not remove ends by itself.
-    Interrupted,
-}
-
 /// Callback as in [`super::Engine::acquire`], with the index of the lock that the call waits for.
 pub type OnWaitForOne<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
 
@@ -43,37 +32,29 @@ pub fn acquire_all(
     policy: &WaitPolicy,
     interrupt: Option<&dyn Interrupt>,
     on_wait: &mut OnWaitForOne<'_>,
-) -> Result<AcquireAllResult> {
+) -> Result<AcquireResult> {
     if let [StoredLock { engine, name }] = locks {
-        let taken = engine.acquire(name, request, policy, interrupt, &mut |waiting| on_wait(0, waiting))?;
-        return Ok(match taken {
-            AcquireResult::Granted(grant, evicted) => {
-                AcquireAllResult::Granted(vec![*grant], evicted.map(|ending| (0, *ending)))
-            }
-            AcquireResult::Refused(refusal) => AcquireAllResult::Refused(0, refusal),
-            AcquireResult::Interrupted => AcquireAllResult::Interrupted,
-        });
+        return engine.acquire(name, request, policy, interrupt, &mut |waiting| on_wait(0, waiting));
     }
     let mut several = MultiAcquire::new(locks, request, policy, interrupt, on_wait);
     let deadline = StoreDeadline::begin(Some(several.until));
     let calls = SignalsEndCalls::begin(interrupt.is_some());
-    let mut taken = several.run();
+    let mut ended = several.run();
     drop(calls);
-    if taken.is_err() && locks[0].engine.is_interrupted(interrupt) {
-        taken = Ok(AcquireAllResult::Interrupted);
+    if ended.is_err() && locks[0].engine.is_interrupted(interrupt) {
+        ended = Ok(AcquireResult::Interrupted);
     }
-    if !matches!(taken, Ok(AcquireAllResult::Granted(..))) {
-        if !matches!(taken, Ok(AcquireAllResult::Refused(..))) {
-            // Entries that cannot be removed immediately end on their own.
-            deadline.change(Some(locks[0].engine.host().boottime()));
-        }
-        if let Err(error) = several.release()
-            && !matches!(taken, Ok(AcquireAllResult::Interrupted))
-        {
-            taken = Err(error);
-        }
+    match ended {
+        Ok(AcquireResult::Granted(..)) => return ended,
+        Ok(AcquireResult::Refused(..)) => {}
+        // Entries that cannot be removed immediately end on their own.
+        Ok(AcquireResult::Interrupted) | Err(_) => deadline.change(Some(locks[0].engine.host().boottime())),
     }
-    taken
+    let released = several.release();
+    if !matches!(ended, Ok(AcquireResult::Interrupted)) {
+        released?;
+    }
+    ended
 }
 
 struct MultiAcquire<'a, 'b> {
@@ -103,44 +84,35 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         MultiAcquire { locks, request, until, policy: *policy, interrupt, on_wait, waited: false, held, evicted: None }
     }
 
-    fn run(&mut self) -> Result<AcquireAllResult> {
+    fn run(&mut self) -> Result<AcquireResult> {
         loop {
-            if let Some(end) = self.take_all()? {
-                return Ok(end);
+            for at in 0..self.locks.len() {
+                if let Some(end) = self.take(at, &self.rest_of_policy())? {
+                    return Ok(end);
+                }
             }
             if self.is_late() {
-                return Ok(AcquireAllResult::Refused(0, Refusal::Busy(Vec::new())));
+                return Ok(AcquireResult::Refused(0, Refusal::Busy(Vec::new())));
             }
             // Each step finds what an earlier try has done, so all of them may be repeated.
             let (StoredLock { engine, name }, rest) = (self.locks[0], self.rest_of_policy());
             let kept = engine.outlast_outages(name, &rest, self.interrupt, &mut |_| None, &mut || self.keep_all())?;
-            let Some(kept) = kept else { return Ok(AcquireAllResult::Interrupted) };
-            if kept && self.is_late() {
-                return Ok(AcquireAllResult::Refused(0, Refusal::Busy(Vec::new())));
+            match kept {
+                None => return Ok(AcquireResult::Interrupted),
+                Some(true) if self.is_late() => return Ok(AcquireResult::Refused(0, Refusal::Busy(Vec::new()))),
+                Some(true) => {
+                    let grants = self.held.iter_mut().filter_map(Option::take).collect();
+                    return Ok(AcquireResult::Granted(grants, self.evicted.take()));
+                }
+                // A grant was lost during the wait for a later name, for example to `unlock --force`.
+                Some(false) => self.release()?,
             }
-            if kept {
-                let grants = self.held.iter_mut().filter_map(Option::take).collect();
-                return Ok(AcquireAllResult::Granted(grants, self.evicted.take()));
-            }
-            // A grant was lost during the wait for a later name, for example to `unlock --force`.
-            self.release()?;
         }
     }
 
     /// Returns true if the wait is over. This process may have been stopped since its last grant.
     fn is_late(&self) -> bool {
         self.waited && self.rest_of_policy().limit == Some(Duration::ZERO)
-    }
-
-    /// Acquires all names, or returns the end of the attempt.
-    fn take_all(&mut self) -> Result<Option<AcquireAllResult>> {
-        for at in 0..self.locks.len() {
-            let rest = self.rest_of_policy();
-            if let Some(end) = self.take(at, &rest)? {
-                return Ok(Some(end));
-            }
-        }
-        Ok(None)
     }
 
     /// Makes sure that the call still has all grants: confirms them, or, if a later call of [`confirm_all`] does that,
@@ -161,47 +133,36 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
-    /// Returns the request for a provisional grant beside those that the call has.
-    fn request_beside_held(&self, only_tries: bool) -> AcquireRequest {
+    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile. Returns `None` if
+    /// the call has the name.
+    fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireResult>> {
         let mut request = AcquireRequest { phase: Phase::Provisional, ..self.request.clone() };
         if self.held.iter().any(Option::is_some) {
             request.enclosing_grants.push(request.handle.proof());
         }
         // If the caller does not wait, the holder may be its own caller. A wait detects that more reliably.
-        if only_tries && !self.policy.is_none() {
+        if policy.is_none() && !self.policy.is_none() {
             request.invocation = None;
         }
-        request
-    }
-
-    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile.
-    fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireAllResult>> {
         let StoredLock { engine, name } = self.locks[at];
-        let request = &self.request_beside_held(policy.is_none());
-        let (on_wait, locks, held) = (&mut *self.on_wait, self.locks, &mut self.held);
-        let waited = &mut self.waited;
-        let taken = engine.acquire(name, request, policy, self.interrupt, &mut |waiting| {
-            *waited = true;
+        let taken = engine.acquire(name, &request, policy, self.interrupt, &mut |waiting| {
+            self.waited = true;
             let mut next_call = None;
-            for (StoredLock { engine, name }, grant) in locks.iter().zip(&mut *held) {
-                let extended = grant.as_mut().and_then(|grant| engine.extend_if_short(name, request, grant));
+            for (StoredLock { engine, name }, grant) in self.locks.iter().zip(&mut self.held) {
+                let extended = grant.as_mut().and_then(|grant| engine.extend_if_short(name, &request, grant));
                 next_call = [next_call, extended].into_iter().flatten().min();
             }
-            [on_wait(at, waiting), next_call].into_iter().flatten().min()
+            [(self.on_wait)(at, waiting), next_call].into_iter().flatten().min()
         });
         match taken? {
-            AcquireResult::Interrupted => Ok(Some(AcquireAllResult::Interrupted)),
-            AcquireResult::Granted(grant, evicted) => {
-                self.hold(at, *grant, evicted.map(|ending| *ending));
+            AcquireResult::Granted(mut grants, evicted) => {
+                self.held[at] = grants.pop();
+                self.evicted = evicted.map(|(_, ending)| (at, ending)).or(self.evicted.take());
                 Ok(None)
             }
-            AcquireResult::Refused(refusal) => Ok(Some(AcquireAllResult::Refused(at, refusal))),
+            AcquireResult::Refused(_, refusal) => Ok(Some(AcquireResult::Refused(at, refusal))),
+            AcquireResult::Interrupted => Ok(Some(AcquireResult::Interrupted)),
         }
-    }
-
-    fn hold(&mut self, at: usize, grant: Grant, evicted: Option<EndedGrant>) {
-        self.held[at] = Some(grant);
-        self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
     }
 }
 

@@ -1,9 +1,9 @@
 //! Reading, writing and deleting values. The rules are in [`crate::lock`]'s `value.rs`. This module adds the store
 //! operations: the bytes of external values, and the wait for the holder.
 
-use super::acquire::OnWait;
 use super::commit::{Committed, RecordUpdate};
 use super::history::Remark;
+use super::wait_policy::OnWait;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
@@ -107,7 +107,7 @@ impl Engine {
         }
         match self.acquire(name, request, &policy.rest(end, self.host.boottime()), interrupt, on_wait)? {
             AcquireResult::Granted(..) => {}
-            AcquireResult::Refused(refusal) => return Ok(WriteResult::NotAcquired(refusal)),
+            AcquireResult::Refused(_, refusal) => return Ok(WriteResult::NotAcquired(refusal)),
             AcquireResult::Interrupted => return Ok(WriteResult::Interrupted),
         }
         let proof = request.handle.proof();

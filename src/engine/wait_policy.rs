@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::acquire::OnWait;
-use super::{Engine, Waiting};
+use super::Engine;
 use crate::duration::Backoff;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeReason};
@@ -57,7 +56,22 @@ impl WaitPolicy {
     }
 }
 
+/// Progress of a wait, for its callback.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting<'a> {
+    pub record: &'a Record,
+    pub ahead: usize,
+    /// Remaining time of the wait; `None` means no limit.
+    pub left: Option<Duration>,
+    /// Reason why the store cannot be read at the moment. The record is unknown then.
+    pub outage: Option<&'a Error>,
+}
+
+/// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
+pub(super) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
+
 /// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
+#[derive(Clone, Copy)]
 pub(super) struct WaitClock {
     deadline: Option<Duration>,
     pause: Duration,

@@ -10,7 +10,7 @@ use jiff::tz::TimeZone;
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::{Acquisition, TO_LOOK};
 use crate::command::context::eprint_line;
-use crate::engine::{AcquireAllResult, OpenLockSet};
+use crate::engine::{AcquireResult, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -142,10 +142,10 @@ impl<'a> Recurring<'a> {
         &self,
         acquisition: &Acquisition<'_>,
         opened: &OpenLockSet<'_>,
-        result: &AcquireAllResult,
+        result: &AcquireResult,
         by: HandleHash,
     ) -> anyhow::Result<Exit> {
-        let (AcquireAllResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
+        let (AcquireResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
             (result, self.options.recurrence.overdue)
         else {
             return acquisition.end(opened, result);

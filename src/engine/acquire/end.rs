@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use super::wait::AfterWait;
-use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT};
+use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT, granted};
 use crate::engine::Engine;
-use crate::engine::commit::CasRetry;
 use crate::engine::history::Remark;
-use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::end_abandoned;
-use crate::lock::{Cancel, EndedGrant, Grant, Lifetime, Record, Refusal};
+use crate::lock::{Cancel, Cycle, EndedGrant, Grant, Lifetime, Record, Refusal};
 use crate::store::{SignalsEndCalls, WriteSet};
 
 impl Engine {
@@ -32,11 +29,11 @@ impl Engine {
 
 impl AcquireAttempt<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
-    pub(super) fn found_grant(&mut self, grant: Box<Grant>, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
+    pub(super) fn found_grant(&mut self, grant: Grant, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
         if grant.proof != self.terms.entry.proof {
             self.leave_if_possible()?;
         }
-        Ok(AcquireResult::Granted(grant, before))
+        Ok(granted(grant, before))
     }
 
     /// Ends the attempt with this refusal. Returns `None` if the lock was granted in the meantime.
@@ -58,40 +55,26 @@ impl AcquireAttempt<'_> {
             // These callers are not in the queue: they have lost their place, or only confirm a grant.
             Refusal::Replaced(_) | Refusal::Lost(_) => {}
         }
-        Ok(Some(AcquireResult::Refused(refusal)))
+        Ok(Some(AcquireResult::Refused(0, refusal)))
     }
 
     /// Returns true if the store may still have an entry or a grant of this caller, so that its witness must stay. A
     /// waiter that gave up may be in the queue, if the store refused its removal.
-    pub(super) fn may_leave_entry(&self, taken: &Result<AcquireResult>) -> bool {
-        match taken {
-            Ok(AcquireResult::Refused(Refusal::Busy(_))) => self.terms.queue,
-            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
+    pub(super) fn may_leave_entry(&self, ended: &Result<AcquireResult>) -> bool {
+        match ended {
+            Ok(AcquireResult::Refused(_, Refusal::Busy(_))) => self.terms.queue,
+            Ok(AcquireResult::Refused(_, Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
                 self.terms.place.is_queued()
             }
-            Ok(AcquireResult::Refused(Refusal::Replaced(_) | Refusal::Lost(_))) => false,
+            Ok(AcquireResult::Refused(_, Refusal::Replaced(_) | Refusal::Lost(_))) => false,
             Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
         }
     }
 
-    /// Pauses after a lost commit, or ends the attempt at its deadline. Returns `None` for another try.
-    pub(super) fn after_lost_commit(
-        &mut self,
-        record: Record,
-        retry: &mut CasRetry<'_>,
-    ) -> Result<Option<AcquireResult>> {
-        if retry.backoff()? { Ok(None) } else { self.give_up(record) }
-    }
-
     /// Ends the attempt with busy if the store refused the waiter's entry at the deadline and the lock is still held.
-    pub(super) fn after_refused_entry(
-        &mut self,
-        record: Record,
-        error: Error,
-        clock: &WaitClock,
-    ) -> Result<AcquireResult> {
+    pub(super) fn after_refused_entry(&mut self, record: Record, error: Error) -> Result<AcquireResult> {
         if self.may_pass(&error)
-            && clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
+            && self.clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
             && let Some(busy) = self.give_up(record)?
         {
             return Ok(busy);
@@ -99,46 +82,39 @@ impl AcquireAttempt<'_> {
         Err(error)
     }
 
-    /// Ends the attempt at its deadline, on an interrupt or on a deadlock. Returns `None` if the record may have changed.
-    pub(super) fn after_wait(&mut self, after: AfterWait, record: Record) -> Result<Option<AcquireResult>> {
-        match after {
-            AfterWait::ReadAgain => Ok(None),
-            AfterWait::TimeOver => self.give_up(record),
-            AfterWait::Interrupted => Ok(Some(self.interrupted())),
-            AfterWait::GiveUp(cycle) => {
-                if self.leave_if_possible()?.is_some() {
-                    return Ok(None);
-                }
-                self.retract();
-                // The remaining waits may still form a cycle, and similar waits may be published now.
-                self.wake(cycle.members.iter().chain(record.waiters.iter().map(|waiter| &waiter.proof)));
-                Ok(Some(AcquireResult::Refused(Refusal::Deadlock(cycle.edges))))
-            }
+    /// Ends the attempt because of this deadlock. Returns `None` if the lock was granted in the meantime.
+    pub(super) fn end_cycle(&mut self, cycle: Cycle, record: &Record) -> Result<Option<AcquireResult>> {
+        if self.leave_if_possible()?.is_some() {
+            return Ok(None);
         }
+        self.retract();
+        // The remaining waits may still form a cycle, and similar waits may be published now.
+        self.wake(cycle.members.iter().chain(record.waiters.iter().map(|waiter| &waiter.proof)));
+        Ok(Some(AcquireResult::Refused(0, Refusal::Deadlock(cycle.edges))))
     }
 
     /// Ends the wait at its deadline: returns busy, or `None` if the lock was granted in the meantime.
-    fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
+    pub(super) fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
         if self.leave_if_possible()?.is_some() {
             return Ok(None);
         }
         self.engine.note_leases(&record);
-        Ok(Some(AcquireResult::Refused(Refusal::Busy(record.holders))))
+        Ok(Some(AcquireResult::Refused(0, Refusal::Busy(record.holders))))
     }
 
     /// Returns true if the attempt waited for this grant until its deadline, because the process was stopped or slow.
-    pub(super) fn is_late(&self, taken: &Result<AcquireResult>, clock: &WaitClock) -> bool {
+    pub(super) fn is_late(&self, ended: &Result<AcquireResult>) -> bool {
         let is_mine = |grant: &Grant| grant.proof == self.terms.entry.proof;
-        matches!(taken, Ok(AcquireResult::Granted(grant, _)) if is_mine(grant))
+        matches!(ended, Ok(AcquireResult::Granted(grants, _)) if grants.iter().all(is_mine))
             && self.was_queued
-            && clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
+            && self.clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
     }
 
     /// Releases a grant that came too late.
     pub(super) fn give_back(&mut self) -> Result<AcquireResult> {
         self.store_deadline.change(Some(self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT)));
         let _ = self.engine.release(self.name, self.terms.entry.proof)?;
-        Ok(AcquireResult::Refused(Refusal::Busy(self.engine.read(self.name)?.1.holders)))
+        Ok(AcquireResult::Refused(0, Refusal::Busy(self.engine.read(self.name)?.1.holders)))
     }
 
     /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the next

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::AcquireAttempt;
-use crate::engine::Engine;
+use super::{AcquireAttempt, AcquireResult};
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
-use crate::engine::wait_policy::WaitClock;
-use crate::error::{Error, Result};
+use crate::engine::wait_policy::{OnWait, WaitClock, Waiting};
+use crate::engine::{Engine, VersionedRecord};
+use crate::error::Result;
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::signals::Interrupt;
@@ -14,27 +14,6 @@ use crate::store::{Topic, Version, guarded};
 
 /// Time past the end of a lease that covers the rounding of every clock.
 const ROUNDING: Duration = Duration::from_millis(1);
-
-/// Progress of a wait, for its callback.
-#[derive(Debug, Clone, Copy)]
-pub struct Waiting<'a> {
-    pub record: &'a Record,
-    pub ahead: usize,
-    /// Remaining time of the wait; `None` means no limit.
-    pub left: Option<Duration>,
-    /// Reason why the store cannot be read at the moment. The record is unknown then.
-    pub outage: Option<&'a Error>,
-}
-
-/// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
-pub(in crate::engine) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
-
-pub(super) enum AfterWait {
-    ReadAgain,
-    TimeOver,
-    Interrupted,
-    GiveUp(Cycle),
-}
 
 impl Engine {
     /// Returns the maximum pause with `ahead` waiters in front, or `None` if the policy ends the wait.
@@ -102,30 +81,31 @@ impl<'a> AcquireAttempt<'a> {
     }
 
     /// Waits for one of these processes and leases to end, for a wake-up, or for the end of the pause that the policy
-    /// allows.
+    /// allows. Returns `None` if the record may have changed.
     pub(super) fn wait(
         &mut self,
-        (version, record): (&Option<Version>, &Record),
+        (version, record): VersionedRecord,
         processes: &[(PidDomain, ProcessId)],
         leases: &[Lease],
         ahead: usize,
-        clock: &mut WaitClock,
         on_wait: &mut OnWait<'_>,
-    ) -> Result<AfterWait> {
+    ) -> Result<Option<AcquireResult>> {
         let engine = self.engine;
-        if engine.end_abandoned(record)? {
-            return Ok(AfterWait::ReadAgain);
+        self.retry = engine.cas_retry(self.name).until(self.give_up_at);
+        if engine.end_abandoned(&record)? {
+            return Ok(None);
         }
-        let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
-            return Ok(AfterWait::TimeOver);
+        let Some(pause) = engine.pause(&mut self.clock, ahead, leases, &record.sightings)? else {
+            return self.give_up(record);
         };
         let now = engine.host.boottime();
+        let clock = self.clock;
         let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
-            on_wait(&Waiting { record, ahead, left, outage: None })
+            on_wait(&Waiting { record: &record, ahead, left, outage: None })
         };
-        self.wait_until(end, record, version.as_ref(), processes, &mut show)
+        self.wait_until(end, &record, version.as_ref(), processes, &mut show)
     }
 
     /// Waits until `end` at most. Calls `show` at the start and after each deadlock check.
@@ -136,7 +116,7 @@ impl<'a> AcquireAttempt<'a> {
         version: Option<&Version>,
         processes: &[(PidDomain, ProcessId)],
         show: &mut dyn FnMut() -> Option<Duration>,
-    ) -> Result<AfterWait> {
+    ) -> Result<Option<AcquireResult>> {
         let engine = self.engine;
         let here = engine.host.domain()?;
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
@@ -150,7 +130,7 @@ impl<'a> AcquireAttempt<'a> {
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;
             if is_late && engine.version(self.name)?.as_ref() != Some(version) {
-                return Ok(AfterWait::ReadAgain);
+                return Ok(None);
             }
         }
         let since = *self.waits_since.get_or_insert_with(|| {
@@ -161,12 +141,12 @@ impl<'a> AcquireAttempt<'a> {
         loop {
             let now = engine.host.boottime();
             if self.look_at_callers_again(now)? {
-                return Ok(AfterWait::ReadAgain);
+                return Ok(None);
             }
             if self.next_check(since).is_some_and(|at| now >= at) {
                 // A failed check does not end the wait and is repeated; a full store, for example, may refuse an edge.
                 match self.check_deadlock().unwrap_or_default() {
-                    Some(cycle) if self.suspected_at.is_some() => return Ok(AfterWait::GiveUp(cycle)),
+                    Some(cycle) if self.suspected_at.is_some() => return self.end_cycle(cycle, record),
                     found => self.suspected_at = found.map(|_| now),
                 }
             }
@@ -179,9 +159,9 @@ impl<'a> AcquireAttempt<'a> {
             // The check may have called the store.
             engine.store.before_wait(false);
             match wait_set.wait(&mut signs, at_most)? {
-                WakeReason::Interrupted => return Ok(AfterWait::Interrupted),
+                WakeReason::Interrupted => return Ok(Some(self.interrupted())),
                 WakeReason::TimeOver if engine.host.boottime() < end => {}
-                WakeReason::LookAgain | WakeReason::TimeOver => return Ok(AfterWait::ReadAgain),
+                WakeReason::LookAgain | WakeReason::TimeOver => return Ok(None),
             }
         }
     }
@@ -211,7 +191,7 @@ impl<'a> AcquireAttempt<'a> {
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
         let (engine, me) = (self.engine, self.terms.entry.proof);
         let was_published = std::mem::replace(&mut self.is_published, true);
-        // An unpublished wait is behind waits that block the same processes and check for cycles.
+        // Enough similar waits are published already; they look for the cycle for this one.
         if !engine.publish(self.name, &self.terms.entry)? {
             self.is_published = was_published;
             return Ok(None);
