@@ -32,17 +32,6 @@ pub(super) enum Committed {
 }
 
 impl Engine {
-    /// Commits this set, which contains these updates of records and changes of auxiliary objects.
-    fn commit(&self, set: &WriteSet<'_>, _updates: &[RecordUpdate<'_>]) -> Result<CommitResult> {
-        #[cfg(debug_assertions)]
-        {
-            let before: Vec<&Record> = _updates.iter().map(|update| update.before).collect();
-            self.trace.commit(self.store.as_ref(), self.host.as_ref(), set, &before)
-        }
-        #[cfg(not(debug_assertions))]
-        self.store.commit(set)
-    }
-
     pub(super) fn commit_beside(
         &self,
         name: &[u8],
@@ -51,7 +40,7 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<CommitResult> {
         let set = WriteSet::from(Write { name, expect: expect.copied(), body, options });
-        let done = self.commit(&set, &[])?;
+        let done = self.store.commit(&set)?;
         if done.is_done() {
             self.store.finish(&set);
         }
@@ -97,7 +86,7 @@ impl Engine {
             set.changes.push(Write { name, expect: update.expect, body: body.as_deref(), options });
             self.add_effects(&mut set, update);
         }
-        let version = match self.commit(&set, records)? {
+        let version = match self.store.commit(&set)? {
             CommitResult::Done(version) => version,
             CommitResult::Conflict(found) => {
                 let only = if let ([update], []) = (records, beside) { Some(update) } else { None };
@@ -200,12 +189,6 @@ impl Engine {
             self.store.finish(&set);
         }
         gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
-    }
-
-    #[cfg(debug_assertions)]
-    #[must_use]
-    pub fn tracing(self, path: std::path::PathBuf) -> Engine {
-        Engine { trace: crate::trace::Trace::new(Some(path)), ..self }
     }
 }
 
