@@ -21,7 +21,7 @@ use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mo
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
-use crate::store::{Location, StoreDeadline};
+use crate::store::{Call, Location};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -100,7 +100,7 @@ impl<'a> Acquisition<'a> {
     /// Returns false on an interrupt. Fails if `--busy replace` may not end a holder that is in the way.
     fn check_holders(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<bool> {
         let (target, engine) = (opened.target(0), opened.engine(0));
-        let Some(status) = self.outlast_outages(opened, &mut || engine.inspect(&target.name))? else {
+        let Some(status) = self.outlast_outages(opened, &mut |engine| engine.inspect(&target.name))? else {
             return Ok(false);
         };
         let is_in_way = |grant: &&Grant| [grant.mode, request.mode].contains(&Mode::Exclusive);
@@ -113,7 +113,7 @@ impl<'a> Acquisition<'a> {
     pub(super) fn outlast_outages<T>(
         &self,
         opened: &OpenLockSet<'_>,
-        work: &mut dyn FnMut() -> Result<T>,
+        work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let (lock, reporter) = ((opened.target(0), opened.engine(0)), opened.reporter(0));
         let mut progress = WaitProgress::new(self.common);
@@ -139,10 +139,10 @@ impl<'a> Acquisition<'a> {
             let lock = (self.common, engine, target);
             holders.map(|grant| HolderEnd::new(lock, grant.clone(), Some(by.clone()), kill_after)).collect()
         });
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_LOOK)));
+        let call = Call { until: Some(engine.host().boottime().saturating_add(TO_LOOK)), ..waiting.call };
         let held = ends.iter_mut().filter(|end| waiting.record.holder(&end.grant.proof).is_some());
         // A holder that csalock may not end any more, or whose record it cannot read now, is waited for.
-        held.filter_map(|end| end.step().unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
+        held.filter_map(|end| end.step(call).unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
     }
 
     /// Writes a value, if necessary after a wait for its lock, and reports the wait.

@@ -15,7 +15,7 @@ use super::acquire::{Acquisition, report_taken, request};
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, Engine, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
@@ -229,7 +229,7 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
         && !ended.as_ref().is_ok_and(|exit| exit.code() == 0)
     {
         // If that fails, the next call says it.
-        let _ = recurring.give_up(opened, call.guarded.handle.proof());
+        let _ = recurring.give_up(opened.engine(0), opened, call.guarded.handle.proof());
     }
     Ok(ended?)
 }
@@ -265,7 +265,7 @@ impl RunCall<'_> {
         let lease = opened.lease();
         let request = self.request(child.is_none(), lease.is_some())?;
         if let Some(recurring) = self.recurring {
-            let mut is_done = || recurring.is_done(opened);
+            let mut is_done = |engine: &Engine| recurring.is_done(engine, opened);
             match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
                 Some(false) => {}
                 Some(true) => return Ok(Err(Exit::Done)),
@@ -313,7 +313,7 @@ impl RunCall<'_> {
         report_taken(&self.options.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring {
             let acquisition = self.acquisition(events.0, opened.lease());
-            let mut begin = || recurring.begin(opened, self.guarded.handle.proof());
+            let mut begin = |engine: &Engine| recurring.begin(engine, opened, self.guarded.handle.proof());
             match acquisition.outlast_outages(opened, &mut begin)? {
                 Some(None) => {}
                 Some(Some(exit)) => return Ok(Err(exit)),

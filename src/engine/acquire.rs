@@ -19,7 +19,7 @@ use crate::lock::{
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
 use crate::signals::Interrupt;
-use crate::store::{Scope, SignalsEndCalls, StoreDeadline, Subscription, Version};
+use crate::store::{Call, Scope, Subscription, Version};
 
 /// Maximum duration of a store call after the first answer or outage. Signals are not handled during the call.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -56,8 +56,10 @@ impl Engine {
         let polls = scope == Scope::Shared && !self.store.abilities().notifies;
         let clock = policy.begin(self.host.boottime(), polls);
         let give_up_at = clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE));
+        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
         let mut attempt = AcquireAttempt {
-            engine: self,
+            base: self,
+            engine: self.during(Call { until, interruptible: interrupt.is_some() }),
             name,
             terms: self.acquire_terms(scope, request, policy),
             clock,
@@ -76,12 +78,10 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
-            store_deadline: StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX))),
         };
         self.leave_witness(scope, name, &request.handle.proof());
-        let calls = SignalsEndCalls::begin(interrupt.is_some());
         let mut ended = attempt.run(on_wait);
-        drop(calls);
+        attempt.engine.call.interruptible = false;
         if attempt.is_late(&ended) {
             ended = attempt.give_back();
         }
@@ -200,7 +200,9 @@ impl Engine {
 }
 
 struct AcquireAttempt<'a> {
-    engine: &'a Engine,
+    base: &'a Engine,
+    /// The engine with the limits of the present calls of the store.
+    engine: Engine,
     name: &'a [u8],
     terms: Acquire,
     clock: WaitClock,
@@ -228,7 +230,6 @@ struct AcquireAttempt<'a> {
     store_answered: bool,
     /// True if a store call has failed and may succeed later.
     store_failed: bool,
-    store_deadline: StoreDeadline,
 }
 
 impl AcquireAttempt<'_> {
@@ -245,8 +246,8 @@ impl AcquireAttempt<'_> {
                 Err(error) => return Err(error),
             };
             self.store_failed = true;
-            self.retry = self.engine.cas_retry(self.name).until(self.give_up_at);
-            let (engine, name, mut clock) = (self.engine, self.name, self.clock);
+            self.retry = self.base.cas_retry(self.name).until(self.give_up_at);
+            let (engine, name, mut clock) = (self.engine.clone(), self.name, self.clock);
             if engine.wait_out_outage(name, error, &mut clock, &mut **self.listen()?, on_wait)? {
                 return Ok(self.interrupted());
             }
@@ -282,11 +283,10 @@ impl AcquireAttempt<'_> {
     }
 
     /// Limits the next store calls. The first calls may take as long as the whole wait.
-    fn limit_store_calls(&self) {
-        let store = &self.engine.store;
-        if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
+    fn limit_store_calls(&mut self) {
+        if (self.store_answered || self.store_failed) && self.engine.store.scope() == Scope::Shared {
             let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-            self.store_deadline.change(Some(self.clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+            self.engine.call.until = Some(self.clock.deadline().map_or(soon, |deadline| deadline.min(soon)));
         }
     }
 
@@ -360,7 +360,7 @@ impl AcquireAttempt<'_> {
     fn enqueue(&mut self, page: u64) -> Result<()> {
         self.was_queued = true;
         self.listen()?;
-        let (engine, name, entry) = (self.engine, self.name, &self.terms.entry);
+        let (engine, name, entry) = (&self.engine, self.name, &self.terms.entry);
         if let Some(before) = self.terms.place.on_page()
             && before.page != page
         {

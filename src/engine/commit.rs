@@ -34,16 +34,16 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<CommitResult> {
         let set = WriteSet::from(Write { name, expect: expect.copied(), body, options });
-        let done = self.store.commit(&set)?;
+        let done = self.store.commit(self.call, &set)?;
         if done.is_done() {
-            self.store.finish(&set);
+            self.store.finish(self.call, &set);
         }
         Ok(done)
     }
 
     /// Returns the version of the record under `name`, even if its bytes cannot be read.
     pub(super) fn version(&self, name: &[u8]) -> Result<Option<Version>> {
-        match self.store.read(name) {
+        match self.store.read(self.call, name) {
             Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),
             Ok(stored) => Ok(stored.map(|stored| stored.version)),
         }
@@ -72,7 +72,7 @@ impl Engine {
                 set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
             }
         }
-        let version = match self.store.commit(&set)? {
+        let version = match self.store.commit(self.call, &set)? {
             CommitResult::Done(version) => version,
             CommitResult::Conflict(found) => {
                 let found = found.and_then(|found| self.record_of(&record.name, Some(found)).ok());
@@ -82,7 +82,7 @@ impl Engine {
         // A command whose grant was broken should end before the next one starts.
         self.wake_supervisors(before, record);
         self.wake_waiters(wake);
-        self.store.finish(&set);
+        self.store.finish(self.call, &set);
         self.remove_witnesses(before, record);
         // Leftovers of a failed removal do no harm, and the record is committed already.
         let _ = self.remove_leftovers(before, record);
@@ -154,16 +154,10 @@ impl Engine {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
             let set = WriteSet { closed, ..WriteSet::default() };
             // A store behind ssh(1) carries the effects out where it is, with the commit.
-            self.store.commit(&set)?;
-            self.store.finish(&set);
+            self.store.commit(self.call, &set)?;
+            self.store.finish(self.call, &set);
         }
         gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
-    }
-
-    #[cfg(debug_assertions)]
-    #[must_use]
-    pub fn tracing(self, path: std::path::PathBuf) -> Engine {
-        Engine { trace: crate::trace::Trace::new(Some(path)), ..self }
     }
 }
 

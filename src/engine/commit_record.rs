@@ -100,7 +100,7 @@ impl Engine {
 
     fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {
         let key = CommitRecord::key(proof);
-        let Some(stored) = self.store.read(&key)? else { return Ok(None) };
+        let Some(stored) = self.store.read(self.call, &key)? else { return Ok(None) };
         let found = lock::decode_auxiliary(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
         Ok(found.map(|found| (stored.version, found)))
     }

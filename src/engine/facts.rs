@@ -32,7 +32,7 @@ impl Engine {
     pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
         if record.holders.len() > FEW_LEASES {
             let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
-            self.store.leases().look_ahead(&leases)?;
+            self.store.leases().look_ahead(self.call, &leases)?;
         }
         if record.holders.len() + record.waiters.len() <= CROWD {
             return Ok(());
@@ -64,12 +64,12 @@ impl Engine {
     ) -> Result<()> {
         match query {
             Query::Outlasts(lease) => {
-                let left = self.store.leases().time_to_expiry(&lease, &record.sightings)?;
+                let left = self.store.leases().time_to_expiry(self.call, &lease, &record.sightings)?;
                 facts.insert_outlasts(lease, time_left.is_some_and(|time_left| left > time_left));
             }
             Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
             Query::NewLease(span) => {
-                facts.insert_new_lease(span, self.store.leases().grant(Duration::from_millis(span))?)
+                facts.insert_new_lease(span, self.store.leases().grant(self.call, Duration::from_millis(span))?)
             }
             Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
             Query::Liveness(domain, process) => {

@@ -55,7 +55,7 @@ impl Engine {
     /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.
     pub fn each_past(&self, limits: &HistoryLimits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let now = self.host.wall();
-        self.store.read_history(&mut |line| {
+        self.store.read_history(self.call, &mut |line| {
             if let Some(past) = Past::read(line)
                 && limits.keep(&past, now)
             {

@@ -48,15 +48,20 @@ impl Engine {
     /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. A wait under one of
     /// the `enclosing` grants, which would never end, does not begin.
     pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy, enclosing: &[HandleHash]) -> Result<LockStatus> {
-        self.poll(name, policy, &mut || {
-            let status = self.inspect(name)?;
+        self.poll(name, policy, &mut |engine| {
+            let status = engine.inspect(name)?;
             Ok((status.is_free || status.never_ends_within(enclosing).is_some(), status))
         })
     }
 
     /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps no
     /// connection that others need.
-    pub fn poll<T>(&self, name: &[u8], policy: &WaitPolicy, look: &mut dyn FnMut() -> Result<(bool, T)>) -> Result<T> {
+    pub fn poll<T>(
+        &self,
+        name: &[u8],
+        policy: &WaitPolicy,
+        look: &mut dyn FnMut(&Engine) -> Result<(bool, T)>,
+    ) -> Result<T> {
         let (mut clock, end) = (policy.begin(self.host.boottime(), true), policy.end(self.host.boottime()));
         loop {
             let rest = policy.rest(end, self.host.boottime());
@@ -94,7 +99,7 @@ impl Engine {
 
     /// Visits the record of every name in turn, without the waiters on pages.
     fn for_each_record(&self, visit: &mut dyn FnMut(Result<Record>) -> Result<()>) -> Result<()> {
-        self.store.scan(&mut |place, stored| {
+        self.store.scan(self.call, &mut |place, stored| {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
                 return Ok(());
             }
@@ -140,7 +145,7 @@ impl Engine {
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         self.prefetch(&record, &mut facts, None)?;
         let leases: Vec<_> = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref()).collect();
-        self.store.leases().look_ahead(&leases)?;
+        self.store.leases().look_ahead(self.call, &leases)?;
         loop {
             match status(&record, &facts) {
                 Ok(status) => return Ok(status),

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::Use;
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
-use crate::store::{Location, in_order};
+use crate::store::{Call, Location, in_order};
 
 /// The released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
@@ -157,7 +157,7 @@ impl OpenLockSet<'_> {
         }
         // No other process acquires a lock before its lease is over. A free lock keeps no trace of its last grant.
         let lasts = self.lease_ends(grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
-        let given_back = self.release(request.handle.proof(), Use::Unknown);
+        let given_back = self.release(self.engines[0].call(), request.handle.proof(), Use::Unknown);
         confirmed?;
         let was_given_back = |answer: &Result<Released>| match answer {
             Ok(Err(NotHolder { ending, .. })) => {
@@ -181,22 +181,34 @@ impl OpenLockSet<'_> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
+    /// These locks, with stores whose calls have these limits.
+    pub fn during(mut self, call: Call) -> Self {
+        self.engines.iter_mut().for_each(|engine| engine.call = call);
+        self
+    }
+
+    /// Number of answers of the servers so far.
+    pub fn answers(&self) -> u64 {
+        self.engines.iter().map(|engine| engine.store.answers()).sum()
+    }
+
     /// Gives the connections to servers back before a long pause. The next call makes new ones.
     pub fn rest(&self) {
-        self.engines.iter().for_each(|engine| _ = engine.store.before_wait(true));
+        self.engines.iter().for_each(|engine| _ = engine.store.before_wait(engine.call, true));
     }
 
     pub fn need_leases(&self) -> bool {
-        self.engines.iter().any(Engine::needs_leases)
+        self.engines.iter().any(|engine| engine.needs_leases())
     }
 
     pub fn lease(&self) -> Option<Duration> {
         self.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease)
     }
 
-    /// Returns an answer for each lock, as far as its store answered.
-    pub fn release(&self, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
-        let release = |(target, engine): (&LockRef, &Engine)| engine.release_after(&target.name, proof, used);
+    /// Releases by calls with these limits. Returns an answer for each lock, as far as its store answered.
+    pub fn release(&self, call: Call, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
+        let release =
+            |(target, engine): (&LockRef, &Engine)| engine.during(call).release_after(&target.name, proof, used);
         let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();
         answers
@@ -204,6 +216,6 @@ impl OpenLockSet<'_> {
 
     /// Returns the error of the first store that did not answer.
     pub fn release_all(&self, proof: HandleHash) -> Result<()> {
-        self.release(proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
+        self.release(self.engines[0].call(), proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

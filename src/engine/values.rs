@@ -64,7 +64,7 @@ impl Engine {
                 }
                 _ => error,
             };
-            if let Some(stored) = self.store.read(&key).map_err(not_for_us)? {
+            if let Some(stored) = self.store.read(self.call, &key).map_err(not_for_us)? {
                 let found =
                     lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
                 let bytes = found.filter(|(_, bytes)| bytes.len() as u64 == value.size);
@@ -99,7 +99,7 @@ impl Engine {
         on_wait: &mut OnWait<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        let mut write = || self.write_at_once(name, wanted, &request.owner);
+        let mut write = |engine: &Engine| engine.write_at_once(name, wanted, &request.owner);
         let outcome = self.outlast_outages(name, policy, interrupt, on_wait, &mut write)?;
         let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
@@ -248,7 +248,7 @@ impl Engine {
     /// Returns true if no record references these bytes and their writer can no longer make a record do so.
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
-        let Some(stored) = self.store.read(key)? else { return Ok(false) };
+        let Some(stored) = self.store.read(self.call, key)? else { return Ok(false) };
         let found = lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(key)))?;
         let writer = found.map(|(writer, _)| writer);
         let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));

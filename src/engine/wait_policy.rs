@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeReason};
 use crate::lock::Record;
 use crate::signals::Interrupt;
-use crate::store::{SignalsEndCalls, StoreDeadline};
+use crate::store::Call;
 
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
@@ -65,6 +65,8 @@ pub struct Waiting<'a> {
     pub left: Option<Duration>,
     /// Reason why the store cannot be read at the moment. The record is unknown then.
     pub outage: Option<&'a Error>,
+    /// Limits of the calls of stores that the callback makes.
+    pub call: Call,
 }
 
 /// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
@@ -120,15 +122,13 @@ impl Engine {
         policy: &WaitPolicy,
         interrupt: Option<&dyn Interrupt>,
         on_wait: &mut OnWait<'_>,
-        work: &mut dyn FnMut() -> Result<T>,
+        work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
-        let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));
+        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
+        let engine = self.during(Call { until, interruptible: interrupt.is_some() });
         loop {
-            let calls = SignalsEndCalls::begin(interrupt.is_some());
-            let done = work();
-            drop(calls);
-            match done {
+            match work(&engine) {
                 Err(_) if self.is_interrupted(interrupt) => return Ok(None),
                 Err(error) if error.is_unreached() => {
                     let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
@@ -145,7 +145,7 @@ impl Engine {
     /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one, of
     /// the time that is `left`, if each look costs them much.
     pub(super) fn pause_for_others(&self, pause: Duration, left: Option<Duration>) -> Duration {
-        if !self.store.before_wait(false) {
+        if !self.store.before_wait(self.call, false) {
             return pause;
         }
         left.map_or(CROWDED, |left| left.min(CROWDED)).max(pause)
@@ -163,7 +163,7 @@ impl Engine {
         let now = self.host.boottime();
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
-        on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
+        on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error), call: self.call });
         let mut signs = WaitSources { watched: &[], subscription: &mut None };
         Ok(wait_set.wait(&mut signs, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }

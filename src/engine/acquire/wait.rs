@@ -26,7 +26,7 @@ impl Engine {
     ) -> Result<Option<Duration>> {
         let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
         for lease in leases {
-            pause = pause.min(self.store.leases().time_to_expiry(lease, seen)? + ROUNDING);
+            pause = pause.min(self.store.leases().time_to_expiry(self.call, lease, seen)? + ROUNDING);
         }
         // A longer pause would let this waiter's lease expire, and others would consider it dead.
         Ok(Some(if self.needs_leases() { pause.min(self.lease / 4) } else { pause }))
@@ -41,7 +41,7 @@ fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watch
 impl<'a> AcquireAttempt<'a> {
     /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
     pub(super) fn refresh_entry(&mut self) -> Result<bool> {
-        let (engine, entry) = (self.engine, &mut self.terms.entry);
+        let (engine, entry) = (&self.engine, &mut self.terms.entry);
         let mut changed = false;
         // A waiter has time to inspect its callers twice, so only a caller that does not wait does so here.
         if !self.terms.queue
@@ -75,7 +75,7 @@ impl<'a> AcquireAttempt<'a> {
             Some(wait_set) => wait_set,
             none => {
                 let interrupt = self.interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                none.insert(self.engine.host.wait_set(&self.terms.entry.proof, interrupt)?)
+                none.insert(self.base.host.wait_set(&self.terms.entry.proof, interrupt)?)
             }
         })
     }
@@ -90,8 +90,8 @@ impl<'a> AcquireAttempt<'a> {
         ahead: usize,
         on_wait: &mut OnWait<'_>,
     ) -> Result<Option<AcquireResult>> {
-        let engine = self.engine;
-        self.retry = engine.cas_retry(self.name).until(self.give_up_at);
+        let engine = self.engine.clone();
+        self.retry = self.base.cas_retry(self.name).until(self.give_up_at);
         if engine.end_abandoned(&record)? {
             return Ok(None);
         }
@@ -103,7 +103,7 @@ impl<'a> AcquireAttempt<'a> {
         let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
-            on_wait(&Waiting { record: &record, ahead, left, outage: None })
+            on_wait(&Waiting { record: &record, ahead, left, outage: None, call: engine.call })
         };
         self.wait_until(end, &record, version.as_ref(), processes, &mut show)
     }
@@ -117,7 +117,7 @@ impl<'a> AcquireAttempt<'a> {
         processes: &[(PidDomain, ProcessId)],
         show: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Option<AcquireResult>> {
-        let engine = self.engine;
+        let engine = self.engine.clone();
         let here = engine.host.domain()?;
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
         let watched: Vec<Watched> = visible.map(|process| watched(record, process)).collect();
@@ -126,7 +126,8 @@ impl<'a> AcquireAttempt<'a> {
         let notifies = engine.store.abilities().notifies;
         let needs_channel = notifies || domains.any(|domain| domain.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_channel) {
-            self.subscription = engine.store.subscribe(Topic::Channel(&self.terms.entry.proof.channel(), *version));
+            self.subscription =
+                engine.store.subscribe(engine.call, Topic::Channel(&self.terms.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;
             if is_late && engine.version(self.name)?.as_ref() != Some(version) {
@@ -157,7 +158,7 @@ impl<'a> AcquireAttempt<'a> {
             let mut signs = WaitSources { watched: &watched, subscription: &mut self.subscription };
             let Some(wait_set) = &mut self.wait_set else { continue };
             // The check may have called the store.
-            engine.store.before_wait(false);
+            engine.store.before_wait(engine.call, false);
             match wait_set.wait(&mut signs, at_most)? {
                 WakeReason::Interrupted => return Ok(Some(self.interrupted())),
                 WakeReason::TimeOver if engine.host.boottime() < end => {}
@@ -189,7 +190,7 @@ impl<'a> AcquireAttempt<'a> {
     /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the victim
     /// wakes all members, which inspect their callers again.
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
-        let (engine, me) = (self.engine, self.terms.entry.proof);
+        let (engine, me) = (&self.engine, self.terms.entry.proof);
         let was_published = std::mem::replace(&mut self.is_published, true);
         // Enough similar waits are published already; they look for the cycle for this one.
         if !engine.publish(self.name, &self.terms.entry)? {
