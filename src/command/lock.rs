@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::acquire::{Acquisition, report_taken, request};
+use super::acquire::{Acquisition, report_taken, request, standing};
 use super::context::{Context, eprint_line, json_line, print_before, print_json};
 use crate::cli::{Common, Lock, Renew, Taking, Wait};
-use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, LockStatus, OpenLockSet, RETRY_INTERVAL};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::Use;
@@ -270,7 +270,7 @@ impl ForScript<'_> {
 
     /// Starts a keeper if the grants need renewal; if that fails, releases them.
     fn keep(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
-        if !opened.need_leases() {
+        if opened.lease().is_none() {
             return Ok(());
         }
         // A keeper must not renew late a lock that the script is told to be lost. (A store that counts in seconds
@@ -332,11 +332,6 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         print_json(&documents)?;
     }
     Ok(Exit::Done)
-}
-
-pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
-    let all = status.record.holders.into_iter().zip(status.holders);
-    all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
 }
 
 pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> {

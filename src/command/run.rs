@@ -6,6 +6,7 @@ mod recurrence;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::mem::ManuallyDrop;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
@@ -76,7 +77,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     };
     // They are never dropped: the kernel closes a database faster than SQLite does.
     let opened = ManuallyDrop::new(locks.open(context)?);
-    if opened.need_leases() || options.taking.ttl.is_some() {
+    if opened.lease().is_some() || options.taking.ttl.is_some() {
         keeper::check_limit()?;
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }
@@ -221,8 +222,8 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
     let tell = |message: &Notice<'_>| call.options.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
     let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket())? {
-        Ok(held) => held,
-        Err(exit) => return Ok(exit),
+        ControlFlow::Continue(held) => held,
+        ControlFlow::Break(exit) => return Ok(exit),
     };
     let ended = supervisor.run(child, call.process, &grants, files, call.numbers(&grants));
     if let Some(recurring) = call.recurring
@@ -239,8 +240,8 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
     let proof = call.guarded.handle.proof();
     let wake_socket = call.flock_compat.and_then(|_| WakeSocket::new(WakeAddress::Supervisor(&proof)));
     let Held { grants, files } = match call.acquire(opened, None, wake_socket.as_ref())? {
-        Ok(held) => held,
-        Err(exit) => return Ok(exit),
+        ControlFlow::Continue(held) => held,
+        ControlFlow::Break(exit) => return Ok(exit),
     };
     // A keeper of the command binds its own.
     drop(wake_socket);
@@ -254,35 +255,38 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
 }
 
 impl RunCall<'_> {
-    /// Acquires everything that the command needs, or returns the exit of csalock without a command. `child` is the
+    /// Acquires everything that the command needs, or breaks off with the exit of csalock without a command. `child` is the
     /// process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
     fn acquire(
         &self,
         opened: &OpenLockSet<'_>,
         child: Option<&SleepingChild<'_>>,
         wake_socket: Option<&WakeSocket>,
-    ) -> anyhow::Result<std::result::Result<Held, Exit>> {
+    ) -> anyhow::Result<ControlFlow<Exit, Held>> {
         let lease = opened.lease();
         let request = self.request(child.is_none(), lease.is_some())?;
         if let Some(recurring) = self.recurring {
             let mut is_done = |engine: &Engine| recurring.is_done(engine, opened);
             match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
                 Some(false) => {}
-                Some(true) => return Ok(Err(Exit::Done)),
-                None => return Ok(Err(self.interrupted(child))),
+                Some(true) => return Ok(ControlFlow::Break(Exit::Done)),
+                None => return Ok(ControlFlow::Break(self.interrupted(child))),
             }
         }
         let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireResult::Granted(grants, evicted) => (grants, evicted),
-            AcquireResult::Interrupted => return Ok(Err(self.interrupted(child))),
+            AcquireResult::Interrupted => return Ok(ControlFlow::Break(self.interrupted(child))),
             ended => {
-                let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended).map(Err) };
-                return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
+                let exit = match self.recurring {
+                    Some(recurring) => recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()),
+                    None => acquisition.end(opened, &ended),
+                };
+                return exit.map(ControlFlow::Break);
             }
         };
         let prepared = self.prepare(opened, grants, evicted.as_ref(), (child, wake_socket));
-        if !matches!(prepared, Ok(Ok(_))) {
+        if !matches!(prepared, Ok(ControlFlow::Continue(_))) {
             self.guarded.release(opened, None)?;
         }
         Ok(prepared?)
@@ -295,19 +299,19 @@ impl RunCall<'_> {
         killed.unwrap_or_else(|| self.guarded.signals.exit())
     }
 
-    /// Locks the files, reports the grants and begins the guarded. The caller releases the locks if that fails.
+    /// Locks the files, reports the grants and begins the run of a job. The caller releases the locks if that fails.
     fn prepare(
         &self,
         opened: &OpenLockSet<'_>,
         mut grants: Vec<Grant>,
         evicted: Option<&(usize, EndedGrant)>,
         events: (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
-    ) -> Result<std::result::Result<Held, Exit>> {
+    ) -> Result<ControlFlow<Exit, Held>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
             match flock_compat.take(self, opened, &mut grants, events)? {
-                Ok(locked) => files = locked,
-                Err(exit) => return Ok(Err(exit)),
+                ControlFlow::Continue(locked) => files = locked,
+                ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
             }
         }
         report_taken(&self.options.common, opened, &grants, evicted, None);
@@ -316,11 +320,11 @@ impl RunCall<'_> {
             let mut begin = |engine: &Engine| recurring.begin(engine, opened, self.guarded.handle.proof());
             match acquisition.outlast_outages(opened, &mut begin)? {
                 Some(None) => {}
-                Some(Some(exit)) => return Ok(Err(exit)),
-                None => return Ok(Err(self.interrupted(events.0))),
+                Some(Some(exit)) => return Ok(ControlFlow::Break(exit)),
+                None => return Ok(ControlFlow::Break(self.interrupted(events.0))),
             }
         }
-        Ok(Ok(Held { grants, files }))
+        Ok(ControlFlow::Continue(Held { grants, files }))
     }
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {

@@ -27,11 +27,12 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How an attempt ended to acquire one lock, or several ([`super::acquire_all`]): an index counts the locks of the call.
+/// How an attempt ended to acquire one lock, or several ([`super::acquire_all`]): an index counts the locks of the
+/// call.
 #[derive(Debug)]
 pub enum AcquireResult {
-    /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder did
-    /// not release, with its index. A provisional caller has yet to [confirm](super::confirm_all) them.
+    /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder
+    /// did not release, with its index. A provisional caller has yet to [confirm](super::confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
     /// The call holds nothing, because of the lock with this index.
     Refused(usize, Refusal),
@@ -129,14 +130,14 @@ pub struct AcquireRequest {
     pub mode: Mode,
     pub owner: Owner,
     pub process: ProcessId,
-    /// The end of the grant if no process releases it.
+    /// How the grant ends if no process releases it.
     pub ends_with: EndsWith,
     pub claim: Option<Vec<u8>>,
-    /// True if a newer request of this kind takes the place of this one in the queue.
+    /// A newer request of this kind takes the place of this one in the queue.
     pub latest_only: bool,
     pub lifetime: Lifetime,
     pub slots: Option<u32>,
-    /// True if the request fails when the holder ended without a release.
+    /// The request fails if a holder ended without a release.
     pub refuse_stale: bool,
     pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
@@ -147,7 +148,7 @@ pub struct AcquireRequest {
 }
 
 impl AcquireRequest {
-    /// Creates the request of a process that acquires an exclusive lock for itself, for as long as it lives.
+    /// A request for an exclusive lock, which lasts as long as `process` lives.
     pub fn for_itself(handle: Handle, owner: Owner, process: ProcessId) -> AcquireRequest {
         AcquireRequest {
             handle,
@@ -168,14 +169,15 @@ impl AcquireRequest {
 }
 
 impl Engine {
-    /// Returns the terms of a request for the rules of locking, in a store with the scope `scope`. The caller asks the
-    /// store once, because each answer costs three system calls while a directory does not exist.
+    /// The terms on which the rules decide, in a store with the scope `scope`. The caller asks the store for that once,
+    /// because each answer costs three system calls while a directory does not exist.
     pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
         let needs_leases = self.needs_leases_in(scope);
-        let lifetime = match request.phase == Phase::Provisional && needs_leases {
+        let lifetime = if request.phase == Phase::Provisional && needs_leases {
             // Not all users of the store can see whether the process of a provisional grant lives.
-            true => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
-            false => self.lifetime_in_store(needs_leases, &request.lifetime),
+            self.own_lease()
+        } else {
+            self.lifetime_in_store(needs_leases, &request.lifetime)
         };
         let entry = Waiter {
             mode: request.mode,
@@ -211,30 +213,28 @@ struct AcquireAttempt<'a> {
     /// The record as the last commit left or found it. A step without such a record reads the store.
     known: Option<VersionedRecord>,
     retry: CasRetry<'a>,
-    /// The lifetime that was started for a grant whose commit lost to another writer.
+    /// Lifetime of a grant whose commit lost to another writer.
     begun: Option<Lifetime>,
     wait_set: Option<Box<dyn WaitSet + 'a>>,
     subscription: Option<Box<dyn Subscription>>,
     interrupt: Option<&'a dyn Interrupt>,
-    /// The callers that this wait blocks, and whether a first inspection has happened.
     blocked_callers: BlockedCallers,
     looked_for_caller: bool,
-    /// True if the attempt has entered the queue.
     was_queued: bool,
     /// Start of the wait on CLOCK_BOOTTIME.
     waits_since: Option<Duration>,
     /// Time at which a check found this wait to be the victim of a cycle, on CLOCK_BOOTTIME.
     suspected_at: Option<Duration>,
-    /// True if edges of this wait may be published.
+    /// Edges of this wait may be published.
     is_published: bool,
     store_answered: bool,
-    /// True if a store call has failed and may succeed later.
+    /// A store call has failed, and may succeed later.
     store_failed: bool,
 }
 
 impl AcquireAttempt<'_> {
-    /// Makes steps until the attempt ends, also through outages: a shared store may stop answering for a while. A full or
-    /// read-only store ends the attempt, unless this waiter is already in the queue.
+    /// Makes steps until the attempt ends. It goes on after outages, because a shared store may stop answering for a
+    /// while. A full or read-only store ends the attempt, unless this waiter is already in the queue.
     fn run(&mut self, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
         loop {
             let error = match self.step(on_wait) {
@@ -255,7 +255,7 @@ impl AcquireAttempt<'_> {
         }
     }
 
-    /// Reads the record, decides, and then commits or waits. Returns `None` if another step has to follow.
+    /// One round: reads the record, decides, and then commits or waits. `None` if another step has to follow.
     fn step(&mut self, on_wait: &mut OnWait<'_>) -> Result<Option<AcquireResult>> {
         self.limit_store_calls();
         let (version, record) = self.known.take().map_or_else(|| self.engine.read(self.name), Ok)?;
@@ -290,7 +290,7 @@ impl AcquireAttempt<'_> {
         }
     }
 
-    /// Decides about the record. A new grant starts its lifetime, and a caller that must wait prepares to do so.
+    /// Decides about the record. The lifetime of a new grant starts here; a caller that must wait prepares its entry.
     fn decide(&mut self, record: &Record) -> Result<Transition<AcquireStep>> {
         loop {
             let time_left = self.clock.left(self.engine.host.boottime());
@@ -371,7 +371,6 @@ impl AcquireAttempt<'_> {
     }
 }
 
-/// Returns the result for the only lock of an attempt.
 fn granted(grant: Grant, before: Option<Box<EndedGrant>>) -> AcquireResult {
     AcquireResult::Granted(vec![grant], before.map(|ending| (0, *ending)))
 }

@@ -3,8 +3,8 @@
 //! All calls acquire names in one order, and keep each name while they wait for the next, so they form no cycle. Each
 //! queue is first come, first served, so every call gets all names in the end. Until then the grants are provisional:
 //! each one depends on the waiting process, so none outlives it alone. The call extends their leases while it waits, so
-//! the wait for the last name uses up no lease. Then it confirms all grants. A store that can change so many records at
-//! once grants free names by one commit, and confirms all names by one commit.
+//! the wait for the last name uses up no lease. Then it confirms all grants: the commit of a commit record decides that
+//! all of them stand, and a confirmation of each name follows.
 
 use std::time::Duration;
 
@@ -23,7 +23,8 @@ pub struct StoredLock<'a> {
 /// Callback as in [`super::Engine::acquire`], with the index of the lock that the call waits for.
 pub type OnWaitForOne<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
 
-/// Acquires all locks, in an order that is the same for every caller, or none.
+/// Acquires all locks or none; every caller names them in the same order.
+///
 /// Fails if a store cannot be read or written. The call then releases every grant that it can; the others end with the
 /// caller.
 pub fn acquire_all(
@@ -66,7 +67,6 @@ struct MultiAcquire<'a, 'b> {
     policy: WaitPolicy,
     interrupt: Option<&'a dyn Interrupt>,
     on_wait: &'a mut OnWaitForOne<'b>,
-    /// True if the call has waited.
     waited: bool,
     held: Vec<Option<Grant>>,
     evicted: Option<(usize, EndedGrant)>,
@@ -112,7 +112,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         }
     }
 
-    /// Returns true if the wait is over. This process may have been stopped since its last grant.
+    /// True if the wait is over: this process may have been stopped since its last grant.
     fn is_late(&self) -> bool {
         self.waited && self.rest_of_policy().limit == Some(Duration::ZERO)
     }
@@ -135,8 +135,8 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
-    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile. Returns `None` if
-    /// the call has the name.
+    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile. Returns
+    /// `None` if the call has the name.
     fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireResult>> {
         let mut request = AcquireRequest { phase: Phase::Provisional, ..self.request.clone() };
         if self.held.iter().any(Option::is_some) {
@@ -181,12 +181,12 @@ pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &
         several.held = grants.iter().cloned().map(Some).collect();
         several.confirm()?.then(|| several.held.into_iter().flatten().collect())
     };
-    let are_the_same =
-        |held: &Vec<Grant>| held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
-    Ok(held.filter(are_the_same))
+    let Some(held) = held else { return Ok(None) };
+    let are_the_same = held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
+    Ok(are_the_same.then_some(held))
 }
 
-impl MultiAcquire<'_, '_> {
+impl<'a> MultiAcquire<'a, '_> {
     /// Makes the grants permanent. Returns `false` if a grant was lost in the meantime.
     fn confirm(&mut self) -> Result<bool> {
         // Grants that end with this process anyway need no commit record to end together.
@@ -194,14 +194,14 @@ impl MultiAcquire<'_, '_> {
             return self.confirm_each();
         }
         let proof = self.request.handle.proof();
-        let durability = self.request.claim.as_ref().map_or(Durability::Volatile, |_| Durability::Durable);
-        let mut decided = Ok(true);
-        for (engine, names) in self.stores() {
-            decided = decided
-                .and_then(|so_far| Ok(so_far && engine.during(self.call).commit_all(&proof, &names, durability)?));
+        let durability = if self.request.claim.is_some() { Durability::Durable } else { Durability::Volatile };
+        let stores = self.stores();
+        let mut confirmed = Ok(true);
+        for (engine, names) in &stores {
+            confirmed = confirmed.and_then(|so_far| Ok(so_far && engine.during(self.call).commit_all(&proof, names, durability)?));
         }
-        let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
-        for (engine, _) in self.stores() {
+        confirmed = confirmed.and_then(|so_far| Ok(so_far && self.confirm_each()?));
+        for (engine, _) in stores {
             let forgotten = engine.during(self.call).remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
             // A commit record that was carried out does no harm; `gc` removes it.
             if !matches!(confirmed, Ok(true)) {
@@ -222,8 +222,9 @@ impl MultiAcquire<'_, '_> {
         Ok(true)
     }
 
-    /// Returns the stores with several grants of ours. A process killed during its commit may have decided for some.
-    fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
+    /// The stores that have several grants of this call, and so need a commit record. No commit covers two stores: a
+    /// kill between them leaves the grants of the first.
+    fn stores(&self) -> Vec<(&'a Engine, Vec<&'a [u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = Vec::new();
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&self.held) {
             // A name that is claimed under the same id already has another handle hash.

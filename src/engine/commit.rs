@@ -41,7 +41,7 @@ impl Engine {
         Ok(done)
     }
 
-    /// Returns the version of the record under `name`, even if its bytes cannot be read.
+    /// The version of the record under `name`, even if its bytes cannot be read.
     pub(super) fn version(&self, name: &[u8]) -> Result<Option<Version>> {
         match self.store.read(self.call, name) {
             Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),
@@ -61,7 +61,7 @@ impl Engine {
             change: Some(Write { name: &record.name, expect, body: body.as_deref(), options }),
             expired: expired.iter().collect(),
             ended: before.leases().filter(|lease| !record.leases().any(|other| other == *lease)).collect(),
-            closed: gone(&before.waiters, record).map(|waiter| waiter.proof.channel()).collect(),
+            closed: departed(&before.waiters, record).map(|waiter| waiter.proof.channel()).collect(),
             history: LinesOfHistory::new(|| self.endings(before, record, remark, ended_at)),
             limits: self.remembers,
             ..WriteSet::default()
@@ -100,10 +100,10 @@ impl Engine {
         }
     }
 
-    /// Returns true if this process can wake a waiter directly. Otherwise only the store can: the waiter runs on another
-    /// host or in another network namespace. Two copies of one virtual machine seem to be one host, so a waiter on the
-    /// other copy gets no wake-up and notices the change at its next look. An additional wake-up through the store would
-    /// add a write to every handover.
+    /// True if this process can wake a waiter directly. Only the store can wake a waiter on another host or in another
+    /// network namespace. Two copies of one virtual machine seem to be one host, so a waiter on the other copy gets no
+    /// wake-up and notices the change at its next look: a wake-up through the store, too, would add a write to every
+    /// handover.
     fn can_wake(&self, waiter: &Waiter) -> bool {
         let there = &waiter.owner.domain;
         self.host.domain().is_ok_and(|here| here.boot == there.boot && here.net == there.net)
@@ -122,8 +122,9 @@ impl Engine {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
 
-    /// Notifies the supervisors and keepers of ended grants. A supervisor knows its own releases and sees its command die.
-    /// A break is told for every grant, because a caller without either may wait for the file of its lock.
+    /// Wakes the supervisors and keepers of ended grants, except for what a supervisor knows: its own releases, and the
+    /// death of its command. A break wakes in any case, because a caller that has neither may wait for the file of its
+    /// lock.
     fn wake_supervisors(&self, before: &Record, after: &Record) {
         let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
         let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
@@ -148,27 +149,26 @@ impl Engine {
         for grant in before.holders.iter().filter(|grant| now.waiter(&grant.proof).is_some()) {
             self.remove_auxiliary(&CommitRecord::key(&grant.proof), Durability::Volatile)?;
         }
-        let fetched: Vec<&Waiter> = gone(&fetched, now).collect();
+        let fetched: Vec<&Waiter> = departed(&fetched, now).collect();
         fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
         if !fetched.is_empty() {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
             let set = WriteSet { closed, ..WriteSet::default() };
-            // A store behind ssh(1) carries the effects out where it is, with the commit.
+            // A store behind ssh(1) carries out the effects with the commit, other stores when it is finished.
             self.store.commit(self.call, &set)?;
             self.store.finish(self.call, &set);
         }
-        gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
+        departed(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }
 }
 
-/// Returns those of these waiters that neither wait nor hold any more. A waiter that was granted the lock retracts its
-/// published edges itself.
-fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
+/// Those of these waiters that neither wait nor hold any more. (A waiter that was granted the lock retracts its
+/// published edges itself.)
+fn departed<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
 }
 
-/// Returns the durability of a commit from one record to another. Values, claims and the runs of jobs must survive a power
-/// cut, and a power cut must not tear a record that contains them.
+/// Values, claims and the runs of jobs must survive a power cut, and a power cut must not tear a record with them.
 fn durability(before: &Record, now: &Record) -> Durability {
     let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
         let claims = record.holders.iter().filter(|grant| grant.claim.is_some());
@@ -183,14 +183,14 @@ fn durability(before: &Record, now: &Record) -> Durability {
     }
 }
 
-/// Maximum number of consecutive tries lost to other writers before the retries fail with an error.
+/// Number of consecutive lost tries after which the retries fail with an error.
 const MOST_LOST: u32 = 50_000;
 
-/// Number of tries that may be lost without a rival, as when a directory moves; the deadline does not limit them.
-const FEW: u32 = 3;
+/// Number of tries that the deadline does not limit: a try may be lost without a rival, as when a directory moves.
+const LEAST_TRIES: u32 = 3;
 
-/// Maximum pause, which leaves room for some dozens of simultaneous tries.
-const LONGEST: Duration = Duration::from_millis(250);
+/// Leaves room for some dozens of simultaneous tries.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// State of the tries to change one record, which other processes may change between our read and our commit.
 ///
@@ -237,13 +237,13 @@ impl CasRetry<'_> {
         let host = self.engine.host();
         let now = host.boottime();
         if !self.has_priority && self.engine.store().scope() == Scope::Shared {
-            let span = now.saturating_sub(self.began).saturating_mul(1 << self.lost.min(8)).min(LONGEST);
+            let span = now.saturating_sub(self.began).saturating_mul(1 << self.lost.min(8)).min(LONGEST_PAUSE);
             let drawn = host.random()?.into_iter().fold(0, |drawn, byte| drawn ^ byte);
             let pause = span.mul_f64(f64::from(drawn) / 255.0).min(self.deadline.saturating_sub(now));
             host.sleep(pause);
         }
         self.began = host.boottime();
-        Ok(self.began < self.deadline || self.lost < FEW)
+        Ok(self.began < self.deadline || self.lost < LEAST_TRIES)
     }
 }
 

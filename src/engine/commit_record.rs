@@ -6,12 +6,13 @@ use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liv
 use crate::store::{Durability, Version, WriteOptions};
 
 impl Engine {
-    /// Commits all these grants together. Returns `false` if another process considered this one dead.
+    /// Decides by one commit that all these grants stand. Returns `false` if another process considered this one dead.
     pub(super) fn commit_all(&self, proof: &HandleHash, names: &[&[u8]], durability: Durability) -> Result<bool> {
         let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
         let uncommitted = CommitRecord { committed: false, names };
         let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else { return Ok(false) };
-        // A process that evicts our grants before this check leaves a gap; a later one removes the commit record.
+        // A process that evicts one of our grants before this check leaves a gap. One that finds the record removes it,
+        // so the commit below fails.
         if !self.holds_all(&uncommitted.names, proof)? {
             return Ok(false);
         }
@@ -19,7 +20,7 @@ impl Engine {
         Ok(self.write_commit_record(proof, Some(version), &committed, durability)?.is_some())
     }
 
-    /// Writes a commit record by compare-and-swap. Returns `None` if another process changed it.
+    /// `None` if another process has changed the commit record.
     fn write_commit_record(
         &self,
         proof: &HandleHash,
@@ -74,13 +75,13 @@ impl Engine {
         Ok(true)
     }
 
-    /// Returns true if a process, which is dead, has committed the grants with this handle hash.
+    /// True if a process, which is dead, has committed the grants with this handle hash.
     pub(super) fn has_committed(&self, proof: &HandleHash) -> Result<bool> {
         Ok(self.commit_record(proof)?.is_some_and(|(_, decision)| decision.committed))
     }
 
-    /// Returns true if the grants with this handle hash are committed, and makes the answer final. If their process
-    /// `may_commit` them later, a commit record without names stands in its way until they are taken back.
+    /// True if the grants with this handle hash are committed, and makes the answer final: if their process
+    /// `may_commit` them later, a commit record without names bars its way until they are taken back.
     pub(super) fn has_committed_finally(&self, proof: &HandleHash, may_commit: bool) -> Result<bool> {
         loop {
             match self.commit_record(proof)? {
@@ -105,7 +106,7 @@ impl Engine {
         Ok(found.map(|found| (stored.version, found)))
     }
 
-    /// Returns true if a dead process left this commit record and all grants that depend on it are confirmed.
+    /// True if a dead process left this commit record, and all grants that depend on it are confirmed.
     pub(super) fn is_orphaned_commit_record(&self, proof: &HandleHash, dry_run: bool) -> Result<bool> {
         let Some((_, decision)) = self.commit_record(proof)? else { return Ok(false) };
         for name in &decision.names {

@@ -79,7 +79,6 @@ impl Engine {
         }
     }
 
-    /// Returns the error for a value whose bytes under this key are missing or unreadable.
     fn unusable_value(&self, name: &[u8], key: &[u8], state: &str) -> Error {
         let what = format!("{}: the value is {state}", self.store.describe(key));
         let lock = self.shell_arg(name);
@@ -120,13 +119,13 @@ impl Engine {
         written.map(WriteResult::from)
     }
 
-    /// Returns the grant that claims the name permanently, if there is one; it stands.
+    /// The grant that claims the name permanently, if there is one; it stands.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
         let claim = self.claim_in(&self.inspect(name)?);
         claim.map(|grant| self.settle().map(|()| grant)).transpose()
     }
 
-    /// Returns the grant in this status that claims the name permanently, if there is one.
+    /// The grant in this status that claims the name permanently, if there is one.
     pub fn claim_in(&self, status: &LockStatus) -> Option<Grant> {
         let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
@@ -212,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// Returns the key, the body and the options of the bytes of an external value, and leaves a witness of them.
+    /// The key, the body and the options of the bytes of an external value. Leaves a witness of them.
     fn external(
         &self,
         name: &[u8],
@@ -245,7 +244,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns true if no record references these bytes and their writer can no longer make a record do so.
+    /// True if no record references these bytes, and their writer can no longer make a record do so.
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
         let Some(stored) = self.store.read(self.call, key)? else { return Ok(false) };

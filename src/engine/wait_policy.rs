@@ -30,12 +30,11 @@ pub struct WaitPolicy {
 impl WaitPolicy {
     pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), backoff: None };
 
-    /// Returns true if the policy allows a single attempt only.
     pub fn is_none(&self) -> bool {
         self.limit == Some(Duration::ZERO)
     }
 
-    /// Returns the end of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
+    /// End of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
     pub fn end(&self, now: Duration) -> Duration {
         self.limit.map_or(Duration::MAX, |limit| now.saturating_add(limit))
     }
@@ -78,7 +77,7 @@ pub(super) struct WaitClock {
     deadline: Option<Duration>,
     pause: Duration,
     longest: Duration,
-    /// True if the waiter polls only because a wake-up could be lost.
+    /// The waiter polls only because a wake-up could be lost.
     seldom: bool,
 }
 
@@ -91,8 +90,8 @@ impl WaitClock {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
 
-    /// Returns the pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost
-    /// wake-ups, waiters far behind poll less often: together they poll as often as a few.
+    /// The pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost wake-ups,
+    /// waiters far behind poll less often: together they poll as often as a few.
     pub(super) fn next_pause(&mut self, now: Duration, ahead: usize) -> Option<Duration> {
         let left = self.left(now);
         if left == Some(Duration::ZERO) {

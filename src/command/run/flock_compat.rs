@@ -7,6 +7,7 @@
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -60,7 +61,7 @@ impl FlockCompat {
         self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
     }
 
-    /// Locks the files for the command to inherit, within the timeout. Returns an exit if that fails. Renews the grants
+    /// Locks the files for the command to inherit, within the timeout. Breaks off with an exit if that fails. Renews the grants
     /// meanwhile.
     pub(super) fn take(
         &self,
@@ -68,7 +69,7 @@ impl FlockCompat {
         opened: &OpenLockSet<'_>,
         grants: &mut [Grant],
         (child, wake_socket): (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
-    ) -> Result<std::result::Result<Vec<Flock>, Exit>> {
+    ) -> Result<ControlFlow<Exit, Vec<Flock>>> {
         let policy = call.options.taking.waiting.wait_policy(opened.lease());
         let until = policy.limit.map(|_| policy.end(call.began));
         let mut held: Vec<Flock> = Vec::new();
@@ -97,21 +98,21 @@ impl FlockCompat {
             let wait = (!policy.is_none()).then_some(&mut wait);
             match Flock::take(kind, file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
-                Flocked::Interrupted(exit) => return Ok(Err(exit)),
+                Flocked::Interrupted(exit) => return Ok(ControlFlow::Break(exit)),
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
                     let by = by(call, (kind, file));
                     call.options
                         .common
                         .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
-                    return Ok(Err(call.options.taking.waiting.busy_exit()));
+                    return Ok(ControlFlow::Break(call.options.taking.waiting.busy_exit()));
                 }
             }
             if told {
                 keep(call, opened, grants)?;
             }
         }
-        Ok(Ok(held))
+        Ok(ControlFlow::Continue(held))
     }
 }
 

@@ -11,8 +11,8 @@ use crate::lock::{Cancel, Cycle, EndedGrant, Grant, Lifetime, Record, Refusal};
 use crate::store::{Call, WriteSet};
 
 impl Engine {
-    /// Ends a holder whose lease is over, and which csalock has stopped and can neither continue nor end any more. Returns
-    /// true if there was one: the caller reads the record again.
+    /// Ends a holder whose lease is over and which csalock has stopped, if that csalock is gone: no other process
+    /// continues or ends the holder. Returns true if there was one: the caller reads the record again.
     pub(super) fn end_abandoned(&self, record: &Record) -> Result<bool> {
         for grant in &record.holders {
             if let Lifetime::Keepalive(lease) = &grant.lifetime
@@ -43,7 +43,7 @@ impl AcquireAttempt<'_> {
             Refusal::Claimed(_) => {
                 self.leave_if_possible()?;
             }
-            // A refusal that comes only during the wait finds this waiter in the queue, where it would block the next one.
+            // After a wait, this waiter is in the queue, where it would block the next one.
             Refusal::Deadlock(_) | Refusal::Stale(_) => {
                 let is_queued = self.terms.place.on_page().is_some() || record.waiter(&me).is_some();
                 if is_queued && self.leave_if_possible()?.is_some() {
@@ -58,8 +58,8 @@ impl AcquireAttempt<'_> {
         Ok(Some(AcquireResult::Refused(0, refusal)))
     }
 
-    /// Returns true if the store may still have an entry or a grant of this caller, so that its witness must stay. A
-    /// waiter that gave up may be in the queue, if the store refused its removal.
+    /// True if the store may still have an entry or a grant of this caller, so that its witness must stay: a waiter
+    /// that gave up may be in the queue if the store refused its removal.
     pub(super) fn may_leave_entry(&self, ended: &Result<AcquireResult>) -> bool {
         match ended {
             Ok(AcquireResult::Refused(_, Refusal::Busy(_))) => self.terms.queue,
@@ -102,10 +102,10 @@ impl AcquireAttempt<'_> {
         Ok(Some(AcquireResult::Refused(0, Refusal::Busy(record.holders))))
     }
 
-    /// Returns true if the attempt waited for this grant until its deadline, because the process was stopped or slow.
+    /// True if the attempt waited for its grant until the deadline, because this process was stopped or slow.
     pub(super) fn is_late(&self, ended: &Result<AcquireResult>) -> bool {
-        let is_mine = |grant: &Grant| grant.proof == self.terms.entry.proof;
-        matches!(ended, Ok(AcquireResult::Granted(grants, _)) if grants.iter().all(is_mine))
+        let Ok(AcquireResult::Granted(grants, _)) = ended else { return false };
+        grants.iter().all(|grant| grant.proof == self.terms.entry.proof)
             && self.was_queued
             && self.clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
     }
@@ -137,8 +137,7 @@ impl AcquireAttempt<'_> {
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {
-            // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
-            // That waiter stands in the record too.
+            // If the page had been moved into the record, this waiter has created it anew and is in the record too.
             let (_, record) = engine.read(self.name)?;
             if !record.has_entry(&me) {
                 engine.remove_witness(self.name, &me);
@@ -165,18 +164,12 @@ impl AcquireAttempt<'_> {
         self.give_up_at = self.engine.host.boottime();
         self.engine.call = Call::until(self.give_up_at);
         // Without an answer, this attempt has committed nothing, and a silent store would only delay the end.
-        if self.store_answered {
-            let _ = self.abandon();
+        if self.store_answered
+            && let Ok(Some(_)) = self.leave()
+        {
+            // A grant arrived in the meantime.
+            let _ = self.engine.release(self.name, self.terms.entry.proof);
         }
         AcquireResult::Interrupted
-    }
-
-    /// Leaves the queue, and releases a grant that arrived in the meantime.
-    fn abandon(&mut self) -> Result<()> {
-        if self.leave()?.is_some() {
-            // Whether the grant was still held makes no difference.
-            let _ = self.engine.release(self.name, self.terms.entry.proof)?;
-        }
-        Ok(())
     }
 }

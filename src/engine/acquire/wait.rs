@@ -3,35 +3,17 @@
 use std::time::Duration;
 
 use super::{AcquireAttempt, AcquireResult};
+use crate::engine::VersionedRecord;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
-use crate::engine::wait_policy::{OnWait, WaitClock, Waiting};
-use crate::engine::{Engine, VersionedRecord};
+use crate::engine::wait_policy::{OnWait, Waiting};
 use crate::error::Result;
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
-use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
+use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, WaitEdges};
 use crate::signals::Interrupt;
 use crate::store::{Topic, Version, guarded};
 
-/// Time past the end of a lease that covers the rounding of every clock.
+/// Covers the rounding of every clock, after the end of a lease.
 const ROUNDING: Duration = Duration::from_millis(1);
-
-impl Engine {
-    /// Returns the maximum pause with `ahead` waiters in front, or `None` if the policy ends the wait.
-    fn pause(
-        &self,
-        clock: &mut WaitClock,
-        ahead: usize,
-        leases: &[Lease],
-        seen: &[Sighting],
-    ) -> Result<Option<Duration>> {
-        let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
-        for lease in leases {
-            pause = pause.min(self.store.leases().time_to_expiry(self.call, lease, seen)? + ROUNDING);
-        }
-        // A longer pause would let this waiter's lease expire, and others would consider it dead.
-        Ok(Some(if self.needs_leases() { pause.min(self.lease / 4) } else { pause }))
-    }
-}
 
 fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watched {
     let owner = record.owners().find(|owner| owner.domain == *domain && owner.processes.contains(process));
@@ -39,11 +21,12 @@ fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watch
 }
 
 impl<'a> AcquireAttempt<'a> {
-    /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
+    /// Gathers what others must know of a waiter, or of a caller that would have to wait. Returns true if that has
+    /// changed.
     pub(super) fn refresh_entry(&mut self) -> Result<bool> {
         let (engine, entry) = (&self.engine, &mut self.terms.entry);
         let mut changed = false;
-        // A waiter has time to inspect its callers twice, so only a caller that does not wait does so here.
+        // A waiter inspects its callers twice during the wait; a caller that does not wait does it only here.
         if !self.terms.queue
             && !std::mem::replace(&mut self.looked_for_caller, true)
             && let Some(within) = self.blocked_callers.immediately(&*engine.host)
@@ -52,11 +35,8 @@ impl<'a> AcquireAttempt<'a> {
             changed = true;
         }
         // If others cannot see whether a waiter lives, the waiter renews a lease.
-        let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
-        if self.terms.queue
-            && engine.needs_leases()
-            && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
-        {
+        let left = entry.lease.as_ref().and_then(|lease| engine.left_of_own(lease)).unwrap_or_default();
+        if self.terms.queue && engine.needs_leases() && left < engine.lease / 2 {
             match engine.grant_lease(engine.lease) {
                 Ok(lease) => {
                     entry.lease = Some(lease);
@@ -95,11 +75,17 @@ impl<'a> AcquireAttempt<'a> {
         if engine.end_abandoned(&record)? {
             return Ok(None);
         }
-        let Some(pause) = engine.pause(&mut self.clock, ahead, leases, &record.sightings)? else {
+        let Some(mut pause) = self.clock.next_pause(engine.host.boottime(), ahead) else {
             return self.give_up(record);
         };
-        let now = engine.host.boottime();
-        let clock = self.clock;
+        for lease in leases {
+            pause = pause.min(engine.store.leases().time_to_expiry(engine.call, lease, &record.sightings)? + ROUNDING);
+        }
+        if engine.needs_leases() {
+            // A longer pause would let this waiter's lease expire, and others would consider it dead.
+            pause = pause.min(engine.lease / 4);
+        }
+        let (clock, now) = (self.clock, engine.host.boottime());
         let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
@@ -179,7 +165,7 @@ impl<'a> AcquireAttempt<'a> {
         Ok(true)
     }
 
-    /// Returns the time of the next deadlock check on CLOCK_BOOTTIME, if this wait may be part of a cycle.
+    /// Time of the next deadlock check on CLOCK_BOOTTIME, if this wait may be part of a cycle.
     fn next_check(&self, since: Duration) -> Option<Duration> {
         let blocks_others = self.blocked_callers.is_known() && !WaitEdges::keys(&self.terms.entry).is_empty();
         blocks_others.then(|| self.suspected_at.map_or(since + DEADLOCK_DELAY, |at| at + SECOND_CHECK_DELAY))
@@ -213,7 +199,7 @@ impl<'a> AcquireAttempt<'a> {
         }
     }
 
-    /// Leaves the edges of this wait, which has ended with a grant, to [`Engine::retract_granted`].
+    /// Leaves the edges of this wait, which has ended with a grant, to [`super::Engine::retract_granted`].
     pub(super) fn retract_later(&mut self) {
         if std::mem::take(&mut self.is_published) {
             guarded(&self.engine.granted_waits).push((self.name.to_vec(), self.terms.entry.clone()));
