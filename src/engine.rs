@@ -30,7 +30,7 @@ pub use acquire_all::{OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
-pub use wait_policy::{RETRY_INTERVAL, WaitPolicy, Waiting};
+pub use wait_policy::{Progress, RETRY_INTERVAL, WaitPolicy};
 
 use crate::environment::{Environment, LEASE};
 use crate::error::{Error, ErrorKind, Result};

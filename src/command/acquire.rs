@@ -9,8 +9,8 @@ use super::end_holder::{HolderEnd, live_owners};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
-    AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, ValueWrite, WaitPolicy, Waiting as WaitState,
-    WriteResult, acquire_all,
+    AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
+    acquire_all,
 };
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
@@ -119,7 +119,7 @@ impl<'a> Acquisition<'a> {
     ) -> Result<Option<T>> {
         let (target, engine, reporter) = (opened.target(0), opened.engine(0), opened.reporter(0));
         let mut progress = WaitProgress::new(self.common);
-        let mut on_wait = |waiting: &WaitState<'_>| progress.update(target, &reporter, waiting);
+        let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
         engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
@@ -131,7 +131,7 @@ impl<'a> Acquisition<'a> {
         ends: &mut Option<Vec<HolderEnd<'b>>>,
         (target, engine): (&'b LockRef, &'b Engine),
         request: &AcquireRequest,
-        waiting: &WaitState<'_>,
+        waiting: &Progress<'_>,
     ) -> Option<Duration> {
         let kill_after = self.kill_holders_after?;
         if waiting.outage.is_some() {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::{AcquireRequest, AcquireResult, EndsWith, Engine, WaitPolicy, Waiting};
+use super::{AcquireRequest, AcquireResult, EndsWith, Engine, Progress, WaitPolicy};
 use crate::error::Result;
 use crate::lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
 use crate::signals::Interrupt;
@@ -21,7 +21,7 @@ pub struct StoredLock<'a> {
 }
 
 /// Callback as in [`super::Engine::acquire`], with the index of the lock that the call waits for.
-pub type OnWaitForOne<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
+pub type OnWaitForOne<'a> = dyn FnMut(usize, &Progress<'_>) -> Option<Duration> + 'a;
 
 /// Acquires all locks or none; every caller names them in the same order.
 ///
@@ -176,7 +176,7 @@ pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &
     let held = if let [StoredLock { engine, name }] = locks {
         engine.confirm(name, request)?.map(|grant| vec![grant])
     } else {
-        let mut on_wait = |_: usize, _: &Waiting<'_>| None;
+        let mut on_wait = |_: usize, _: &Progress<'_>| None;
         let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
         several.held = grants.iter().cloned().map(Some).collect();
         several.confirm()?.then(|| several.held.into_iter().flatten().collect())

@@ -55,21 +55,21 @@ impl WaitPolicy {
     }
 }
 
-/// Progress of a wait, for its callback.
+/// How a wait stands, for its callback.
 #[derive(Debug, Clone, Copy)]
-pub struct Waiting<'a> {
+pub struct Progress<'a> {
     pub record: &'a Record,
     pub ahead: usize,
-    /// Remaining time of the wait; `None` means no limit.
+    /// Remaining time; `None` means no limit.
     pub left: Option<Duration>,
-    /// Reason why the store cannot be read at the moment. The record is unknown then.
+    /// Why the store cannot be read at the moment. The record is unknown then.
     pub outage: Option<&'a Error>,
     /// Limits of the calls of stores that the callback makes.
     pub call: Call,
 }
 
 /// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
-pub(super) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
+pub(super) type OnWait<'a> = dyn FnMut(&Progress<'_>) -> Option<Duration> + 'a;
 
 /// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
 #[derive(Clone, Copy)]
@@ -162,7 +162,7 @@ impl Engine {
         let now = self.host.boottime();
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
-        on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error), call: self.call });
+        on_wait(&Progress { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error), call: self.call });
         let mut signs = WaitSources { watched: &[], subscription: &mut None };
         Ok(wait_set.wait(&mut signs, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }

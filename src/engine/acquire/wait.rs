@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{AcquireAttempt, AcquireResult};
 use crate::engine::VersionedRecord;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
-use crate::engine::wait_policy::{OnWait, Waiting};
+use crate::engine::wait_policy::{OnWait, Progress};
 use crate::error::Result;
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, WaitEdges};
@@ -89,7 +89,7 @@ impl<'a> AcquireAttempt<'a> {
         let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
-            on_wait(&Waiting { record: &record, ahead, left, outage: None, call: engine.call })
+            on_wait(&Progress { record: &record, ahead, left, outage: None, call: engine.call })
         };
         self.wait_until(end, &record, version.as_ref(), processes, &mut show)
     }

@@ -163,7 +163,7 @@ fn a_waiter_that_cannot_leave_the_queue_ends_its_lease_and_is_passed_over() {
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
     assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), AcquireResult::Granted(..)));
     let before = host.boottime();
-    let mut in_queue = |_: &crate::engine::Waiting<'_>| {
+    let mut in_queue = |_: &crate::engine::Progress<'_>| {
         rivals.store(FOR_EVER, Ordering::Relaxed);
         None
     };
