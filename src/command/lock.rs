@@ -337,7 +337,7 @@ pub(super) fn wait(context: &Context, asked: &Wait) -> anyhow::Result<Exit> {
 
 pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
     let all = status.record.holders.into_iter().zip(status.holders);
-    all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
+    all.filter_map(|(grant, holds)| holds.holds().then_some(grant)).collect()
 }
 
 pub(super) fn renew(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
