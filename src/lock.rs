@@ -36,7 +36,7 @@ pub use job::{
 };
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
-pub use protocol::{decide, grant_status};
+pub use protocol::{Standing, decide};
 pub use queue::{Page, Pages, is_free, is_gone};
 pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};

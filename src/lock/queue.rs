@@ -33,7 +33,7 @@ use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::{Owner, PidDomain, ProcessId};
-use super::protocol::{grant_status, has_dead_owner, is_decided};
+use super::protocol::{Standing, has_dead_owner, is_decided};
 use super::record::{Grant, Mode, Record, Waiter};
 use super::refusal::Refusal;
 use super::request::{Acquire, Phase, QueuePosition};
@@ -58,8 +58,8 @@ pub(super) fn evict(
     let mut evicted = Vec::new();
     let mut at = 0;
     while at < record.holders.len() {
-        match grant_status(&record.holders[at], facts)? {
-            Ok(_) => {
+        match Standing::of(&record.holders[at], facts)? {
+            Standing::Holds(_) => {
                 let grant = &mut record.holders[at];
                 if is_decided(grant, facts)? {
                     grant.provisional = None;
@@ -69,8 +69,8 @@ pub(super) fn evict(
                 }
                 at += 1;
             }
-            Err(_) if is_expired(&record.holders[at], facts)? && !is_meant(&record.holders[at]) => at += 1,
-            Err(how) => {
+            Standing::Ended(_) if is_expired(&record.holders[at], facts)? && !is_meant(&record.holders[at]) => at += 1,
+            Standing::Ended(how) => {
                 let grant = end(record, at, how);
                 evicted.push(EndedGrant { grant, reason: how });
             }
@@ -83,7 +83,7 @@ pub(super) fn evict(
 /// Returns true if the holder has not renewed its lease, and may sleep.
 fn is_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     let is_renewed = grant.provisional.is_none() && matches!(grant.lifetime, Lifetime::Keepalive(_));
-    Ok(is_renewed && grant_status(grant, facts)? == Err(EndReason::Expired))
+    Ok(is_renewed && Standing::of(grant, facts)? == Standing::Ended(EndReason::Expired))
 }
 
 /// Marks the endings of which no process must learn any more: the owner is dead, or it has had the lock again since.
@@ -136,7 +136,7 @@ pub fn is_free(record: &Record, facts: &Facts) -> Result<bool, Query> {
     let mut next = Record { pages: None, ..record.clone() };
     grant_waiting(&mut next, facts)?;
     for grant in &next.holders {
-        if grant_status(grant, facts)?.is_ok() {
+        if Standing::of(grant, facts)?.holds() {
             return Ok(false);
         }
     }

@@ -6,7 +6,7 @@ use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::ProcessId;
-use super::protocol::{grant_status, is_decided, lease_expired, write};
+use super::protocol::{Standing, is_decided, lease_expired, write};
 use super::queue::{effective_owner, end, evict, grant, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::{Grant, Record, Waiter};
 use super::refusal::NotHolder;
@@ -90,10 +90,10 @@ pub(super) fn refuse<T>(record: &Record, found: Match, facts: &Facts) -> Result<
 pub(super) fn not_holder(record: &Record, ending: Option<EndedGrant>, facts: &Facts) -> Result<NotHolder, Query> {
     let (mut holders, mut stale) = (Vec::new(), None);
     for grant in &record.holders {
-        match grant_status(grant, facts)? {
-            Ok(_) => holders.push(grant.clone()),
-            Err(EndReason::Released) => {}
-            Err(how) => stale = stale.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
+        match Standing::of(grant, facts)? {
+            Standing::Holds(_) => holders.push(grant.clone()),
+            Standing::Ended(EndReason::Released) => {}
+            Standing::Ended(how) => stale = stale.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
         }
     }
     Ok(NotHolder { holders, ending, stale, store_was_replaced: false })

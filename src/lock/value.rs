@@ -23,7 +23,7 @@ use super::ending::{EndReason, EndedGrant};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::owner::{PidSpace, ProcessId};
-use super::protocol::{grant_status, write};
+use super::protocol::{Standing, write};
 use super::queue::{effective_owner, end, evict, grant_waiting};
 use super::record::{Grant, Record};
 use super::refusal::NotHolder;
@@ -187,7 +187,7 @@ fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Ste
     let mut others = Vec::new();
     for (at, grant) in next.holders.iter().enumerate() {
         // A shared holder that is gone does not prevent the write.
-        if Some(at) != mine && grant_status(grant, facts)?.is_ok() {
+        if Some(at) != mine && Standing::of(grant, facts)?.holds() {
             others.push(grant.clone());
         }
     }
