@@ -18,7 +18,7 @@ use super::history::Remark;
 use super::wait_policy::WaitClock;
 use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, WaitSet};
+use crate::host::{Invocation, WakeSet};
 use crate::lock::{
     self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, Phase, ProcessId,
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
@@ -63,7 +63,7 @@ impl Engine {
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
             terms: self.acquire_terms(scope, request, policy),
             begun: None,
-            wait_set: None,
+            wake_set: None,
             subscription: None,
             interrupt,
             blocked_callers: BlockedCallers::new(request.invocation),
@@ -203,7 +203,7 @@ struct AcquireAttempt<'a> {
     give_up_at: Duration,
     /// The lifetime that was started for a grant whose commit lost to another writer.
     begun: Option<Lifetime>,
-    wait_set: Option<Box<dyn WaitSet + 'a>>,
+    wake_set: Option<Box<dyn WakeSet + 'a>>,
     subscription: Option<Box<dyn Subscription>>,
     interrupt: Option<&'a dyn Interrupt>,
     /// The callers that this wait blocks, and whether a first inspection has happened.
