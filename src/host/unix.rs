@@ -55,6 +55,11 @@ impl Unix {
         known(&self.space, || {
             let boot = read_short(BOOT_ID).map_err(|error| no_proc(&error))?;
             let boot = String::from_utf8_lossy(boot.trim_ascii()).into_owned();
+            // A file that is mounted there may be empty for a moment. Without an id, boots are not told apart.
+            if boot.is_empty() {
+                let what = format!("{BOOT_ID} is empty, so no process could tell which others live");
+                return Err(Error::new(ErrorKind::System, what, "mount no file over it, or one with a boot id"));
+            }
             Ok(PidSpace { boot, pids: format!("{}.{}", self.pid_namespace()?, namespace("time")?) })
         })
     }
