@@ -17,7 +17,7 @@ pub struct LockStatus {
     pub owners: Vec<Option<ProcessId>>,
     /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
     pub waiters: Vec<Liveness>,
-    /// True if the next caller would get the lock at once, whatever its mode.
+    /// The next caller would get the lock at once, whatever its mode.
     pub is_free: bool,
 }
 
@@ -26,7 +26,7 @@ impl LockStatus {
         self.holders.iter().any(std::result::Result::is_ok)
     }
 
-    /// The grant that ends only after the caller's wait, if the caller works under one.
+    /// A grant under which the caller works, and which so ends only after the caller's wait.
     pub fn never_ends_within(&self, enclosing: &[HandleHash]) -> Option<&Grant> {
         let is_limited = |grant: &Grant| matches!(grant.lifetime, Lifetime::ExpiresAt(_));
         self.record.holders.iter().find(|grant| enclosing.contains(&grant.proof) && !is_limited(grant))
@@ -111,7 +111,7 @@ impl Engine {
         key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 
-    /// The record, if it is in the place of its name. A record that a power cut tore has no name and passes.
+    /// Fails if the record is not in the place of its name. A record that a power cut tore has no name and passes.
     fn check_location(&self, record: Record, place: &str) -> Result<Record> {
         if record.name.is_empty() || self.store.describe(&record.name) == place {
             return Ok(record);
