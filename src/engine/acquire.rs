@@ -27,7 +27,7 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How an attempt ended to acquire one lock, or several ([`super::acquire_all`]): an index counts the locks of the
+/// How an attempt ended to acquire one lock, or several (`acquire_all`): an index counts the locks of the
 /// call.
 #[derive(Debug)]
 pub enum AcquireResult {
