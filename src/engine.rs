@@ -22,16 +22,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::commit::{CasRetry, Committed, RecordUpdate};
+use self::history::Remark;
 use self::leases::IssuedLease;
-
-pub use acquire::{AcquireRequest, AcquireResult, EndsWith, Waiting};
-pub use acquire_all::{AcquireAllResult, OnWaitForOne, StoredLock, acquire_all, confirm_all};
+pub use acquire::{AcquireRequest, AcquireResult, EndsWith};
+pub use acquire_all::{OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
-pub use wait_policy::{RETRY_INTERVAL, WaitPolicy};
+pub use wait_policy::{RETRY_INTERVAL, WaitPolicy, Waiting};
 
-use self::history::Remark;
 use crate::environment::{Environment, LEASE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{HistoryLimits, Use};
@@ -78,12 +77,12 @@ const TO_REPORT: Duration = Duration::from_secs(10);
 /// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Runs lock requests of a host against a store.
+/// Runs the lock requests of a host against a store.
 pub struct Engine {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
     remembers: HistoryLimits,
-    /// The location of the store, for hints.
+    /// For hints; `None` in tests.
     location: Option<Location>,
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
@@ -131,7 +130,7 @@ impl Engine {
         self.store.as_ref()
     }
 
-    /// Returns the time since 1970 on the store's clock, which all hosts share.
+    /// Time since 1970 on the store's clock, which all hosts share.
     pub fn time(&self) -> Result<Duration> {
         self.store.leases().time()
     }
@@ -157,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// Executes a request like [`Engine::apply`], but returns `None` if other writers win until `retry` ends.
+    /// Like [`Engine::apply`], but `None` if other writers win until `retry` ends.
     fn try_apply<R: Request>(
         &self,
         mut retry: CasRetry<'_>,
@@ -168,12 +167,12 @@ impl Engine {
         let mut ask = ask.clone();
         // The record that a commit conflicted with, if the store returned it.
         let mut found = None;
-        // A commit that conflicts may have succeeded, and only its reply was lost: the grants that it ended, and its response.
+        // A commit that conflicted, but may have succeeded without a reply: the grants that it ended, and its response.
         let mut conflicted: Option<(Vec<HandleHash>, R::Response)> = None;
         loop {
             let (version, record) = found.take().map_or_else(|| self.read(name), Ok)?;
-            // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
-            // the result of our own commit.
+            // A grant that another process ends leaves its ending in the record. If the record has neither the grant
+            // nor the ending, our own commit has succeeded.
             if let Some((ended, response)) = conflicted.take()
                 && !ended.iter().any(|proof| record.knows(proof))
             {
@@ -190,7 +189,7 @@ impl Engine {
                         wake: &wake,
                         expired: &expired,
                     };
-                    match self.commit_update(&[update], &[], remark)? {
+                    match self.commit_update(&update, remark)? {
                         Committed::Done(version) => {
                             R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
                             return Ok(Some(R::with_tokens(response, version.number)));
@@ -230,23 +229,22 @@ impl Engine {
     }
 
     /// Releases the grant with this hash for the process on this host that acquired it or supervises its owner.
-    /// If the store was replaced meanwhile, the grant was lost, because other callers did not see it.
     pub fn release(&self, name: &[u8], proof: HandleHash) -> Result<Released> {
         self.release_after(name, proof, Use::Unknown)
     }
 
-    /// Releases a grant like [`Engine::release`], after this use of the lock.
+    /// Releases a grant like [`Engine::release`], after this use of the lock. If the store was replaced meanwhile, the
+    /// grant was lost, because other callers did not see it.
     pub fn release_after(&self, name: &[u8], proof: HandleHash, used: Use) -> Result<Released> {
         let is_replaced = self.store.is_replaced();
         let ask = Release(Credentials { supervises: true, ..self.by_proof(proof)? });
         let released = self.apply_as(name, &ask, Remark { by: None, used: Some((proof, used)) })?;
         self.retract_granted();
-        let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
-        Ok(if is_replaced { Err(lost()) } else { released })
+        Ok(if is_replaced { Err(NotHolder { store_was_replaced: true, ..NotHolder::default() }) } else { released })
     }
 
-    /// Records that the run under the grant with this hash has succeeded. Tries that again while the store does not answer
-    /// or refuses the change, and `go_on` returns true.
+    /// Records that the run under the grant with this hash has succeeded. Tries again while the store does not answer
+    /// or refuses the change, as long as `go_on` returns true.
     pub fn report_success(
         &self,
         name: &[u8],
@@ -254,13 +252,13 @@ impl Engine {
         in_slot: bool,
         go_on: &dyn Fn() -> bool,
     ) -> Result<std::result::Result<(), NotHolder>> {
-        let report = || {
-            let (credentials, at) = (self.by_proof(proof)?, self.time()?.as_millis() as u64);
-            self.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
-        };
         loop {
             let _deadline = StoreDeadline::begin(Some(self.host.boottime() + TO_REPORT));
-            match report() {
+            let reported = self.time().and_then(|now| {
+                let (credentials, at) = (self.by_proof(proof)?, now.as_millis() as u64);
+                self.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
+            });
+            match reported {
                 Err(error) if (error.kind() == ErrorKind::Unavailable || error.is_refused_change()) && go_on() => {}
                 reported => return reported,
             }
@@ -268,9 +266,9 @@ impl Engine {
     }
 
     /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
-    /// came after that read stay; the response contains them, if there are any. If every grant is meant, the call
-    /// moves an unreadable record aside.
-    /// Fails if the store cannot be read or written. An unreadable record is an error if only some grants are meant, if
+    /// came after that read stay; if there are any, the response contains them.
+    ///
+    /// If every grant is meant, an unreadable record is moved aside. It is an error if only some grants are meant, if
     /// the store does not know its version, or if another version of csalock wrote it: it may be a live lock.
     pub fn break_lock(
         &self,
@@ -310,7 +308,7 @@ impl Engine {
     }
 
     /// Stores the bytes of a damaged record in this version where no reader takes them for a lock. Returns their place, or
-    /// `None` if the store cannot read them. The bytes come first: a process that is killed in between loses nothing.
+    /// `None` if the store cannot read them. The record is removed after that, so a kill in between loses nothing.
     fn copy_aside(&self, name: &[u8], version: Version) -> Result<Option<String>> {
         let stored = match self.store.read(name) {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
@@ -324,15 +322,12 @@ impl Engine {
     }
 
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
-        self.read_record(name).map_err(|error| error.of_lock(|| self.shell_arg(name)))
+        let read = self.store.read(name).and_then(|stored| self.record_of(name, stored));
+        read.map_err(|error| error.of_lock(|| self.shell_arg(name)))
     }
 
-    fn read_record(&self, name: &[u8]) -> Result<VersionedRecord> {
-        self.record_of(name, self.store.read(name)?)
-    }
-
-    /// Waits until all that this process has read certainly stands. An answer needs that if it promises what another
-    /// process has committed, for that process may have died before its commit was safe.
+    /// Waits until all that this process has read certainly stands. An answer that promises a commit of another process
+    /// needs that, because that process may have died before its commit was safe.
     pub fn settle(&self) -> Result<()> {
         self.store.settle()
     }
@@ -372,8 +367,7 @@ impl Engine {
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => {
-                    // Where one commit confirms all names, a process has no commit record.
-                    let may_commit = !self.changes_at_once(2) && facts.is_awaited(record, &proof);
+                    let may_commit = facts.is_awaited(record, &proof);
                     facts.insert_committed(proof, self.has_committed_finally(&proof, may_commit)?);
                 }
                 Err(query) => self.learn(record, &mut facts, query, time_left)?,
@@ -386,8 +380,8 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
     Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
-/// Reads a record. A torn record counts as absent if a power cut may have torn it: its name is then empty. Of a copied
-/// record only the parts count that depend on no process.
+/// A damaged record counts as absent if a power cut may have torn it: its name is then empty. Of a copied record only
+/// the parts count that depend on no process.
 fn decode(stored: &Versioned, place: impl FnOnce() -> String) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(error) if error.is_of_other_version() => Err(error.in_place(&place())),

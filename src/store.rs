@@ -72,8 +72,6 @@ impl Versioned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     pub scope: Scope,
-    /// Maximum number of changes of one commit.
-    pub changes: usize,
     /// True if a commit wakes waiters on other hosts, unless a pooler is in the way.
     pub wakes_hosts: bool,
     /// True if a commit certainly wakes waiters on other hosts, and subscribers of records learn of all changes.
@@ -81,9 +79,9 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Returns the abilities of a store without channels to other hosts, whose commits change one record each.
+    /// Returns the abilities of a store without channels to other hosts.
     pub fn of(scope: Scope) -> Abilities {
-        Abilities { scope, changes: 1, wakes_hosts: false, notifies: false }
+        Abilities { scope, wakes_hosts: false, notifies: false }
     }
 }
 
@@ -127,12 +125,12 @@ pub trait Store: Upkeep + Send + Sync {
     /// Visits every record, in no particular order, in memory that does not grow with their number.
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
 
-    /// Makes all changes of the set, provided that each record still has its expected version and the leases are over.
-    /// Returns as soon as the changes stand.
+    /// Makes the change of the set, provided that the record still has its expected version and the leases are over.
+    /// Returns as soon as the change stands.
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult>;
 
     /// Carries out the effects that a successful commit has not: wakes waiters through the store, writes the history,
-    /// closes channels, and removes what the changes replaced. Nothing that is correct depends on it.
+    /// closes channels, and removes what the change replaced. Nothing that is correct depends on it.
     fn finish(&self, _set: &WriteSet<'_>) {}
 
     /// Lets go of what other processes may need before this one waits; of all of it if the wait `is_long`. Returns true if

@@ -126,7 +126,7 @@ impl Trace {
             return store.commit(set);
         }
         let step = new_step(host);
-        let intents = set.changes.iter().map(|change| self.intent(store, change, before)).collect();
+        let intents = set.change.iter().map(|change| self.intent(store, change, before)).collect();
         self.log(host, step, Event::Intent(intents))?;
         let swap = store.commit(set);
         let event = match &swap {

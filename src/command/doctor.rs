@@ -32,11 +32,11 @@ const SLOW: Duration = Duration::from_secs(2);
 /// A store may report a conflict although no other caller writes, for example if a reply was lost.
 const TRIES: u32 = 3;
 
-pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
-    let location = match &asked.name {
-        None => context.store(&asked.common),
-        Some(name) if is_directory(name) => context.store_in(&asked.common, name).map(|(location, _)| location),
-        Some(name) => context.target(&asked.common, name).map(|target| target.location),
+pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
+    let location = match &options.name {
+        None => context.store(&options.common),
+        Some(name) if is_directory(name) => context.store_in(&options.common, name).map(|(location, _)| location),
+        Some(name) => context.target(&options.common, name).map(|target| target.location),
     };
     // An interrupt ends the calls of a silent server, and is handled when none of our traces are left in the store.
     let signals = Signals::listen(context.inherited)?;
@@ -45,17 +45,17 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
         Ok(location) => (location.url(), examine(context, location, &signals)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
         Err(error) => {
-            let typed = asked.name.as_ref().or(asked.common.store.as_ref());
+            let typed = options.name.as_ref().or(options.common.store.as_ref());
             (typed.cloned().unwrap_or_default(), vec![Finding::failed("store", error)])
         }
     };
     if signals.pending() {
         return Ok(signals.exit());
     }
-    if asked.common.json {
+    if options.common.json {
         print_json(&json::findings(url.as_encoded_bytes(), &findings))?;
     } else {
-        let style = super::status::output_style(&asked.common, false);
+        let style = super::status::output_style(&options.common, false);
         let width = style.width.map(|width| width.min(WIDEST));
         print(findings_text(&findings, OutputStyle { width, ..style }))?;
     }
@@ -329,7 +329,7 @@ mod tests {
                 return Ok(CommitResult::Conflict(None));
             }
             self.was_written.store(true, Ordering::Relaxed);
-            let [change] = set.changes[..] else { panic!("{} changes", set.changes.len()) };
+            let change = set.change.unwrap();
             let expect = match self.fault {
                 Fault::AcceptsAll => self.memory.read(change.name)?.map(|stored| stored.version),
                 _ => change.expect.map(|version| self.shown(version)),

@@ -7,7 +7,7 @@ use crate::lock::{self, Auxiliary, HandleHash, Page, Pages, QueuePosition, Recor
 use crate::store::{CommitResult, Durability, Version, WriteOptions};
 
 impl Engine {
-    /// Returns the auxiliary object under this key and its version; a missing or damaged object is empty.
+    /// The auxiliary object under this key, and its version; a missing or damaged object is empty.
     /// Fails if another version of csalock wrote it, unless it is only a hint.
     pub(super) fn auxiliary<T: Auxiliary + Default>(&self, key: &[u8]) -> Result<(Option<Version>, T)> {
         let Some(stored) = self.store.read(key)? else { return Ok((None, T::default())) };
@@ -122,7 +122,7 @@ impl Engine {
         Ok(page.waiters)
     }
 
-    /// Returns the record with its entire queue, for display.
+    /// The record with its entire queue, for display.
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
             let (_, page) = self.auxiliary::<Page>(&Page::key(&record.name, number))?;

@@ -8,9 +8,9 @@ use crate::error::Result;
 use crate::lock::{self, CommitRecord, Page};
 use crate::store::{Scope, Swept, Version, WriteOptions};
 
-/// Minimum age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it
-/// with the entry, but not if another host removed the entry or the store is gone. If an entry is as old, its lease alone
-/// decides its owner's death.
+/// Age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it with
+/// the entry, but not if another host has removed the entry or the store is gone. If an entry is older than that, its
+/// lease alone decides whether its owner is dead.
 pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {
@@ -39,7 +39,7 @@ impl Engine {
     /// Removes the object under this key if it is a leftover. Returns `false` if it is not a leftover.
     fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
         if key.first() == Some(&0) {
-            let gone = self.gone(&self.auxiliary(key)?.1)?;
+            let gone = self.ended_waits(&self.auxiliary(key)?.1)?;
             if !gone.is_empty() && !dry_run {
                 self.change_edges(key, &|edges| edges.waits.retain(|edge| !gone.contains(edge)))?;
             }

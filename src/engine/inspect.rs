@@ -26,7 +26,7 @@ impl LockStatus {
         self.holders.iter().any(|standing| standing.holds())
     }
 
-    /// Returns the grant that ends only after the caller's wait, if the caller works under one.
+    /// The grant that ends only after the caller's wait, if the caller works under one.
     pub fn never_ends_within(&self, enclosing: &[HandleHash]) -> Option<&Grant> {
         let is_limited = |grant: &Grant| matches!(grant.lifetime, Lifetime::ExpiresAt(_));
         self.record.holders.iter().find(|grant| enclosing.contains(&grant.proof) && !is_limited(grant))
@@ -34,13 +34,12 @@ impl LockStatus {
 }
 
 impl Engine {
-    /// Returns the record of a name without the status of its holders, which costs questions to the store; the record of
-    /// an unknown name is free.
+    /// The record of a name without the status of its holders, which costs questions to the store; the record of an
+    /// unknown name is free.
     pub fn record(&self, name: &[u8]) -> Result<Record> {
         Ok(self.read(name)?.1)
     }
 
-    /// Returns the status of a name, for display; the record of an unknown name is free.
     pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
         self.inspect_record(self.read(name)?.1)
     }
@@ -105,14 +104,14 @@ impl Engine {
         })
     }
 
-    /// Returns true for an auxiliary object under its own name. A lookalike is stored in the place of a record.
+    /// True for an auxiliary object under its own name. A lookalike is stored in the place of a record.
     fn is_auxiliary(&self, stored: &Versioned, place: &str) -> bool {
         let key =
             Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_auxiliary(body));
         key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 
-    /// Returns the record if it is in the place of its name. A record that a power cut tore has no name and passes.
+    /// The record, if it is in the place of its name. A record that a power cut tore has no name and passes.
     fn check_location(&self, record: Record, place: &str) -> Result<Record> {
         if record.name.is_empty() || self.store.describe(&record.name) == place {
             return Ok(record);

@@ -32,8 +32,8 @@ impl Engine {
         }
     }
 
-    /// Returns true if other users of the store may be unable to see whether an owner on this host lives, because they
-    /// are on other hosts or outside of this container. Every grant then needs a lease.
+    /// True if other users of the store may be unable to see whether an owner on this host lives, because they are on
+    /// other hosts or outside of this container. Every grant then needs a lease.
     pub fn needs_leases(&self) -> bool {
         self.needs_leases_in(self.store.scope())
     }
@@ -43,10 +43,15 @@ impl Engine {
         scope == Scope::Shared || self.host.is_in_container()
     }
 
-    /// Returns the lifetime of a grant that would have this lifetime if all users of the store saw its owner.
+    /// The lifetime of a grant that is to last as long as its owner, or as this process, if its lease is renewed.
+    pub(super) fn own_lease(&self) -> Lifetime {
+        Lifetime::KeepalivePending(self.lease.as_millis() as u64)
+    }
+
+    /// The lifetime of a grant that would have this lifetime if all users of the store saw its owner.
     pub fn lifetime_in_store(&self, needs_leases: bool, lifetime: &Lifetime) -> Lifetime {
         match lifetime {
-            Lifetime::WhileOwnerLives if needs_leases => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            Lifetime::WhileOwnerLives if needs_leases => self.own_lease(),
             lifetime => lifetime.clone(),
         }
     }
@@ -70,7 +75,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the earliest end of a lifetime on CLOCK_BOOTTIME, or `None` if it has no lease of this engine.
+    /// Earliest end of a lifetime on CLOCK_BOOTTIME; `None` if it has no lease of this engine.
     pub fn ends(&self, lifetime: &Lifetime) -> Option<Duration> {
         self.own(lifetime.lease()?, |issued| issued.ends)
     }
@@ -103,19 +108,19 @@ impl Engine {
     }
 
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
-        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        let lifetime = self.start(&self.own_lease())?;
         self.apply(name, &Renew::new(self.by_proof(proof)?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {
         let proof = request.handle.proof();
-        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        let lifetime = self.start(&self.own_lease())?;
         let credentials = self.by_proof(proof)?;
         self.apply(name, &Prepare { credentials, proof, process: request.process, lifetime })
     }
 
-    /// Returns true if a lease in a record was over at the read. A renewal or release stores another record and ends
-    /// the old lease. The end of a lease that has left the record proves nothing; our read is only late.
+    /// True if a lease in a record was over at the read. A renewal or release ends the old lease and stores another
+    /// record: so if the lease has left the record, its end proves nothing, and our read was late.
     pub(super) fn lease_expired(&self, record: &Record, lease: &Lease) -> Result<bool> {
         let is_over = match lease.clock {
             LeaseClock::FileSystem(_) => self.store.leases().time_to_expiry(lease, &record.sightings)?.is_zero(),
@@ -142,8 +147,8 @@ impl Engine {
         leases.iter().find(|issued| issued.lease == *lease).map(of)
     }
 
-    /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. The next
-    /// caller may not wait, and would count from the beginning. If the write fails, it does so.
+    /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. A caller
+    /// that does not wait would else count from the beginning, which it does if this write fails.
     pub fn note_leases(&self, record: &Record) {
         let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
         let sightings = self.store.leases().new_sightings(&leases, &record.sightings).unwrap_or_default();

@@ -47,7 +47,7 @@ fn a_timeout_counts_on_the_boot_clock_and_leaves_no_waiter() {
     let before = host.boottime();
     host.set_wall(Duration::from_secs(1));
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(30));
-    assert!(matches!(response, AcquireResult::Refused(Refusal::Busy(_))), "{response:?}");
+    assert!(matches!(response, AcquireResult::Refused(_, Refusal::Busy(_))), "{response:?}");
     assert_eq!(host.boottime() - before, Duration::from_secs(30));
     assert!(engine.inspect(b"x").unwrap().record.waiters.is_empty());
 }
@@ -119,7 +119,7 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
     let CommitResult::Done(version) = begun else { panic!() };
     assert!(matches!(
         take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE),
-        AcquireResult::Refused(Refusal::Busy(_))
+        AcquireResult::Refused(_, Refusal::Busy(_))
     ));
     host.set_liveness(2, Liveness::Dead);
     assert!(!engine.inspect(b"x").unwrap().is_held());

@@ -1,9 +1,9 @@
 //! Reading, writing and deleting values. The rules are in [`crate::lock`]'s `value.rs`. This module adds the store
 //! operations: the bytes of external values, and the wait for the holder.
 
-use super::acquire::OnWait;
 use super::commit::{Committed, RecordUpdate};
 use super::history::Remark;
+use super::wait_policy::OnWait;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
@@ -11,7 +11,7 @@ use crate::lock::{
     WriteRefusal, Writing, Written,
 };
 use crate::signals::Interrupt;
-use crate::store::{Durability, Write, WriteOptions};
+use crate::store::{Durability, WriteOptions};
 
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
@@ -79,7 +79,6 @@ impl Engine {
         }
     }
 
-    /// Returns the error for a value whose bytes under this key are missing or unreadable.
     fn unusable_value(&self, name: &[u8], key: &[u8], state: &str) -> Error {
         let what = format!("{}: the value is {state}", self.store.describe(key));
         let lock = self.shell_arg(name);
@@ -107,7 +106,7 @@ impl Engine {
         }
         match self.acquire(name, request, &policy.rest(end, self.host.boottime()), interrupt, on_wait)? {
             AcquireResult::Granted(..) => {}
-            AcquireResult::Refused(refusal) => return Ok(WriteResult::NotAcquired(refusal)),
+            AcquireResult::Refused(_, refusal) => return Ok(WriteResult::NotAcquired(refusal)),
             AcquireResult::Interrupted => return Ok(WriteResult::Interrupted),
         }
         let proof = request.handle.proof();
@@ -120,13 +119,13 @@ impl Engine {
         written.map(WriteResult::from)
     }
 
-    /// Returns the grant that claims the name permanently, if there is one; it stands.
+    /// The grant that claims the name permanently, if there is one; it stands.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
         let claim = self.claim_in(&self.inspect(name)?);
         claim.map(|grant| self.settle().map(|()| grant)).transpose()
     }
 
-    /// Returns the grant in this status that claims the name permanently, if there is one.
+    /// The grant in this status that claims the name permanently, if there is one.
     pub fn claim_in(&self, status: &LockStatus) -> Option<Grant> {
         let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
@@ -190,23 +189,16 @@ impl Engine {
                     return Ok(outcome);
                 }
             };
-            let external = if is_complete { None } else { self.external(name, writing, wanted.bytes, writer) };
-            if let Some((key, body, options)) = &external
-                && !self.changes_at_once(2)
-            {
+            if !is_complete && let Some((key, body, options)) = self.external(name, writing, wanted.bytes, writer) {
                 (*stored, is_complete) = (true, true);
-                self.create_auxiliary(key, body, *options)?;
+                self.create_auxiliary(&key, &body, options)?;
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }
-            let beside: Vec<Write<'_>> = external
-                .iter()
-                .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
-                .collect();
-            let swapped =
+            let update =
                 RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
             writing.repeat();
-            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, Remark::default())? {
+            if let Committed::Done(version) = self.commit_update(&update, Remark::default())? {
                 return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.
@@ -219,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// Returns the key, the body and the options of the bytes of an external value, and leaves a witness of them.
+    /// The key, the body and the options of the bytes of an external value. Leaves a witness of them.
     fn external(
         &self,
         name: &[u8],
@@ -252,7 +244,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns true if no record references these bytes and their writer can no longer make a record do so.
+    /// True if no record references these bytes, and their writer can no longer make a record do so.
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
         let Some(stored) = self.store.read(key)? else { return Ok(false) };

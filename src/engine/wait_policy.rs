@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::acquire::OnWait;
-use super::{Engine, Waiting};
+use super::Engine;
 use crate::duration::Backoff;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeReason};
@@ -31,12 +30,11 @@ pub struct WaitPolicy {
 impl WaitPolicy {
     pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), backoff: None };
 
-    /// Returns true if the policy allows a single attempt only.
     pub fn is_none(&self) -> bool {
         self.limit == Some(Duration::ZERO)
     }
 
-    /// Returns the end of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
+    /// End of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
     pub fn end(&self, now: Duration) -> Duration {
         self.limit.map_or(Duration::MAX, |limit| now.saturating_add(limit))
     }
@@ -57,12 +55,27 @@ impl WaitPolicy {
     }
 }
 
+/// Progress of a wait, for its callback.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting<'a> {
+    pub record: &'a Record,
+    pub ahead: usize,
+    /// Remaining time of the wait; `None` means no limit.
+    pub left: Option<Duration>,
+    /// Reason why the store cannot be read at the moment. The record is unknown then.
+    pub outage: Option<&'a Error>,
+}
+
+/// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
+pub(super) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
+
 /// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
+#[derive(Clone, Copy)]
 pub(super) struct WaitClock {
     deadline: Option<Duration>,
     pause: Duration,
     longest: Duration,
-    /// True if the waiter polls only because a wake-up could be lost.
+    /// The waiter polls only because a wake-up could be lost.
     seldom: bool,
 }
 
@@ -75,8 +88,8 @@ impl WaitClock {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
 
-    /// Returns the pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost
-    /// wake-ups, waiters far behind poll less often: together they poll as often as a few.
+    /// The pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost wake-ups,
+    /// waiters far behind poll less often: together they poll as often as a few.
     pub(super) fn next_pause(&mut self, now: Duration, ahead: usize) -> Option<Duration> {
         let left = self.left(now);
         if left == Some(Duration::ZERO) {

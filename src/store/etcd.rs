@@ -159,9 +159,6 @@ impl Access {
     }
 }
 
-/// Maximum number of changes in one transaction. Each change compares at most two keys and takes two steps.
-const MOST_AT_ONCE: usize = 32;
-
 /// Number of records in the first page of a scan, and in the largest page.
 const FIRST_PAGE: usize = 16;
 const LARGEST_PAGE: usize = 256;
@@ -285,7 +282,7 @@ impl Store for Etcd {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { scope: Scope::Shared, changes: MOST_AT_ONCE, wakes_hosts: true, notifies: true }
+        Abilities { scope: Scope::Shared, wakes_hosts: true, notifies: true }
     }
 
     fn describe(&self, name: &[u8]) -> String {

@@ -173,9 +173,6 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Maximum number of changes in one transaction.
-const MOST_AT_ONCE: usize = 32;
-
 const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $origin, \
                     floor(1000 * extract(epoch FROM clock_timestamp()))::bigint \
                     FROM $.removed b LEFT JOIN $.records r ON r.name = $1 WHERE b.bucket = get_byte(sha256($1), 0)";
@@ -274,7 +271,7 @@ impl Store for Postgres {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        if set.changes.is_empty() && set.history.is_empty() {
+        if set.change.is_none() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
         }
         for lease in &set.expired {
@@ -304,7 +301,7 @@ impl Store for Postgres {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { scope: Scope::Shared, changes: MOST_AT_ONCE, wakes_hosts: true, notifies: false }
+        Abilities { scope: Scope::Shared, wakes_hosts: true, notifies: false }
     }
 
     fn before_wait(&self, is_long: bool) -> bool {

@@ -150,7 +150,6 @@ impl Store for Ssh {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        set.check_one_change()?;
         let change = |change: &super::Write<'_>| Change {
             name: Bytes(change.name.to_vec()),
             expect: change.expect,
@@ -160,7 +159,7 @@ impl Store for Ssh {
         let leases = |leases: &[&Lease]| leases.iter().copied().cloned().collect();
         let waiter = |channel: &Vec<u8>| HandleHash::parse(std::str::from_utf8(channel).ok()?);
         let commit = Commit {
-            change: set.changes.first().map(change),
+            change: set.change.as_ref().map(change),
             expired: leases(&set.expired),
             ended: leases(&set.ended),
             wake: set.wake.iter().filter_map(|(channel, _)| waiter(channel)).collect(),
@@ -190,7 +189,7 @@ impl Store for Ssh {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { scope: Scope::Shared, changes: 1, wakes_hosts: true, notifies: false }
+        Abilities { scope: Scope::Shared, wakes_hosts: true, notifies: false }
     }
 
     fn describe(&self, name: &[u8]) -> String {

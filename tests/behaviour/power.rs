@@ -362,11 +362,12 @@ fn go_on(
     };
     let applicant = AcquireRequest::for_itself(engine.new_handle()?, party, process);
     let answer = engine.acquire(&stored, &applicant, &WaitPolicy::NONE, None, &mut |_| None)?;
-    let AcquireResult::Granted(grant, _) = answer else {
-        assert!(matches!(answer, AcquireResult::Refused(_)), "{name}");
+    let AcquireResult::Granted(grants, _) = answer else {
+        assert!(matches!(answer, AcquireResult::Refused(..)), "{name}");
         assert!(claimed.contains(&true), "{name}: {answer:?}");
         return Ok(());
     };
+    let grant = &grants[0];
     assert!(!claimed[0], "{name}: {grant:?}");
     let floors = [said.versions.get(name), said.tokens.get(name).filter(|_| set_back.is_zero())];
     let floor = floors.into_iter().flatten().copied().max().unwrap_or(0);

@@ -84,7 +84,7 @@ fn take(engine: &Engine) -> HandleHash {
     };
     let applicant = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
     match engine.acquire(b"x", &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap() {
-        AcquireResult::Granted(grant, None) => grant.proof,
+        AcquireResult::Granted(grants, None) => grants[0].proof,
         other => panic!("{other:?}"),
     }
 }

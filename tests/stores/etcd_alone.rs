@@ -15,7 +15,7 @@ use csalock::history::HistoryLimits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{
-    Access, Etcd, Finding, Location, Store, StoreDeadline, Topic, Upkeep, Verdict, Write, WriteOptions, WriteSet,
+    Access, Etcd, Finding, Location, Store, StoreDeadline, Topic, Upkeep, Verdict, WriteOptions, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -203,23 +203,6 @@ fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
     }
     assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
     stored(swap(&*rig.store, over));
-}
-
-#[test]
-fn several_changes_are_one() {
-    let Some(rig) = Rig::etcd() else { return };
-    let version = rig.put(b"a", None, b"1");
-    let change = |name, expect, body| Write { name, expect, body, options: WriteOptions::default() };
-    let set = |changes| WriteSet { changes, ..WriteSet::default() };
-    let wrong = vec![change(&b"a"[..], Some(version), Some(&b"2"[..])), change(b"b", Some(version), Some(b"2"))];
-    assert!(!rig.store.commit_and_finish(&set(wrong)).unwrap().is_done());
-    assert_eq!((rig.body(b"a"), rig.body(b"b")), (Some(b"1".to_vec()), None));
-    let names: Vec<String> = (0..rig.store.abilities().changes - 1).map(|number| format!("name {number}")).collect();
-    let mut right = vec![change(b"a", Some(version), None)];
-    right.extend(names.iter().map(|name| change(name.as_bytes(), None, Some(b"2"))));
-    let version = stored(rig.store.commit_and_finish(&set(right)).unwrap());
-    assert_eq!(rig.store.version(b"name 0"), Some(version));
-    assert_eq!(rig.bodies().len(), names.len());
 }
 
 #[test]

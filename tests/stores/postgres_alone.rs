@@ -9,8 +9,7 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{
-    CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, StoreDeadline, Topic, Upkeep, Verdict, Version,
-    Write as Change, WriteOptions, WriteSet,
+    CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, StoreDeadline, Topic, Upkeep, Verdict, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -90,24 +89,6 @@ fn a_late_copy_of_a_creation_creates_nothing_after_a_removal() {
     let buckets =
         postgres::shared().unwrap().sql(&format!("SELECT count(*) FROM {schema}.removed WHERE number > {before}"));
     assert_eq!(buckets, "1");
-}
-
-#[test]
-fn commits_of_several_names_are_made_all_or_none() {
-    for rig in [Rig::postgres(), Rig::pooled()].into_iter().flatten() {
-        let write =
-            |name, expect: Option<Version>, body| Change { name, expect, body, options: WriteOptions::default() };
-        let commit = |changes| rig.store.commit_and_finish(&WriteSet { changes, ..WriteSet::default() }).unwrap();
-        let born = stored(commit(vec![write(b"b", None, Some(b"1")), write(b"a", None, Some(b"1"))]));
-        assert_eq!([b"a", b"b"].map(|name| rig.store.version(name)), [Some(born); 2]);
-        let stale = Version { number: born.number + 1, mark: 0 };
-        let changes = vec![write(b"a", Some(born), Some(b"2")), write(b"b", Some(stale), Some(b"2"))];
-        assert!(!commit(changes).is_done());
-        assert_eq!(rig.bodies(), [b"1", b"1"]);
-        let next = stored(commit(vec![write(b"a", Some(born), None), write(b"b", Some(born), Some(b"3"))]));
-        assert!(next.number > born.number);
-        assert!(rig.put(b"a", None, b"again").number > next.number);
-    }
 }
 
 #[test]

@@ -104,7 +104,7 @@ impl Store for Shared {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let [Write { name, expect, body, .. }] = set.changes[..] else { panic!("{} changes", set.changes.len()) };
+        let Write { name, expect, body, .. } = set.change.unwrap();
         let mut inside = self.0.inside.lock().unwrap();
         let found = inside.records.get(name).cloned();
         let is_stale = found.as_ref().map(|stored| stored.version) != expect;

@@ -38,7 +38,7 @@ impl Store for Contended {
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         self.ended.lock().unwrap().extend(set.ended.iter().map(|lease| (*lease).clone()));
-        if set.changes.is_empty() {
+        if set.change.is_none() {
             return Ok(CommitResult::Done(Version::default()));
         }
         self.host.pass(TRY);
@@ -99,9 +99,9 @@ impl Leases for Contended {
 impl Contended {
     fn commit_with_another(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         let done = self.memory.commit(set)?;
-        let name = set.changes[0].name;
-        if Value::of_key(name).is_some() && set.changes[0].body.is_some() && done.is_done() {
-            self.modes.lock().unwrap().push(set.changes[0].options.mode);
+        let Write { name, body, options, .. } = set.change.unwrap();
+        if Value::of_key(name).is_some() && body.is_some() && done.is_done() {
+            self.modes.lock().unwrap().push(options.mode);
         }
         let interposed = self.interposed.lock().unwrap().take_if(|(after, _)| after == name);
         Ok(match interposed {
@@ -150,7 +150,7 @@ fn a_caller_that_cannot_join_the_queue_gives_up_in_time() {
     let before = host.boottime();
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(3));
     assert!(
-        matches!(response, AcquireResult::Refused(Refusal::Busy(ref holders)) if holders.len() == 1),
+        matches!(response, AcquireResult::Refused(_, Refusal::Busy(ref holders)) if holders.len() == 1),
         "{response:?}"
     );
     let waited = host.boottime() - before;
@@ -169,7 +169,7 @@ fn a_waiter_that_cannot_leave_the_queue_ends_its_lease_and_is_passed_over() {
     };
     let waiter = request(&engine, 2, Lifetime::WhileOwnerLives);
     let taken = engine.acquire(b"x", &waiter, &within(3), None, &mut in_queue).unwrap();
-    assert!(matches!(taken, AcquireResult::Refused(Refusal::Busy(_))), "{taken:?}");
+    assert!(matches!(taken, AcquireResult::Refused(_, Refusal::Busy(_))), "{taken:?}");
     let waited = host.boottime() - before;
     assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
     assert_eq!(engine.inspect(b"x").unwrap().record.waiters.len(), 1);

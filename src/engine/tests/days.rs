@@ -132,7 +132,7 @@ impl World {
         let request = request(&self.engine, pid, Lifetime::WhileOwnerLives);
         let proof = request.handle.proof();
         let call = match self.engine.acquire(JOB, &request, &within(75), None, &mut |_| None) {
-            Ok(AcquireResult::Granted(grant, _)) => self.under_grant(proof, slot, &grant.lifetime),
+            Ok(AcquireResult::Granted(grants, _)) => self.under_grant(proof, slot, &grants[0].lifetime),
             _ => Call::Tells,
         };
         let _ = self.engine.release(JOB, proof);

@@ -7,7 +7,7 @@
 //! them. The transaction that ends a grant puts its line. At random times, a process that has added a line removes old
 //! lines.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -59,24 +59,20 @@ struct Transaction<'a> {
 
 impl Etcd {
     pub(super) fn run_transaction(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        if set.changes.is_empty() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
+        if set.change.is_none() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
         }
-        let steps: Vec<_> = set.changes.iter().map(|change| self.step(change)).collect::<Result<_>>()?;
-        let Some(steps) = steps.into_iter().collect::<Option<Vec<_>>>() else {
-            return Ok(CommitResult::Conflict(None));
-        };
-        let (mut compare, mut steps): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
-        let mut births: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
-        for change in set.changes.iter().filter(|change| change.expect.is_none() && change.body.is_some()) {
-            let Some(absent_at) = self.absent_at(change.name)? else { return Ok(CommitResult::Conflict(None)) };
-            // etcd refuses a transaction that puts one key twice.
-            let since = births.entry(self.birth_key(change.name)).or_insert(absent_at);
-            *since = absent_at.min(*since);
-        }
-        for (key, since) in &births {
-            compare.push(is_unchanged(key, *since));
-            steps.push(put(key, b"", None));
+        let (mut compare, mut steps) = (Vec::new(), Vec::new());
+        if let Some(change) = &set.change {
+            let Some((is_expected, step)) = self.step(change)? else { return Ok(CommitResult::Conflict(None)) };
+            compare.push(is_expected);
+            steps.push(step);
+            if change.expect.is_none() && change.body.is_some() {
+                let Some(absent_at) = self.absent_at(change.name)? else { return Ok(CommitResult::Conflict(None)) };
+                let guard = self.birth_key(change.name);
+                compare.push(is_unchanged(&guard, absent_at));
+                steps.push(put(&guard, b"", None));
+            }
         }
         self.transact(compare, steps, set)
     }
@@ -113,7 +109,7 @@ impl Etcd {
         let mut pending = self.leases.pending(self.client.host.boottime());
         // Only new bytes can refer to a pending lease; a full cluster refuses leases, but not a removal. etcd refuses a
         // transaction that changes one key twice.
-        let has_bytes = set.changes.iter().any(|change| change.body.is_some());
+        let has_bytes = set.change.is_some_and(|change| change.body.is_some());
         pending.retain(|lease| has_bytes && !ended.contains(&lease.id));
         let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
         for pending in earlier.chunks(MOST_LEASES) {
@@ -135,7 +131,7 @@ impl Etcd {
         }
         steps.extend(ended.iter().take(MOST_LEASES).map(|id| delete(&self.lease_key(*id))));
         let later = effects.split_off(effects.len().min(MOST_STEPS.saturating_sub(steps.len() + pending.len())));
-        let name = if let [change] = &set.changes[..] { Some(change.name) } else { None };
+        let name = set.change.map(|change| change.name);
         let done = self.transact_once(Transaction { compare, steps, pending, over, effects, name })?;
         if done.is_done() {
             for ended in ended.get(MOST_LEASES..).unwrap_or_default().chunks(MOST_STEPS) {

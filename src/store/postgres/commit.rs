@@ -24,33 +24,29 @@ impl Postgres {
         Ok(known.map(|number| number as i64))
     }
 
-    /// Returns the parameters of a commit; `None` if its records cannot have the expected versions.
+    /// Returns the parameters of a commit; `None` if its record cannot have the expected version.
     fn parameters(&self, set: &WriteSet<'_>) -> Result<Option<Vec<Vec<u8>>>> {
-        // One order for all commits, so that they do not block each other.
-        let mut changes: Vec<&Write<'_>> = set.changes.iter().collect();
-        changes.sort_by_key(|change| change.name);
-        let (mut expects, mut guards) = (Vec::new(), Vec::new());
-        for change in &changes {
+        let (mut expect, mut guard) = (None, None);
+        if let Some(change) = &set.change {
             let hint = "grant SELECT on that schema only to roles that may read them";
             change.check_mode("a table", &self.place, hint)?;
-            let (expect, guard) = match change.expect {
+            (expect, guard) = match change.expect {
                 Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => {
-                    (Some(number as i64), 0)
+                    (Some(Some(number as i64)), Some(0))
                 }
                 Some(_) => return Ok(None),
                 None => match self.absent_at(change.name)? {
-                    Some(guard) => (None, guard),
+                    Some(guard) => (Some(None), Some(guard)),
                     None => return Ok(None),
                 },
             };
-            expects.push(expect.map(i64::to_be_bytes));
-            guards.push(Some(guard.to_be_bytes()));
         }
+        // The function of the schema takes arrays, which have at most one change.
         Ok(Some(vec![
-            array(changes.iter().map(|change| Some(change.name)), true),
-            array(expects, false),
-            array(guards, false),
-            array(changes.iter().map(|change| change.body), true),
+            array(set.change.map(|change| Some(change.name)), true),
+            array(expect.map(|number| number.map(i64::to_be_bytes)), false),
+            array(guard.map(|number: i64| Some(number.to_be_bytes())), false),
+            array(set.change.map(|change| change.body), true),
             array(set.history.iter().map(Some), true),
         ]))
     }
@@ -60,11 +56,11 @@ impl Postgres {
         let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict(None)) };
         let mut done = self.call(COMMIT, &parameters);
         if done.as_ref().is_err_and(|failed| failed.trouble.is_missing()) {
-            let creates = |change: &Write<'_>| change.expect.is_none() && change.body.is_some();
-            match set.changes.is_empty() {
-                false if !set.changes.iter().any(creates) => return Ok(CommitResult::Conflict(None)),
-                true if set.history.is_empty() => return Ok(CommitResult::Done(Version::default())),
-                _ => {}
+            match set.change {
+                Some(Write { expect: None, body: Some(_), .. }) => {}
+                Some(_) => return Ok(CommitResult::Conflict(None)),
+                None if set.history.is_empty() => return Ok(CommitResult::Done(Version::default())),
+                None => {}
             }
             self.create()?;
             // A new schema has numbers that no read has found yet.
@@ -81,7 +77,7 @@ impl Postgres {
         }
         // The first copy of a repeated transaction may have been committed.
         let is_sure = !was_resent && !self.client.in_doubt.load(Ordering::SeqCst);
-        let [change] = &set.changes[..] else { return Ok(CommitResult::Conflict(None)) };
+        let Some(change) = set.change else { return Ok(CommitResult::Conflict(None)) };
         row.remove(0);
         let found = self.stored(row, change.name).ok().flatten();
         Ok(CommitResult::Conflict(found.filter(|_| is_sure)))

@@ -155,7 +155,7 @@ impl Server<'_> {
         });
         let is_line = |line: &&String| line.ends_with('\n') && line.matches('\n').count() == 1;
         let set = WriteSet {
-            changes: change.into_iter().collect(),
+            change,
             expired: commit.expired.iter().collect(),
             ended: commit.ended.iter().collect(),
             wake: commit.wake.iter().map(|waiter| (waiter.channel(), None)).collect(),
