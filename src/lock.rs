@@ -42,7 +42,7 @@ pub use queue::{Replacement, Successor, effective_owner};
 pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use refusal::{Edge, NotHolder, Refusal};
 pub use request::{
-    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Gc, Loggable, Note, Orphan, OwnerDied, Phase, Prepare,
+    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Gc, Note, Orphan, OwnerDied, Phase, Prepare,
     QueuePlace, QueuePosition, Release, Renew, Request, Transition,
 };
 pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};

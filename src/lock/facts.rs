@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::handle::HandleHash;
 use super::lifetime::Lease;
 use super::owner::{PidDomain, ProcessId};
 use super::record::{Record, Waiter};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Liveness {
     Alive,
     /// The process lives here, and a signal or a debugger has stopped it.
@@ -51,8 +52,7 @@ pub enum Query {
 }
 
 /// The answers so far. They are valid for one read of the record.
-#[derive(Debug, Clone, Default)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Facts {
     /// Wall clock in milliseconds since 1970, which records contain for display.
     pub wall: u64,

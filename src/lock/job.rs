@@ -140,8 +140,7 @@ impl JobState {
 }
 
 /// Begins a run under the caller's grant.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BeginRun {
     pub credentials: Credentials,
     /// Slot in which the job must succeed once, if it has slots.
@@ -208,8 +207,7 @@ impl Request for BeginRun {
 
 /// Asks whether to report that all runs of the newest slot are used up and have failed. Any caller may ask, and one of
 /// them is told the number of runs.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GiveUp {
     pub by: HandleHash,
     pub most: u32,
@@ -237,8 +235,7 @@ impl Request for GiveUp {
 }
 
 /// Reports the success of the run under the caller's grant.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReportSuccess {
     pub credentials: Credentials,
     /// True if the run counts for the slot in which it began.
@@ -268,8 +265,7 @@ impl Request for ReportSuccess {
 
 /// Counts a call that did not get the lock, records its promise, and asks whether to complain that the job has not
 /// succeeded within this span. Any caller may ask.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Complain {
     pub by: HandleHash,
     /// Length of the span in milliseconds.
@@ -310,8 +306,7 @@ impl Request for Complain {
 
 /// Removes everything that the record knows of its job, except a run that holds the lock: its success counts for its
 /// slot. The response is false if the record knows nothing.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ForgetJob;
 
 impl Request for ForgetJob {

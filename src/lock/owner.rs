@@ -59,8 +59,7 @@ impl PidDomain {
 }
 
 /// The part of a [`PidDomain`] that pids and start times depend on.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[cfg_attr(debug_assertions, derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PidSpace {
     pub boot: String,
     pub pids: String,

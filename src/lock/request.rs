@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::ending::{EndRequest, EndedGrant};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
@@ -10,8 +12,8 @@ use super::owner::{PidDomain, PidSpace, ProcessId};
 use super::record::{Grant, Record, Waiter};
 use super::refusal::Refusal;
 
-/// Request of a caller about a record. Each request has its own type of response.
-pub trait Request: Loggable {
+/// Request of a caller about a record. Each request has its own type of response. A trace contains it.
+pub trait Request: Clone + Serialize {
     /// Response to the request, including refusals.
     type Response;
 
@@ -46,31 +48,18 @@ pub trait Request: Loggable {
     }
 }
 
-/// A request that builds for tests can log (`src/trace.rs`).
-#[cfg(debug_assertions)]
-pub trait Loggable: Clone + serde::Serialize {}
-#[cfg(debug_assertions)]
-impl<R: Clone + serde::Serialize> Loggable for R {}
-#[cfg(not(debug_assertions))]
-pub trait Loggable: Clone {}
-#[cfg(not(debug_assertions))]
-impl<R: Clone> Loggable for R {}
-
 /// Leaves the queue. The response is the grant that the waiter has in the meantime, if the request came too late.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Cancel {
     pub proof: HandleHash,
     pub page: Option<u64>,
 }
 
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Release(pub Credentials);
 
 /// Sets a new lifetime for the caller's grant.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Renew {
     pub credentials: Credentials,
     pub lifetime: Lifetime,
@@ -85,13 +74,11 @@ impl Renew {
 }
 
 /// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct OwnerDied(pub Credentials);
 
 /// Makes the caller's grant depend on a commit record, or extends that dependency ([`super::CommitRecord`]).
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Prepare {
     pub credentials: Credentials,
     /// Handle hash that names the commit record, and the new one of the grant.
@@ -103,14 +90,12 @@ pub struct Prepare {
 
 /// Ends the grants with these handle hashes, regardless of the holder. The response has the grants that were broken, or
 /// were stale and have been removed.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Break(pub Vec<HandleHash>);
 
 /// Notes in the grant with this handle hash which call asks its holder to end, and may end the renewal of its lease.
 /// The response is the hash if this request ended the renewal.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AskToEnd {
     pub proof: HandleHash,
     /// `None` if the caller is unknown.
@@ -120,18 +105,15 @@ pub struct AskToEnd {
 }
 
 /// Removes stale grants and dead waiters. The response has the removed grants and waiters.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Gc;
 
 /// Records that the caller's host has seen these leases, as far as the record has them and enough room.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Note(pub Vec<Sighting>);
 
 /// A caller that waits first gets a provisional grant, and confirms it by a second request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     Direct,
     /// The grant depends on the waiting process.
@@ -141,8 +123,7 @@ pub enum Phase {
     Confirm,
 }
 
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Acquire {
     pub entry: Waiter,
     /// True to enter the queue if the lock is not free.
@@ -160,8 +141,7 @@ impl Acquire {
 }
 
 /// The place of a caller in the queue, as far as the caller knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueuePlace {
     Nowhere,
     InRecord,
@@ -181,8 +161,7 @@ impl QueuePlace {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuePosition {
     pub page: u64,
     pub ahead: usize,
@@ -191,8 +170,7 @@ pub struct QueuePosition {
     pub entry: Waiter,
 }
 
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Credentials {
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.
@@ -210,8 +188,7 @@ pub struct Credentials {
 }
 
 /// A process whose calling script has ended. The script cannot be recognised any more, only the session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orphan {
     pub session: i32,
     /// Start of the process, in milliseconds since 1970 on the clock of this host.

@@ -53,8 +53,7 @@ pub struct Value {
     pub inline: Option<Vec<u8>>,
 }
 
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Writing {
     pub credentials: Credentials,
     /// New value without its version and token; `None` to delete the value.
@@ -67,8 +66,7 @@ pub struct Writing {
     pub even_if_stale: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precondition {
     Absent,
     Version(u64),
