@@ -160,12 +160,6 @@ impl Engine {
         }
         departed(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }
-
-    #[cfg(debug_assertions)]
-    #[must_use]
-    pub fn tracing(self, path: std::path::PathBuf) -> Engine {
-        Engine { trace: crate::trace::Trace::new(Some(path)), ..self }
-    }
 }
 
 /// Those of these waiters that neither wait nor hold any more. (A waiter that was granted the lock retracts its
