@@ -3,8 +3,7 @@
 use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
 use crate::lock::{
-    self, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Standing, Waiter, effective_owner,
-    is_gone,
+    self, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Standing, Waiter, is_gone,
 };
 use crate::store::Versioned;
 
@@ -152,7 +151,7 @@ impl Engine {
 fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Query> {
     let holders =
         record.holders.iter().map(|grant| Standing::of(grant, facts)).collect::<std::result::Result<_, _>>()?;
-    let owner = |grant: &Grant| Ok(effective_owner(&grant.owner, facts)?.map(|(owner, _)| owner));
+    let owner = |grant: &Grant| Ok(facts.effective_owner(&grant.owner)?.map(|(owner, _)| owner));
     let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
     let liveness = |waiter: &Waiter| match is_gone(waiter, facts)? {
         true => Ok(Liveness::Dead),
