@@ -88,8 +88,6 @@ pub struct Engine {
     issued_leases: Mutex<Vec<IssuedLease>>,
     /// Waits that ended with a grant and are still published, with their names.
     granted_waits: Mutex<Vec<(Vec<u8>, Waiter)>>,
-    #[cfg(debug_assertions)]
-    trace: crate::trace::Trace,
 }
 
 /// A record as read, with its version; the version is `None` if the store has no such record.
@@ -101,7 +99,10 @@ pub type Broken = std::result::Result<std::result::Result<Vec<EndedGrant>, Optio
 
 impl Engine {
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
-        let mut engine = Engine::new(crate::store::open(location, &Environment::variable, host.clone())?, host);
+        let store = crate::store::open(location, &Environment::variable, host.clone())?;
+        #[cfg(debug_assertions)]
+        let store = crate::trace::wrap(store, &host, Environment::trace());
+        let mut engine = Engine::new(store, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
         engine.remembers = if location.is_beside() { limits.off() } else { limits };
@@ -121,8 +122,6 @@ impl Engine {
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),
             granted_waits: Mutex::default(),
-            #[cfg(debug_assertions)]
-            trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
         }
     }
 
@@ -351,8 +350,6 @@ impl Engine {
         ask: &R,
         time_left: Option<Duration>,
     ) -> Result<Transition<R::Response>> {
-        #[cfg(debug_assertions)]
-        let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         facts.replies_get_lost = self.store.scope() == Scope::Shared;
         self.prefetch(record, &mut facts, time_left)?;
@@ -360,7 +357,9 @@ impl Engine {
             match decide(record, ask, &facts) {
                 Ok(step) => {
                     #[cfg(debug_assertions)]
-                    self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
+                    if matches!(step, Transition::Write { .. }) {
+                        crate::trace::decided(self.host.as_ref(), record, ask, &facts);
+                    }
                     if matches!(&step, Transition::Done(response) if R::promises(response)) {
                         self.settle()?;
                     }

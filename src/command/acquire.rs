@@ -264,7 +264,7 @@ pub(super) fn request(
 
 pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
     let all = status.record.holders.into_iter().zip(status.holders);
-    all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
+    all.filter_map(|(grant, holds)| holds.holds().then_some(grant)).collect()
 }
 
 pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {

@@ -101,7 +101,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
             continue;
         }
         let reporter = opened.reporter(at);
-        let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
+        let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
         let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
         options.common.note_unless_json(&refusal);

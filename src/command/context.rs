@@ -128,7 +128,7 @@ impl Context {
             grant.mode == Mode::Exclusive || taking.is_none_or(is_wanted)
         };
         let mut holders = status.record.holders.iter().zip(&status.holders);
-        Ok(holders.any(|(grant, holds)| holds.is_ok() && around.contains(&grant.proof) && fits(grant)))
+        Ok(holders.any(|(grant, holds)| holds.holds() && around.contains(&grant.proof) && fits(grant)))
     }
 
     /// Returns the held lock of the same store whose name is the same but for a typing error, if no lock of that name

@@ -17,6 +17,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, ThisProcess, command_of};
 use crate::lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
+    Standing,
 };
 use crate::name::escape;
 use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
@@ -245,10 +246,12 @@ fn end(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) 
     let standing = || -> Result<Vec<Grant>> {
         let status = engine.inspect(&target.name)?;
         let holders = status.record.holders.into_iter().zip(status.holders);
-        let stands = |(grant, standing): &(Grant, std::result::Result<Liveness, EndReason>)| {
+        let stands = |(grant, standing): &(Grant, Standing)| {
             // A grant that lasts until its release, and has no process, has nothing to wait for.
             let depends = grant.lifetime != Lifetime::UntilReleased || !grant.owner.processes.is_empty();
-            depends && proofs.contains(&grant.proof) && !matches!(standing, Err(_) | Ok(Liveness::Dead))
+            depends
+                && proofs.contains(&grant.proof)
+                && !matches!(standing, Standing::Ended(_) | Standing::Holds(Liveness::Dead))
         };
         Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
     };

@@ -26,17 +26,6 @@ pub(super) enum Committed {
 }
 
 impl Engine {
-    /// Commits this set, which replaces the record `before`, if it changes a record.
-    fn commit(&self, set: &WriteSet<'_>, _before: Option<&Record>) -> Result<CommitResult> {
-        #[cfg(debug_assertions)]
-        {
-            let before: Vec<&Record> = _before.into_iter().collect();
-            self.trace.commit(self.store.as_ref(), self.host.as_ref(), set, &before)
-        }
-        #[cfg(not(debug_assertions))]
-        self.store.commit(set)
-    }
-
     pub(super) fn commit_beside(
         &self,
         name: &[u8],
@@ -45,7 +34,7 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<CommitResult> {
         let set = WriteSet::from(Write { name, expect: expect.copied(), body, options });
-        let done = self.commit(&set, None)?;
+        let done = self.store.commit(&set)?;
         if done.is_done() {
             self.store.finish(&set);
         }
@@ -83,7 +72,7 @@ impl Engine {
                 set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
             }
         }
-        let version = match self.commit(&set, Some(before))? {
+        let version = match self.store.commit(&set)? {
             CommitResult::Done(version) => version,
             CommitResult::Conflict(found) => {
                 let found = found.and_then(|found| self.record_of(&record.name, Some(found)).ok());
@@ -170,12 +159,6 @@ impl Engine {
             self.store.finish(&set);
         }
         departed(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
-    }
-
-    #[cfg(debug_assertions)]
-    #[must_use]
-    pub fn tracing(self, path: std::path::PathBuf) -> Engine {
-        Engine { trace: crate::trace::Trace::new(Some(path)), ..self }
     }
 }
 

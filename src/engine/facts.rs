@@ -15,9 +15,7 @@ use sha2::{Digest, Sha256};
 use super::Engine;
 use super::gc::OLD_WITNESS;
 use crate::error::Result;
-use crate::lock::{
-    Facts, Grant, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Waiter, grant_status,
-};
+use crate::lock::{Facts, Grant, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Standing, Waiter};
 use crate::store::Scope;
 
 /// Maximum number of entries whose liveness is queried only on demand.
@@ -38,7 +36,7 @@ impl Engine {
             return Ok(());
         }
         for grant in &record.holders {
-            while let Err(query) = grant_status(grant, facts) {
+            while let Err(query) = Standing::of(grant, facts) {
                 // This query is not prefetched, because its answer may force a decision about the commit.
                 if matches!(query, Query::Committed(_)) {
                     break;

@@ -3,8 +3,7 @@
 use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
 use crate::lock::{
-    self, EndReason, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Waiter, effective_owner,
-    grant_status, is_gone,
+    self, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Standing, Waiter, is_gone,
 };
 use crate::store::Versioned;
 
@@ -12,7 +11,7 @@ use crate::store::Versioned;
 pub struct LockStatus {
     pub record: Record,
     /// For each holder: the liveness of its owner, or the reason why its grant has ended.
-    pub holders: Vec<std::result::Result<Liveness, EndReason>>,
+    pub holders: Vec<Standing>,
     /// For each holder: its effective owner; `None` if all its owners are dead.
     pub owners: Vec<Option<ProcessId>>,
     /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
@@ -23,7 +22,7 @@ pub struct LockStatus {
 
 impl LockStatus {
     pub fn is_held(&self) -> bool {
-        self.holders.iter().any(std::result::Result::is_ok)
+        self.holders.iter().any(|standing| standing.holds())
     }
 
     /// A grant under which the caller works, and which so ends only after the caller's wait.
@@ -124,7 +123,7 @@ impl Engine {
     pub(super) fn inspect_record(&self, mut record: Record) -> Result<LockStatus> {
         loop {
             let status = self.status(self.whole(record.clone())?)?;
-            if status.holders.iter().all(std::result::Result::is_ok) {
+            if status.holders.iter().all(|standing| standing.holds()) {
                 return Ok(status);
             }
             let now = self.read(&record.name)?.1;
@@ -151,8 +150,8 @@ impl Engine {
 
 fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Query> {
     let holders =
-        record.holders.iter().map(|grant| grant_status(grant, facts)).collect::<std::result::Result<_, _>>()?;
-    let owner = |grant: &Grant| Ok(effective_owner(&grant.owner, facts)?.map(|(owner, _)| owner));
+        record.holders.iter().map(|grant| Standing::of(grant, facts)).collect::<std::result::Result<_, _>>()?;
+    let owner = |grant: &Grant| Ok(facts.effective_owner(&grant.owner)?.map(|(owner, _)| owner));
     let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
     let liveness = |waiter: &Waiter| match is_gone(waiter, facts)? {
         true => Ok(Liveness::Dead),

@@ -126,7 +126,7 @@ impl Engine {
     }
 
     pub fn claim_in(&self, status: &LockStatus) -> Option<Grant> {
-        let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
+        let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
         let is_at_work = |process| self.liveness(&status.record, &grant.owner.domain, process) != Liveness::Dead;
         // A provisional claim with a commit record is about to be given up; until then it counts as a claim.

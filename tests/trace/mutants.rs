@@ -185,8 +185,10 @@ impl Fixture {
         hosts[1].set_liveness(1, Liveness::Alive);
         let faulty = Faulty { wrong, host: hosts[1].clone(), first: hosts[0].clone(), inside: Mutex::default() };
         let store = Shared(Arc::new(faulty));
-        let engines =
-            hosts.clone().map(|host| Engine::new(Box::new(store.clone()), Arc::new(host)).tracing(log.clone()));
+        let engines = hosts.clone().map(|host| {
+            let host: Arc<dyn Host> = Arc::new(host);
+            Engine::new(csalock::trace::wrap(Box::new(store.clone()), &host, Some(log.clone())), host)
+        });
         Fixture { store, hosts, engines, log, _place: place }
     }
 
