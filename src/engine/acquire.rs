@@ -13,7 +13,7 @@ use super::history::Remark;
 use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, WaitSet};
+use crate::host::{Invocation, WakeSet};
 use crate::lock::{
     self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Mode, Owner, Phase, ProcessId,
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
@@ -66,7 +66,7 @@ impl Engine {
             known: None,
             retry: self.cas_retry(name).until(give_up_at),
             begun: None,
-            wait_set: None,
+            wake_set: None,
             subscription: None,
             interrupt,
             blocked_callers: BlockedCallers::new(request.invocation),
@@ -213,7 +213,7 @@ struct AcquireAttempt<'a> {
     retry: CasRetry<'a>,
     /// Lifetime of a grant whose commit lost to another writer.
     begun: Option<Lifetime>,
-    wait_set: Option<Box<dyn WaitSet + 'a>>,
+    wake_set: Option<Box<dyn WakeSet + 'a>>,
     subscription: Option<Box<dyn Subscription>>,
     interrupt: Option<&'a dyn Interrupt>,
     blocked_callers: BlockedCallers,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::duration::Backoff;
 use crate::error::{Error, Result};
-use crate::host::{WaitSet, WaitSources, WakeReason};
+use crate::host::{WakeReason, WakeSet};
 use crate::lock::Record;
 use crate::signals::Interrupt;
 use crate::store::{SignalsEndCalls, StoreDeadline};
@@ -131,8 +131,8 @@ impl Engine {
                 Err(_) if self.is_interrupted(interrupt) => return Ok(None),
                 Err(error) if error.is_unreached() => {
                     let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                    let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;
-                    if self.wait_out_outage(name, error, &mut clock, &mut *wait_set, on_wait)? {
+                    let mut wake_set = self.host.wake_set(&self.new_handle()?.proof(), interrupt)?;
+                    if self.wait_out_outage(name, error, &mut clock, &mut *wake_set, on_wait)? {
                         return Ok(None);
                     }
                 }
@@ -156,15 +156,14 @@ impl Engine {
         name: &[u8],
         error: Error,
         clock: &mut WaitClock,
-        wait_set: &mut dyn WaitSet,
+        wake_set: &mut dyn WakeSet,
         on_wait: &mut OnWait<'_>,
     ) -> Result<bool> {
         let now = self.host.boottime();
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
         on_wait(&Progress { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
-        let mut signs = WaitSources { watched: &[], subscription: &mut None };
-        Ok(wait_set.wait(&mut signs, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
+        Ok(wake_set.wait(&[], &mut None, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }
 }
 

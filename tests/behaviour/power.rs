@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPolicy, WriteResult};
 use csalock::error::Result;
-use csalock::host::{Host, Invocation, Unix, WaitSet, WakeAddress};
+use csalock::host::{Host, Invocation, Unix, WakeAddress, WakeSet};
 use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release};
 use csalock::store::{Directory, Layout, Scope, Sqlite, Store, Verdict};
 
@@ -266,8 +266,8 @@ impl Host for Rebooted {
         self.unix.random()
     }
 
-    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
-        self.unix.wait_set(proof, interrupt)
+    fn wake_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>> {
+        self.unix.wake_set(proof, interrupt)
     }
 
     fn wake(&self, listener: WakeAddress<'_>) -> bool {

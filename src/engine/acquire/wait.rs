@@ -7,7 +7,7 @@ use crate::engine::VersionedRecord;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::{OnWait, Progress};
 use crate::error::Result;
-use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
+use crate::host::{WakeAddress, WakeReason, WakeSet, Watched};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, WaitEdges};
 use crate::signals::Interrupt;
 use crate::store::{Topic, Version, guarded};
@@ -50,12 +50,12 @@ impl<'a> AcquireAttempt<'a> {
         Ok(changed)
     }
 
-    pub(super) fn listen(&mut self) -> Result<&mut Box<dyn WaitSet + 'a>> {
-        Ok(match &mut self.wait_set {
-            Some(wait_set) => wait_set,
+    pub(super) fn listen(&mut self) -> Result<&mut Box<dyn WakeSet + 'a>> {
+        Ok(match &mut self.wake_set {
+            Some(wake_set) => wake_set,
             none => {
                 let interrupt = self.interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                none.insert(self.engine.host.wait_set(&self.terms.entry.proof, interrupt)?)
+                none.insert(self.engine.host.wake_set(&self.terms.entry.proof, interrupt)?)
             }
         })
     }
@@ -140,11 +140,10 @@ impl<'a> AcquireAttempt<'a> {
             let to_look = looks.into_iter().flatten().filter(|at| *at > now).map(|at| at - now).min();
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
-            let mut signs = WaitSources { watched: &watched, subscription: &mut self.subscription };
-            let Some(wait_set) = &mut self.wait_set else { continue };
+            let Some(wake_set) = &mut self.wake_set else { continue };
             // The check may have called the store.
             engine.store.before_wait(false);
-            match wait_set.wait(&mut signs, at_most)? {
+            match wake_set.wait(&watched, &mut self.subscription, at_most)? {
                 WakeReason::Interrupted => return Ok(Some(self.interrupted())),
                 WakeReason::TimeOver if engine.host.boottime() < end => {}
                 WakeReason::LookAgain | WakeReason::TimeOver => return Ok(None),

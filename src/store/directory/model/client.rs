@@ -13,7 +13,7 @@ use nix::sys::stat::Mode;
 use super::TIME;
 use super::replay::{self, Answer, Call, Progress};
 use crate::error::Result;
-use crate::host::{Host, Invocation, WaitSet, WakeAddress};
+use crate::host::{Host, Invocation, WakeAddress, WakeSet};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::directory::Directory;
 use crate::store::directory::root::Root;
@@ -200,7 +200,7 @@ impl Host for Clockwork {
         Ok(bytes)
     }
 
-    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+    fn wake_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>> {
         unreachable!("a store does not wait")
     }
 
