@@ -255,8 +255,8 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
 }
 
 impl RunCall<'_> {
-    /// Acquires everything that the command needs, or breaks off with the exit of csalock without a command. `child` is the
-    /// process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
+    /// Acquires everything that the command needs, or breaks off with the exit of csalock without a command. `child` is
+    /// the process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
     fn acquire(
         &self,
         opened: &OpenLockSet<'_>,

@@ -4,16 +4,11 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::*;
-use crate::lock::ending::{EndRequest, EndedGrant};
-use crate::lock::lifetime::{Begun, Lease, LeaseClock};
-use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::queue::INLINE_WAITERS;
-use crate::lock::queue::Pages;
-use crate::lock::record::{Mode, Waiter};
-use crate::lock::refusal::{NotHolder, Refusal};
-use crate::lock::request::{
-    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Gc, OwnerDied, Phase, QueuePlace, QueuePosition,
-    Release, Renew,
+use crate::lock::{
+    Acquire, AcquireStep, AskToEnd, Begun, Break, Cancel, Credentials, EndRequest, EndedGrant, Gc, Lease, LeaseClock,
+    Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition, Refusal, Release, Renew,
+    Waiter,
 };
 use crate::lock::{Handle, decode, encode};
 
