@@ -9,7 +9,7 @@ use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::lock::{self, EndedGrant, Grant, Liveness};
+use crate::lock::{self, EndedGrant, Grant, Liveness, Standing};
 use crate::name::{escape, is_directory};
 use crate::report::{Document, Reporter, json};
 
@@ -131,7 +131,7 @@ impl<'a> Collection<'a> {
 /// Removes what dead processes left in one record, or what a copied record has of the original. Returns the grants that
 /// ended, or that would end; without such grants, only waiters died.
 fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Vec<EndedGrant>>> {
-    let all_well = status.holders.iter().all(std::result::Result::is_ok)
+    let all_well = status.holders.iter().all(|standing| standing.holds())
         && !status.waiters.contains(&Liveness::Dead)
         && !status.record.is_free();
     let is_copy = status.record.is_copy;
@@ -149,8 +149,8 @@ fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Ve
 /// Returns the grants that would end, and true if waiters died.
 fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
     let holders = status.record.holders.iter().zip(&status.holders);
-    let ended = |(grant, standing): (&Grant, &std::result::Result<_, _>)| {
-        standing.err().map(|reason| EndedGrant { grant: grant.clone(), reason })
+    let ended = |(grant, standing): (&Grant, &Standing)| {
+        standing.end_reason().map(|reason| EndedGrant { grant: grant.clone(), reason })
     };
     (holders.filter_map(ended).collect(), status.waiters.contains(&Liveness::Dead))
 }

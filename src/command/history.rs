@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::history::Past;
-use crate::lock::EndReason;
+use crate::lock::{EndReason, Standing};
 use crate::name::escape;
 use crate::report::{Moment, RefusalReport, Zone, json, timeline};
 use crate::store::Location;
@@ -190,14 +190,14 @@ impl Filter {
 /// Returns the grants of a lock, as far as they are in its record.
 pub(super) fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.holders.iter().zip(&status.holders);
-    let past = |(grant, standing): (&crate::lock::Grant, &std::result::Result<_, EndReason>)| {
+    let past = |(grant, standing): (&crate::lock::Grant, &Standing)| {
         let past = Past::held(&status.record.name, grant, engine.pid(&grant.owner));
         let to = match (grant.lifetime.lease(), standing) {
-            (Some(lease), Err(EndReason::Expired)) => Some(lease.wall),
+            (Some(lease), Standing::Ended(EndReason::Expired)) => Some(lease.wall),
             _ => None,
         };
-        let ended_by = grant.end_request.as_deref().filter(|_| standing.is_err());
-        Past { how: standing.err(), to, ended_by: ended_by.map(|request| engine.ended_by(request)), ..past }
+        let ended_by = grant.end_request.as_deref().filter(|_| !standing.holds());
+        Past { how: standing.end_reason(), to, ended_by: ended_by.map(|request| engine.ended_by(request)), ..past }
     };
     grants.map(past).collect()
 }
