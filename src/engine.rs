@@ -18,20 +18,20 @@ mod lock_set;
 mod values;
 mod wait_policy;
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::commit::{CasRetry, Committed, RecordUpdate};
+use self::history::Remark;
 use self::leases::IssuedLease;
-
-pub use acquire::{AcquireRequest, AcquireResult, EndsWith, Waiting};
-pub use acquire_all::{AcquireAllResult, OnWaitForOne, StoredLock, acquire_all, confirm_all};
+pub use acquire::{AcquireRequest, AcquireResult, EndsWith};
+pub use acquire_all::{OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
-pub use wait_policy::{RETRY_INTERVAL, WaitPolicy};
+pub use wait_policy::{Progress, RETRY_INTERVAL, WaitPolicy};
 
-use self::history::Remark;
 use crate::environment::{Environment, LEASE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{HistoryLimits, Use};
@@ -41,7 +41,7 @@ use crate::lock::{
     Release, ReportSuccess, Request, Transition, Waiter, decide,
 };
 use crate::signals::StartupState;
-use crate::store::{CommitResult, Durability, Location, Scope, Store, StoreDeadline, Version, Versioned, WriteOptions};
+use crate::store::{Call, CommitResult, Durability, Location, Scope, Store, Version, Versioned, WriteOptions};
 
 pub struct Context {
     pub environment: Environment,
@@ -78,19 +78,25 @@ const TO_REPORT: Duration = Duration::from_secs(10);
 /// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Runs lock requests of a host against a store.
+/// Runs the lock requests of a host against a store. A clone shares everything but the limits of its calls.
+#[derive(Clone)]
 pub struct Engine {
+    shared: Arc<EngineState>,
+    /// Limits of each call of the store.
+    call: Call,
+}
+
+/// What all clones of an engine share.
+pub struct EngineState {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
     remembers: HistoryLimits,
-    /// The location of the store, for hints.
+    /// For hints; `None` in tests.
     location: Option<Location>,
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
     /// Waits that ended with a grant and are still published, with their names.
     granted_waits: Mutex<Vec<(Vec<u8>, Waiter)>>,
-    #[cfg(debug_assertions)]
-    trace: crate::trace::Trace,
 }
 
 /// A record as read, with its version; the version is `None` if the store has no such record.
@@ -102,38 +108,40 @@ pub type Broken = std::result::Result<std::result::Result<Vec<EndedGrant>, Optio
 
 impl Engine {
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
-        let mut engine = Engine::new(crate::store::open(location, &Environment::variable, host.clone())?, host);
+        let store = crate::store::open(location, &Environment::variable, host.clone())?;
+        #[cfg(debug_assertions)]
+        let store = crate::trace::wrap(store, &host, Environment::trace());
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
-        engine.remembers = if location.is_beside() { limits.off() } else { limits };
-        engine.location = Some(location.clone());
-        if engine.needs_leases() {
-            engine.lease = environment.lease()?;
+        let mut state = EngineState::new(store, host);
+        state.remembers = if location.is_beside() { limits.off() } else { limits };
+        state.location = Some(location.clone());
+        if state.needs_leases() {
+            state.lease = environment.lease()?;
         }
-        Ok(engine)
+        Ok(Engine { shared: Arc::new(state), call: Call::default() })
     }
 
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
-        Engine {
-            store,
-            host,
-            remembers: HistoryLimits::default(),
-            location: None,
-            lease: crate::environment::LEASE,
-            issued_leases: Mutex::default(),
-            granted_waits: Mutex::default(),
-            #[cfg(debug_assertions)]
-            trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
-        }
+        Engine { shared: Arc::new(EngineState::new(store, host)), call: Call::default() }
+    }
+
+    /// This engine, whose calls of the store have these limits.
+    pub fn during(&self, call: Call) -> Engine {
+        Engine { shared: self.shared.clone(), call }
+    }
+
+    pub fn call(&self) -> Call {
+        self.call
     }
 
     pub fn store(&self) -> &dyn Store {
         self.store.as_ref()
     }
 
-    /// Returns the time since 1970 on the store's clock, which all hosts share.
+    /// Time since 1970 on the store's clock, which all hosts share.
     pub fn time(&self) -> Result<Duration> {
-        self.store.leases().time()
+        self.store.leases().time(self.call)
     }
 
     pub fn host(&self) -> &dyn Host {
@@ -157,7 +165,7 @@ impl Engine {
         }
     }
 
-    /// Executes a request like [`Engine::apply`], but returns `None` if other writers win until `retry` ends.
+    /// Like [`Engine::apply`], but `None` if other writers win until `retry` ends.
     fn try_apply<R: Request>(
         &self,
         mut retry: CasRetry<'_>,
@@ -168,12 +176,12 @@ impl Engine {
         let mut ask = ask.clone();
         // The record that a commit conflicted with, if the store returned it.
         let mut found = None;
-        // A commit that conflicts may have succeeded, and only its reply was lost: the grants that it ended, and its response.
+        // A commit that conflicted, but may have succeeded without a reply: the grants that it ended, and its response.
         let mut conflicted: Option<(Vec<HandleHash>, R::Response)> = None;
         loop {
             let (version, record) = found.take().map_or_else(|| self.read(name), Ok)?;
-            // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
-            // the result of our own commit.
+            // A grant that another process ends leaves its ending in the record. If the record has neither the grant
+            // nor the ending, our own commit has succeeded.
             if let Some((ended, response)) = conflicted.take()
                 && !ended.iter().any(|proof| record.knows(proof))
             {
@@ -190,7 +198,7 @@ impl Engine {
                         wake: &wake,
                         expired: &expired,
                     };
-                    match self.commit_update(&[update], &[], remark)? {
+                    match self.commit_update(&update, remark)? {
                         Committed::Done(version) => {
                             R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
                             return Ok(Some(R::with_tokens(response, version.number)));
@@ -230,23 +238,22 @@ impl Engine {
     }
 
     /// Releases the grant with this hash for the process on this host that acquired it or supervises its owner.
-    /// If the store was replaced meanwhile, the grant was lost, because other callers did not see it.
     pub fn release(&self, name: &[u8], proof: HandleHash) -> Result<Released> {
         self.release_after(name, proof, Use::Unknown)
     }
 
-    /// Releases a grant like [`Engine::release`], after this use of the lock.
+    /// Releases a grant like [`Engine::release`], after this use of the lock. If the store was replaced meanwhile, the
+    /// grant was lost, because other callers did not see it.
     pub fn release_after(&self, name: &[u8], proof: HandleHash, used: Use) -> Result<Released> {
         let is_replaced = self.store.is_replaced();
         let ask = Release(Credentials { supervises: true, ..self.by_proof(proof)? });
         let released = self.apply_as(name, &ask, Remark { by: None, used: Some((proof, used)) })?;
         self.retract_granted();
-        let lost = || NotHolder { store_was_replaced: true, ..NotHolder::default() };
-        Ok(if is_replaced { Err(lost()) } else { released })
+        Ok(if is_replaced { Err(NotHolder { store_was_replaced: true, ..NotHolder::default() }) } else { released })
     }
 
-    /// Records that the run under the grant with this hash has succeeded. Tries that again while the store does not answer
-    /// or refuses the change, and `go_on` returns true.
+    /// Records that the run under the grant with this hash has succeeded. Tries again while the store does not answer
+    /// or refuses the change, as long as `go_on` returns true.
     pub fn report_success(
         &self,
         name: &[u8],
@@ -254,13 +261,13 @@ impl Engine {
         in_slot: bool,
         go_on: &dyn Fn() -> bool,
     ) -> Result<std::result::Result<(), NotHolder>> {
-        let report = || {
-            let (credentials, at) = (self.by_proof(proof)?, self.time()?.as_millis() as u64);
-            self.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
-        };
         loop {
-            let _deadline = StoreDeadline::begin(Some(self.host.boottime() + TO_REPORT));
-            match report() {
+            let engine = self.during(Call::until(self.host.boottime() + TO_REPORT));
+            let reported = engine.time().and_then(|now| {
+                let (credentials, at) = (self.by_proof(proof)?, now.as_millis() as u64);
+                engine.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
+            });
+            match reported {
                 Err(error) if (error.kind() == ErrorKind::Unavailable || error.is_refused_change()) && go_on() => {}
                 reported => return reported,
             }
@@ -268,9 +275,9 @@ impl Engine {
     }
 
     /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
-    /// came after that read stay; the response contains them, if there are any. If every grant is meant, the call
-    /// moves an unreadable record aside.
-    /// Fails if the store cannot be read or written. An unreadable record is an error if only some grants are meant, if
+    /// came after that read stay; if there are any, the response contains them.
+    ///
+    /// If every grant is meant, an unreadable record is moved aside. It is an error if only some grants are meant, if
     /// the store does not know its version, or if another version of csalock wrote it: it may be a live lock.
     pub fn break_lock(
         &self,
@@ -310,9 +317,9 @@ impl Engine {
     }
 
     /// Stores the bytes of a damaged record in this version where no reader takes them for a lock. Returns their place, or
-    /// `None` if the store cannot read them. The bytes come first: a process that is killed in between loses nothing.
+    /// `None` if the store cannot read them. The record is removed after that, so a kill in between loses nothing.
     fn copy_aside(&self, name: &[u8], version: Version) -> Result<Option<String>> {
-        let stored = match self.store.read(name) {
+        let stored = match self.store.read(self.call, name) {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
             read => read?.filter(|stored| stored.version == version),
         };
@@ -324,17 +331,14 @@ impl Engine {
     }
 
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
-        self.read_record(name).map_err(|error| error.of_lock(|| self.shell_arg(name)))
+        let read = self.store.read(self.call, name).and_then(|stored| self.record_of(name, stored));
+        read.map_err(|error| error.of_lock(|| self.shell_arg(name)))
     }
 
-    fn read_record(&self, name: &[u8]) -> Result<VersionedRecord> {
-        self.record_of(name, self.store.read(name)?)
-    }
-
-    /// Waits until all that this process has read certainly stands. An answer needs that if it promises what another
-    /// process has committed, for that process may have died before its commit was safe.
+    /// Waits until all that this process has read certainly stands. An answer that promises a commit of another process
+    /// needs that, because that process may have died before its commit was safe.
     pub fn settle(&self) -> Result<()> {
-        self.store.settle()
+        self.store.settle(self.call)
     }
 
     fn record_of(&self, name: &[u8], stored: Option<Versioned>) -> Result<VersionedRecord> {
@@ -356,8 +360,6 @@ impl Engine {
         ask: &R,
         time_left: Option<Duration>,
     ) -> Result<Transition<R::Response>> {
-        #[cfg(debug_assertions)]
-        let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         facts.replies_get_lost = self.store.scope() == Scope::Shared;
         self.prefetch(record, &mut facts, time_left)?;
@@ -365,15 +367,16 @@ impl Engine {
             match decide(record, ask, &facts) {
                 Ok(step) => {
                     #[cfg(debug_assertions)]
-                    self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
+                    if matches!(step, Transition::Write { .. }) {
+                        crate::trace::decided(self.host.as_ref(), record, ask, &facts);
+                    }
                     if matches!(&step, Transition::Done(response) if R::promises(response)) {
                         self.settle()?;
                     }
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => {
-                    // Where one commit confirms all names, a process has no commit record.
-                    let may_commit = !self.changes_at_once(2) && facts.is_awaited(record, &proof);
+                    let may_commit = facts.is_awaited(record, &proof);
                     facts.insert_committed(proof, self.has_committed_finally(&proof, may_commit)?);
                 }
                 Err(query) => self.learn(record, &mut facts, query, time_left)?,
@@ -382,12 +385,34 @@ impl Engine {
     }
 }
 
+impl EngineState {
+    fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> EngineState {
+        EngineState {
+            store,
+            host,
+            remembers: HistoryLimits::default(),
+            location: None,
+            lease: crate::environment::LEASE,
+            issued_leases: Mutex::default(),
+            granted_waits: Mutex::default(),
+        }
+    }
+}
+
+impl Deref for Engine {
+    type Target = EngineState;
+
+    fn deref(&self) -> &EngineState {
+        &self.shared
+    }
+}
+
 fn of_another_name(place: &str, other: &[u8]) -> Error {
     Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
-/// Reads a record. A torn record counts as absent if a power cut may have torn it: its name is then empty. Of a copied
-/// record only the parts count that depend on no process.
+/// A damaged record counts as absent if a power cut may have torn it: its name is then empty. Of a copied record only
+/// the parts count that depend on no process.
 fn decode(stored: &Versioned, place: impl FnOnce() -> String) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(error) if error.is_of_other_version() => Err(error.in_place(&place())),

@@ -72,18 +72,20 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Inf
                 break;
             }
             pause = if answers.iter().all(Result::is_ok) { seldom } else { often };
-            engine.store().before_wait(true);
+            engine.store().before_wait(engine.call(), true);
         }
     });
     stop
 }
 
-/// Releases the grants of a handle under these names. Returns true if all of them were held until now.
+/// Releases all grants of a handle under these names, even if one release fails. True if all were held until now.
 fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> Result<bool> {
-    let release_one = |name: &Vec<u8>| engine.apply(name, &Release(engine.by_proof(proof)?));
-    let answers: Vec<_> = names.iter().rev().map(release_one).collect();
-    let answers = answers.into_iter().collect::<Result<Vec<_>>>()?;
-    Ok(answers.iter().all(std::result::Result::is_ok))
+    let mut were_held = Ok(true);
+    for name in names.iter().rev() {
+        let released = engine.by_proof(proof).and_then(|by| engine.apply(name, &Release(by)));
+        were_held = were_held.and_then(|so_far| Ok(released?.is_ok() && so_far));
+    }
+    were_held
 }
 
 impl Drop for Guard<'_> {
@@ -101,11 +103,11 @@ impl Drop for Guard<'_> {
             return;
         }
         let (done, is_done) = channel::<Infallible>();
-        let work = move || {
+        let releaser = std::thread::Builder::new().spawn(move || {
             let _ = release(&engine, &names, proof);
             drop(done);
-        };
-        if std::thread::Builder::new().spawn(work).is_ok() {
+        });
+        if releaser.is_ok() {
             let _ = is_done.recv_timeout(DROP_LIMIT);
         }
     }

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{AcquireAllResult, AcquireRequest, Engine, StoredLock, WaitPolicy, acquire_all};
+use crate::engine::{AcquireRequest, AcquireResult, Engine, StoredLock, WaitPolicy, acquire_all};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
@@ -15,7 +15,7 @@ use crate::store::Location;
 
 /// A store of locks for this process.
 ///
-/// The locks are those of the command `csalock --store URL`: programs and scripts exclude each other.
+/// It has the locks of the command `csalock --store URL`: programs and scripts exclude each other.
 pub struct Locks {
     engine: Arc<Engine>,
     location: Location,
@@ -78,24 +78,23 @@ impl LockRequest {
         LockRequest { wait: at_most, ..self }
     }
 
-    /// Sets the reason that `csalock status` shows to others.
+    /// `csalock status` shows this reason to others.
     pub fn label(self, reason: impl Into<String>) -> LockRequest {
         LockRequest { label: Some(reason.into()), ..self }
     }
 
     /// Fails if no lock can be acquired on these terms.
     fn check(&self) -> Result<()> {
-        let wrong = |what: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, what, hint));
-        match self {
-            LockRequest { names, .. } if names.is_empty() => wrong("no lock is named", "name one"),
-            LockRequest { slots: Some(slots), .. } if !(1..=MOST_SLOTS).contains(slots) => {
-                wrong("the number of slots is out of range", "use 1 to 10,000")
-            }
-            LockRequest { ttl: Some(ttl), .. } if ttl.as_millis() == 0 => {
-                wrong("a time limit of less than 1 ms leaves no time", "use a longer one")
-            }
-            _ => Ok(()),
-        }
+        let (what, hint) = if self.names.is_empty() {
+            ("no lock is named", "name one")
+        } else if self.slots.is_some_and(|slots| !(1..=MOST_SLOTS).contains(&slots)) {
+            ("the number of slots is out of range", "use 1 to 10,000")
+        } else if self.ttl.is_some_and(|ttl| ttl.as_millis() == 0) {
+            ("a time limit of less than 1 ms leaves no time", "use a longer one")
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::InvalidInput, what, hint))
     }
 }
 
@@ -141,7 +140,7 @@ impl Locks {
         let process = host.this_process()?;
         let label = request.label.as_ref().map(String::as_bytes);
         let owner = new_owner(host, vec![process], &command_of(process.pid), label)?;
-        let asked = AcquireRequest {
+        let terms = AcquireRequest {
             mode: request.mode,
             slots: request.slots,
             lifetime: request.ttl.map_or(Lifetime::WhileOwnerLives, |ttl| Lifetime::Ttl(ttl.as_millis() as u64)),
@@ -149,16 +148,16 @@ impl Locks {
         };
         let policy = WaitPolicy { limit: Some(request.wait), backoff: None };
         let locks: Vec<_> = names.iter().map(|name| StoredLock { engine: &self.engine, name }).collect();
-        match acquire_all(&locks, &asked, &policy, None, &mut |_, _| None)? {
-            AcquireAllResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, asked.handle, &grants))),
-            AcquireAllResult::Refused(at, refused) => refusal(&names[at], &refused),
-            AcquireAllResult::Interrupted => {
+        match acquire_all(&locks, &terms, &policy, None, &mut |_, _| None)? {
+            AcquireResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, terms.handle, &grants))),
+            AcquireResult::Refused(at, refused) => refusal(&names[at], &refused),
+            AcquireResult::Interrupted => {
                 Err(Error::new(ErrorKind::Bug, "the wait was interrupted", "report this bug"))
             }
         }
     }
 
-    /// Returns the name of a lock in this store. A name with a slash means a file, by any path of the file.
+    /// A name with a slash means a file, by any path of the file.
     fn name_here(&self, typed: &str) -> Result<Vec<u8>> {
         name::check(typed.as_bytes())?;
         if !name::is_path(typed.as_bytes()) {
@@ -166,11 +165,12 @@ impl Locks {
         }
         let file = name::file_of(typed.as_bytes(), &Environment::of_this_process().current)?;
         let is_beside = file.parent().is_some_and(|directory| Location::beside(directory) == self.location);
-        Ok(file.file_name().filter(|_| is_beside).unwrap_or(file.as_os_str()).as_bytes().to_vec())
+        let name = if is_beside { file.file_name() } else { None };
+        Ok(name.unwrap_or(file.as_os_str()).as_bytes().to_vec())
     }
 }
 
-/// Returns `None` for a busy lock, and an error for a lock that waiting does not free.
+/// `None` for a busy lock; an error if a wait would not free the lock.
 fn refusal<T>(name: &[u8], refused: &Refusal) -> Result<Option<T>> {
     let name = crate::escape::escape(name);
     let (kind, what, hint) = match refused {

@@ -1,24 +1,30 @@
-//! The trace: in builds for tests, a log of every commit of an engine. Release builds do not contain it.
+//! The trace: in builds for tests, a store around each store of an engine, which logs every commit. Release builds do not
+//! contain it.
 //!
 //! `CSALOCK_TRACE` names the file. A commit is two lines of JSON, each appended by one write(2). The intent comes
 //! before the call of the store, and the result after its answer. An intent without a result, or with an unknown
 //! result, may or may not have happened. An intent contains the input of the rules, so that a checker can repeat the
 //! decision: the record before, the request and the facts. `tests/trace` holds the checker.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{ThreadId, current};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::lock::codec::text;
+use crate::lock::text;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
-use crate::store::{CommitResult, Store, Version, Write, WriteSet, guarded};
+use crate::store::{
+    Abilities, Call, CommitResult, Finding, Leases, Store, Subscription, Swept, Topic, Upkeep, Version, Versioned,
+    Visit, Write, WriteSet, guarded,
+};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
@@ -73,106 +79,132 @@ pub struct Decided {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Bytes(#[serde(with = "text")] pub Vec<u8>);
 
-type Of = (ThreadId, Vec<u8>);
-
-/// The log of an engine's commits.
-#[derive(Debug, Default)]
-pub(crate) struct Trace {
-    path: Option<PathBuf>,
+/// A store that logs each commit, with the decision behind it.
+struct Traced {
+    store: Box<dyn Store>,
+    host: Arc<dyn Host>,
+    path: PathBuf,
     /// This process, cached because each line contains it.
     process: Mutex<Option<ProcessId>>,
-    /// The last decision of each thread about each name.
-    decided: Mutex<Vec<(Of, Decided)>>,
 }
 
-impl Trace {
-    pub(crate) fn new(path: Option<PathBuf>) -> Trace {
-        Trace { path, ..Trace::default() }
-    }
+/// True if this process has a [`Traced`] store.
+static IS_ON: AtomicBool = AtomicBool::new(false);
 
-    /// Returns the time in milliseconds on CLOCK_BOOTTIME, if the trace is on.
-    pub(crate) fn now(&self, host: &dyn Host) -> Option<u64> {
-        self.path.as_ref().map(|_| host.boottime().as_millis() as u64)
-    }
+thread_local! {
+    /// What this thread decided to commit and has not yet committed, by name: the record before, and the decision.
+    static DECIDED: RefCell<BTreeMap<Vec<u8>, (Bytes, Decided)>> = const { RefCell::new(BTreeMap::new()) };
+}
 
-    /// Stores a decision for the commit that carries it out.
-    pub(crate) fn decided<R: Request>(
-        &self,
-        host: &dyn Host,
-        from: Option<u64>,
-        record: &Record,
-        ask: &R,
-        facts: &Facts,
-    ) {
-        let (Some(from), Some(until)) = (from, self.now(host)) else { return };
-        let name = std::any::type_name::<R>().rsplit("::").next().unwrap_or_default();
-        let ask = serde_json::json!({ name: ask });
-        let decided = Decided { ask, facts: facts.clone(), from, until };
-        let mut known = guarded(&self.decided);
-        let of = (current().id(), record.name.clone());
-        known.retain(|(other, _)| *other != of);
-        known.push((of, decided));
-    }
+/// Wraps the store in one that logs to this file, if there is one.
+pub fn wrap(store: Box<dyn Store>, host: &Arc<dyn Host>, path: Option<PathBuf>) -> Box<dyn Store> {
+    let Some(path) = path else { return store };
+    IS_ON.store(true, Ordering::Relaxed);
+    Box::new(Traced { store, host: host.clone(), path, process: Mutex::default() })
+}
 
-    /// Makes these changes and logs them. `before` has the records that some changes replace.
-    pub(crate) fn commit(
-        &self,
-        store: &dyn Store,
-        host: &dyn Host,
-        set: &WriteSet<'_>,
-        before: &[&Record],
-    ) -> Result<CommitResult> {
-        if self.path.is_none() {
-            return store.commit(set);
-        }
-        let step = new_step(host);
-        let intents = set.changes.iter().map(|change| self.intent(store, change, before)).collect();
-        self.log(host, step, Event::Intent(intents))?;
-        let swap = store.commit(set);
-        let event = match &swap {
+/// Keeps a decision for the commit that carries it out. The store sees neither the request nor the facts.
+pub(crate) fn decided<R: Request>(host: &dyn Host, record: &Record, ask: &R, facts: &Facts) {
+    if !IS_ON.load(Ordering::Relaxed) {
+        return;
+    }
+    let until = host.boottime();
+    // The facts have the wall clock of the moment before the first of them.
+    let span = host.wall().saturating_sub(Duration::from_millis(facts.wall));
+    let name = std::any::type_name::<R>().rsplit("::").next().unwrap_or_default();
+    let decided = Decided {
+        ask: serde_json::json!({ name: ask }),
+        facts: facts.clone(),
+        from: until.saturating_sub(span).as_millis() as u64,
+        until: until.as_millis() as u64,
+    };
+    let decision = (Bytes(lock::encode(record)), decided);
+    DECIDED.with_borrow_mut(|known| known.insert(record.name.clone(), decision));
+}
+
+/// Passes these methods on to the store inside.
+macro_rules! pass_on {
+    ($(fn $method:ident(&self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
+        $(fn $method(&self $(, $argument: $type)*) $(-> $result)? {
+            self.store.$method($($argument),*)
+        })*
+    };
+}
+
+impl Store for Traced {
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let Some(change) = &set.change else {
+            return self.store.commit(call, set);
+        };
+        let step = new_step(self.host.as_ref());
+        self.log(step, Event::Intent(vec![self.intent(change)]))?;
+        let result = self.store.commit(call, set);
+        let event = match &result {
             Ok(CommitResult::Done(Version { number, mark })) => Event::Committed(*number, *mark),
             Ok(CommitResult::Conflict(_)) => Event::Conflict,
             Err(error) => Event::Unknown(error.to_string()),
         };
         // Without this line the checker assumes that the commit may have happened.
-        let _ = self.log(host, step, event);
-        swap
+        let _ = self.log(step, event);
+        result
     }
 
-    fn intent(&self, store: &dyn Store, change: &Write<'_>, before: &[&Record]) -> Intent {
-        let before = before.iter().find(|record| record.name == change.name);
-        let known = guarded(&self.decided);
-        let is_mine = |((thread, name), _): &&(Of, Decided)| *thread == current().id() && name == change.name;
-        let decided = before.and_then(|_| known.iter().find(is_mine));
+    pass_on! {
+        fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>>;
+        fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()>;
+        fn finish(&self, call: Call, set: &WriteSet<'_>);
+        fn before_wait(&self, call: Call, is_long: bool) -> bool;
+        fn settle(&self, call: Call) -> Result<()>;
+        fn leases(&self) -> &dyn Leases;
+        fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>>;
+        fn abilities(&self) -> Abilities;
+        fn is_replaced(&self) -> bool;
+    }
+}
+
+impl Upkeep for Traced {
+    pass_on! {
+        fn describe(&self, name: &[u8]) -> String;
+        fn answers(&self) -> u64;
+        fn cleaned_directory(&self) -> Option<PathBuf>;
+        fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
+        fn sweep(&self, call: Call, dry_run: bool) -> Result<Swept>;
+        fn count_connections(&self, call: Call) -> Option<(u64, u64)>;
+        fn diagnose(&self, call: Call) -> Vec<Finding>;
+    }
+}
+
+impl Traced {
+    fn intent(&self, change: &Write<'_>) -> Intent {
+        let (before, decided) = DECIDED.with_borrow_mut(|known| known.remove(change.name)).unzip();
         Intent {
-            place: store.describe(change.name),
+            place: self.store.describe(change.name),
             name: Bytes(change.name.to_vec()),
             expect: change.expect.map(|Version { number, mark }| (number, mark)),
-            before: before.map(|record| Bytes(lock::encode(record))),
+            before,
             body: change.body.map(|body| Bytes(body.to_vec())),
-            decided: decided.map(|(_, decided)| decided.clone()),
+            decided,
         }
     }
 
-    /// Returns this process, which may be a fork of the process that created the engine.
+    /// This process, which may be a fork of the process that opened the store.
     #[expect(clippy::disallowed_methods, reason = "only to see whether the process is still the same")]
-    fn process(&self, host: &dyn Host) -> Result<ProcessId> {
+    fn process(&self) -> Result<ProcessId> {
         let mut known = guarded(&self.process);
         match *known {
             Some(process) if process.pid == std::process::id() as i32 => Ok(process),
-            _ => Ok(*known.insert(host.this_process()?)),
+            _ => Ok(*known.insert(self.host.this_process()?)),
         }
     }
 
-    fn log(&self, host: &dyn Host, step: u64, event: Event) -> Result<()> {
-        let Some(path) = &self.path else { return Ok(()) };
-        let at = host.boottime().as_millis() as u64;
-        let line = Line { domain: host.domain()?, process: self.process(host)?, step, at, event };
-        let failed = |why: String| Error::new(ErrorKind::InputOutput, format!("{}: {why}", path.display()), "");
+    fn log(&self, step: u64, event: Event) -> Result<()> {
+        let at = self.host.boottime().as_millis() as u64;
+        let line = Line { domain: self.host.domain()?, process: self.process()?, step, at, event };
+        let failed = |why: String| Error::new(ErrorKind::InputOutput, format!("{}: {why}", self.path.display()), "");
         let mut text = serde_json::to_vec(&line).map_err(|error| failed(error.to_string()))?;
         text.push(b'\n');
         let written =
-            OpenOptions::new().append(true).create(true).open(path).and_then(|mut file| file.write_all(&text));
+            OpenOptions::new().append(true).create(true).open(&self.path).and_then(|mut file| file.write_all(&text));
         written.map_err(|error| failed(error.to_string()))
     }
 }

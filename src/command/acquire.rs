@@ -1,4 +1,4 @@
-//! The sequence of every command that acquires: request, wait, then grant or refusal.
+//! The steps of every command that acquires: request, wait, then the report of a grant or a refusal.
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use super::context::{Context, LockRef};
 use super::end_holder::{HolderEnd, live_owners};
-use super::lock::standing;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
-    AcquireAllResult, AcquireRequest, Engine, OpenLockSet, ValueWrite, WaitPolicy, Waiting as WaitState, WriteResult,
+    AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
     acquire_all,
 };
 use crate::environment::Environment;
@@ -21,11 +20,11 @@ use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mo
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
-use crate::store::{Location, StoreDeadline};
+use crate::store::{Call, Location};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Minimum time between the end of a dead holder's lease and the default timeout of a caller that saw it begin.
+/// Time that a caller with the default timeout has left after the end of a dead holder's lease, whose start it saw.
 const BEYOND_LEASE: Duration = Duration::from_secs(15);
 
 /// One acquisition: how long it waits, which signals interrupt it, and how it is reported.
@@ -36,10 +35,10 @@ pub(super) struct Acquisition<'a> {
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
     pub(super) settings: &'static SettingNames,
-    /// With `--busy replace`: the time until a holder that was asked to end is killed.
-    pub(super) replaces: Option<Duration>,
+    /// With `--busy replace`: how long after it was asked to end a holder is killed.
+    pub(super) kill_holders_after: Option<Duration>,
     pub(super) slots: Option<u32>,
-    /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
+    /// The caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
     pub(super) locks_file: bool,
 }
 
@@ -59,18 +58,34 @@ impl<'a> Acquisition<'a> {
             interrupt: signals,
             policy,
             settings: &SettingNames::OPTIONS,
-            replaces: None,
+            kill_holders_after: None,
             slots: None,
             locks_file: false,
         }
     }
 
     /// Acquires all of the locks or none, and reports the wait.
-    pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let new = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
-        let ended = self.replace_or_wait(opened, request);
-        new.filter(|_| matches!(ended, Ok(AcquireAllResult::Granted(..)))).inspect(|new| self.tell_created(new));
-        ended
+    pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireResult> {
+        let host = opened.engine(0).host();
+        let end = self.policy.end(host.boottime());
+        let created = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
+        if self.kill_holders_after.is_some() && !self.check_holders(opened, request)? {
+            return Ok(AcquireResult::Interrupted);
+        }
+        let policy = self.policy.rest(end, host.boottime());
+        let mut progress = WaitProgress::new(self.common);
+        progress.locks_file = self.locks_file;
+        let mut ends: Option<Vec<HolderEnd<'_>>> = None;
+        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
+            let (lock, reporter) = ((opened.target(at), opened.engine(at)), Reporter::new(opened.engine(at)));
+            let replace = self.end_holders(&mut ends, lock, request, waiting);
+            progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
+        })?;
+        if matches!(ended, AcquireResult::Granted(..)) {
+            ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
+            created.into_iter().for_each(|store| self.tell_created(store));
+        }
+        Ok(ended)
     }
 
     /// Tells users of XDG_STATE_HOME once that other programs may not have it.
@@ -81,22 +96,17 @@ impl<'a> Acquisition<'a> {
         ));
     }
 
-    fn replace_or_wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
-        let end = self.policy.end(opened.engine(0).host().boottime());
-        if self.replaces.is_some() && !self.check_holders(opened, request)? {
-            return Ok(AcquireAllResult::Interrupted);
-        }
-        self.wait(opened, request, end)
-    }
-
     /// Returns false on an interrupt. Fails if `--busy replace` may not end a holder that is in the way.
     fn check_holders(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<bool> {
         let (target, engine) = (opened.target(0), opened.engine(0));
-        let Some(status) = self.outlast_outages(opened, &mut || engine.inspect(&target.name))? else {
+        let Some(status) = self.outlast_outages(opened, &mut |engine| engine.inspect(&target.name))? else {
             return Ok(false);
         };
-        let is_in_way = |grant: &&Grant| [grant.mode, request.mode].contains(&Mode::Exclusive);
-        standing(status).iter().filter(is_in_way).try_for_each(|grant| check_replaceable(target, engine, grant))?;
+        for grant in standing(status) {
+            if [grant.mode, request.mode].contains(&Mode::Exclusive) {
+                check_replaceable(target, engine, &grant)?;
+            }
+        }
         Ok(true)
     }
 
@@ -105,40 +115,28 @@ impl<'a> Acquisition<'a> {
     pub(super) fn outlast_outages<T>(
         &self,
         opened: &OpenLockSet<'_>,
-        work: &mut dyn FnMut() -> Result<T>,
+        work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
-        let (lock, reporter) = ((opened.target(0), opened.engine(0)), Reporter::new(opened.engine(0)));
+        let (target, engine, reporter) = (opened.target(0), opened.engine(0), Reporter::new(opened.engine(0)));
         let mut progress = WaitProgress::new(self.common);
-        let mut on_wait = |waiting: &WaitState<'_>| progress.update(lock.0, &reporter, waiting);
-        lock.1.outlast_outages(&lock.0.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
+        let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
+        engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
-    fn wait(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, end: Duration) -> Result<AcquireAllResult> {
-        let policy = self.policy.rest(end, opened.engine(0).host().boottime());
-        let mut progress = WaitProgress::new(self.common);
-        progress.locks_file = self.locks_file;
-        let mut ends: Option<Vec<HolderEnd<'_>>> = None;
-        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
-            let (lock, reporter) = ((opened.target(at), opened.engine(at)), Reporter::new(opened.engine(at)));
-            let replace = self.end_holders(&mut ends, lock, request, waiting);
-            progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
-        });
-        if matches!(ended, Ok(AcquireAllResult::Granted(..))) {
-            ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
-        }
-        ended
-    }
-
-    /// Takes a step to the end of the holders that `--busy replace` finds when the caller has entered the queue. A later holder
-    /// came before the caller, and is waited for. Returns the maximum time until the next call.
+    /// Goes on to end the holders that `--busy replace` has found when the caller entered the queue. A holder that got
+    /// the lock after that was before the caller in the queue, and is waited for. Returns the maximum time until the
+    /// next call.
     fn end_holders<'b>(
         &'b self,
         ends: &mut Option<Vec<HolderEnd<'b>>>,
         (target, engine): (&'b LockRef, &'b Engine),
         request: &AcquireRequest,
-        waiting: &WaitState<'_>,
+        waiting: &Progress<'_>,
     ) -> Option<Duration> {
-        let kill_after = self.replaces.filter(|_| waiting.outage.is_none())?;
+        let kill_after = self.kill_holders_after?;
+        if waiting.outage.is_some() {
+            return None;
+        }
         let ends = ends.get_or_insert_with(|| {
             let by = Arc::new(EndRequest { by: request.owner.clone(), replaces: true });
             // A holder may have come after the first look.
@@ -147,13 +145,13 @@ impl<'a> Acquisition<'a> {
             let lock = (self.common, engine, target);
             holders.map(|grant| HolderEnd::new(lock, grant.clone(), Some(by.clone()), kill_after)).collect()
         });
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_LOOK)));
+        let call = Call { until: Some(engine.host().boottime().saturating_add(TO_LOOK)), ..waiting.call };
         let held = ends.iter_mut().filter(|end| waiting.record.holder(&end.grant.proof).is_some());
         // A holder that csalock may not end any more, or whose record it cannot read now, is waited for.
-        held.filter_map(|end| end.step().unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
+        held.filter_map(|end| end.step(call).unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
     }
 
-    /// Writes a value, if necessary after a wait for its lock, and reports the wait.
+    /// Waits for a busy lock before the write, and reports the wait.
     pub(super) fn write(
         &self,
         engine: &Engine,
@@ -172,12 +170,11 @@ impl<'a> Acquisition<'a> {
         written
     }
 
-    /// Returns the exit code of a result, and reports a refusal.
-    pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireAllResult) -> anyhow::Result<Exit> {
+    pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireResult) -> anyhow::Result<Exit> {
         match result {
-            AcquireAllResult::Granted(..) => Ok(Exit::Done),
-            AcquireAllResult::Interrupted => Ok(self.signals.exit()),
-            AcquireAllResult::Refused(at, refusal) => {
+            AcquireResult::Granted(..) => Ok(Exit::Done),
+            AcquireResult::Interrupted => Ok(self.signals.exit()),
+            AcquireResult::Refused(at, refusal) => {
                 let reporter = Reporter::new(opened.engine(*at));
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
                 lock.settings = self.settings;
@@ -204,30 +201,24 @@ impl<'a> Acquisition<'a> {
     }
 }
 
-/// Maximum time for one look at the store after a wait, or while it goes on.
+/// Time for one look at the store after a wait, or while it goes on.
 pub(super) const TO_LOOK: Duration = Duration::from_secs(1);
 
 /// Maximum time between two looks at a holder that was asked to end.
 const HOLDER_CHECK: Duration = Duration::from_millis(500);
 
-/// Returns an error if `--busy replace` may not end this holder. It ends processes of the caller's own user, for root too.
+/// Fails if `--busy replace` may not end this holder. It ends processes of the caller's own user, for root too.
 fn check_replaceable(target: &LockRef, engine: &Engine, grant: &Grant) -> Result<()> {
     let (owner, reporter) = (&grant.owner, Reporter::new(engine));
-    let why_not = |process: &ProcessId| match host::send_for(owner.uid, process, 0) {
-        Ok(()) if engine.host().uid() == 0 && host::user_of(process.pid).is_some_and(|user| user != 0) => {
-            Some(host::OF_OTHER_USER)
-        }
-        // A wait for a process that called this one is a deadlock, or passes.
-        Ok(()) | Err((ErrorKind::InvalidInput, _)) => None,
-        Err((_, why)) => Some(why),
-    };
     let lasts = grant.lifetime == Lifetime::UntilReleased && owner.supervisor.is_none();
     let (kind, why, hint) = if grant.claim.is_some() || lasts {
         let hint = format!("release it with `csalock unlock --force {}`", target.shell_arg);
         (ErrorKind::Busy, "only a release ends that", hint)
     } else if !engine.host().domain()?.shares_pids_with(&owner.domain) {
         (ErrorKind::Busy, "that process cannot be seen from here", "end it where it runs".to_string())
-    } else if let Some(why) = live_owners(engine, owner).iter().find_map(why_not) {
+    } else if let Some(why) =
+        live_owners(engine, owner).iter().find_map(|process| why_not_to_end(engine, owner, process))
+    {
         (ErrorKind::Denied, why, "end it as its user".to_string())
     } else {
         return Ok(());
@@ -237,12 +228,23 @@ fn check_replaceable(target: &LockRef, engine: &Engine, grant: &Grant) -> Result
     Err(Error::new(kind, what, format!("{hint}, or wait for it with --busy latest")))
 }
 
-/// Returns true for a default store that does not exist yet, and whose place XDG_STATE_HOME decides.
+fn why_not_to_end(engine: &Engine, owner: &Owner, process: &ProcessId) -> Option<&'static str> {
+    match host::send_for(owner.uid, process, 0) {
+        Ok(()) if engine.host().uid() == 0 && host::user_of(process.pid).is_some_and(|user| user != 0) => {
+            Some(host::OF_OTHER_USER)
+        }
+        // It called this process, so the wait for it either is a deadlock or will pass.
+        Ok(()) | Err((ErrorKind::InvalidInput, _)) => None,
+        Err((_, why)) => Some(why),
+    }
+}
+
+/// True for a default store that does not exist yet, and whose place XDG_STATE_HOME decides.
 fn is_created_by_xdg(store: &Location) -> bool {
     Environment::store_without_xdg(store).is_some() && store.is_missing()
 }
 
-/// Returns the request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.
+/// A request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.
 pub(super) fn request(
     context: &Context,
     waiting: &Waiting,
@@ -258,6 +260,11 @@ pub(super) fn request(
         invocation: Some(context.invocation(process.pid)),
         ..AcquireRequest::for_itself(handle, owner, process)
     })
+}
+
+pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
+    let all = status.record.holders.into_iter().zip(status.holders);
+    all.filter_map(|(grant, holds)| holds.holds().then_some(grant)).collect()
 }
 
 pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {
@@ -298,8 +305,8 @@ impl Waiting {
         if self.nonblock {
             return WaitPolicy::NONE;
         }
-        let default = || Some(lease.map_or(TIMEOUT, |lease| TIMEOUT.max(lease.saturating_add(BEYOND_LEASE))));
-        let limit = self.timeout.map_or_else(default, |limit| limit.0);
+        let default = lease.map_or(TIMEOUT, |lease| TIMEOUT.max(lease.saturating_add(BEYOND_LEASE)));
+        let limit = self.timeout.map_or(Some(default), |limit| limit.0);
         WaitPolicy { limit, backoff: self.backoff }
     }
 
@@ -307,7 +314,7 @@ impl Waiting {
         self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
     }
 
-    /// Returns the exit code of a failure, or that of `-E` if the store was locked until the timeout.
+    /// A store that was locked until the timeout counts as a busy lock.
     pub(super) fn exit_of_failure(&self, error: &anyhow::Error) -> Exit {
         match super::exit_of(error) {
             exit if exit == ErrorKind::Busy.into() => self.busy_exit(),

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, json_line, print, print_before, print_json};
 use crate::cli::{Claim, Common, Lookup, Unclaim};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
@@ -14,26 +14,26 @@ use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusalReport, RefusedLock, Reporter, json, name_and_store};
 use crate::signals::Signals;
-use crate::store::StoreDeadline;
+use crate::store::Call;
 
 /// Maximum length of an id in bytes.
 const LONGEST_ID: usize = 255;
 
-pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
-    let targets = context.lock_set(&asked.common, &asked.names)?;
-    let id = asked.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
+pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> {
+    let targets = context.lock_set(&options.common, &options.names)?;
+    let id = options.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
     context.require_stdout("the id", "send it to /dev/null if you do not need it")?;
     let opened = targets.open(context)?;
-    let policy = asked.waiting.wait_policy(opened.lease());
+    let policy = options.waiting.wait_policy(opened.lease());
     let until = policy.end(context.host.boottime());
-    let _deadline = StoreDeadline::begin(Some(until));
+    let opened = opened.during(Call::until(until));
     let taken = match taken(&opened, &id) {
         // Acquiring the names waits for the store too, and finds out the same.
         Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),
         taken => taken?,
     };
     if !taken.is_empty() {
-        return not_unique(asked, &taken);
+        return not_unique(options, &taken);
     }
     let this = ThisProcess::look()?;
     let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
@@ -41,54 +41,54 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
         ends_with: EndsWith::Owner,
         claim: Some(id.clone()),
         lifetime: Lifetime::UntilReleased,
-        ..request(context, &asked.waiting, handle, process, Vec::new(), command)?
+        ..request(context, &options.waiting, handle, process, Vec::new(), command)?
     };
     let signals = Signals::listen(context.inherited)?;
-    let mut acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals, opened.lease());
+    let mut acquisition = Acquisition::new(&options.common, &options.waiting, &signals, opened.lease());
     // The first look may have waited for the store.
     acquisition.policy = policy.rest(until, context.host.boottime());
     match acquisition.acquire(&opened, &request)? {
-        AcquireAllResult::Granted(grants, _) => {
+        AcquireResult::Granted(grants, _) => {
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
-            if let Err(error) = print_before(context, until, &answer(asked, &targets, &id, &grants)?) {
+            if let Err(error) = print_before(context, until, &answer(options, &targets, &id, &grants)?) {
                 opened.release_all(request.handle.proof())?;
                 return Err(error.context("nothing was claimed"));
             }
             Ok(Exit::Done)
         }
-        AcquireAllResult::Refused(at, Refusal::Claimed(grant)) => {
+        AcquireResult::Refused(at, Refusal::Claimed(grant)) => {
             let mut taken = self::taken(&opened, &id).unwrap_or_default();
             if taken.is_empty() {
                 // The claim was given up at this moment, or the store does not answer now.
                 taken.push((targets.all[at].clone(), *grant));
             }
-            not_unique(asked, &taken)
+            not_unique(options, &taken)
         }
         ended => acquisition.end(&opened, &ended),
     }
 }
 
 /// Returns the text to print: the id.
-fn answer(asked: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
-    if asked.common.json {
+fn answer(options: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
+    if options.common.json {
         return json_line(&json::claimed(&targets.all, id, grants));
     }
     Ok(format!("{}\n", String::from_utf8_lossy(id)))
 }
 
-pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit> {
-    let id = given_id(&asked.id)?;
+pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Exit> {
+    let id = given_id(&options.id)?;
     let mut documents = Vec::new();
-    let targets = match asked.all {
+    let targets = match options.all {
         true => {
-            let (names, unreadable) = names_of(context, &asked.common, &id)?;
+            let (names, unreadable) = names_of(context, &options.common, &id)?;
             documents.extend(unreadable.iter().map(json::unreadable));
-            LockSet::of_store(&context.store(&asked.common)?, names)
+            LockSet::of_store(&context.store(&options.common)?, names)
         }
-        false => context.lock_set(&asked.common, &asked.names)?,
+        false => context.lock_set(&options.common, &options.names)?,
     };
     if targets.all.is_empty() {
-        return asked.common.refuse(&nothing_claimed(&id), ErrorKind::NotHeld, None);
+        return options.common.refuse(&nothing_claimed(&id), ErrorKind::NotHeld, None);
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
@@ -101,15 +101,15 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
             continue;
         }
         let reporter = Reporter::new(opened.engine(at));
-        let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
+        let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
         let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
-        asked.common.note_unless_json(&refusal);
+        options.common.note_unless_json(&refusal);
         exit = exit.or(refusal.kind);
         documents.push(json::not_done(&target.display_name, &holders, Some(&refusal), &reporter));
     }
     if exit != Exit::Done {
-        if asked.common.json {
+        if options.common.json {
             print_json(&documents)?;
         }
         return Ok(exit);
@@ -121,12 +121,12 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
             return Err(Error::new(ErrorKind::NotOwner, what, "see `csalock lookup`, then try again").into());
         }
     }
-    if asked.common.verbose {
+    if options.common.verbose {
         for target in &targets.all {
             eprint_line(&format!("the claim on {} is given up", escape(&target.display_name)));
         }
     }
-    if asked.common.json {
+    if options.common.json {
         let document = |(at, target): (usize, &LockRef)| {
             json::outcome(&target.display_name, "released", [&claims[at]], &Reporter::new(opened.engine(at)))
         };
@@ -147,15 +147,15 @@ fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(LockRef, Grant)>> {
 }
 
 /// Reports each name that is claimed already, on a line of its own.
-fn not_unique(asked: &Claim, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exit> {
+fn not_unique(options: &Claim, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exit> {
     let refusal = |(target, grant): &(LockRef, Grant)| {
         let id = escape(grant.claim.as_deref().unwrap_or_default());
         let message = format!("{} is claimed under id {id}", name_and_store(target));
         RefusalReport::new(ErrorKind::NotUnique, message, "nothing was claimed").about(&target.display_name)
     };
     match taken.first() {
-        Some(first) if asked.common.json => print_json(&json::taken(taken, &refusal(first)))?,
-        _ => taken.iter().map(refusal).for_each(|refusal| asked.common.note(&refusal.to_string())),
+        Some(first) if options.common.json => print_json(&json::taken(taken, &refusal(first)))?,
+        _ => taken.iter().map(refusal).for_each(|refusal| options.common.note(&refusal.to_string())),
     }
     Ok(ErrorKind::NotUnique.into())
 }
@@ -189,23 +189,23 @@ fn fresh_id(context: &Context) -> Result<Vec<u8>> {
     Ok(id.into_bytes())
 }
 
-pub(super) fn lookup(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
-    match (&asked.id, &asked.name) {
-        (Some(id), _) => tell_names(context, asked, &given_id(id)?),
-        (None, Some(name)) => id_of(context, asked, name),
+pub(super) fn lookup(context: &Context, options: &Lookup) -> anyhow::Result<Exit> {
+    match (&options.id, &options.name) {
+        (Some(id), _) => tell_names(context, options, &given_id(id)?),
+        (None, Some(name)) => id_of(context, options, name),
         (None, None) => unreachable!("clap requires one of them"),
     }
 }
 
-fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit> {
-    let target = context.target(&asked.common, name)?;
+fn id_of(context: &Context, options: &Lookup, name: &OsStr) -> anyhow::Result<Exit> {
+    let target = context.target(&options.common, name)?;
     let claim = context.engine(&target.location)?.claim_of(&target.name)?;
     let Some(id) = claim.and_then(|grant| grant.claim) else {
         let message = format!("{} is not claimed", name_and_store(&target));
         let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "").about(&target.display_name);
-        return asked.common.refuse(&refusal, refusal.kind, None);
+        return options.common.refuse(&refusal, refusal.kind, None);
     };
-    if asked.common.json {
+    if options.common.json {
         print_json(&json::id_of(&target.display_name, &id))?;
     } else {
         print([&id, b"\n".as_slice()].concat())?;
@@ -213,22 +213,22 @@ fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit
     Ok(Exit::Done)
 }
 
-fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
-    let (names, unreadable) = names_of(context, &asked.common, id)?;
+fn tell_names(context: &Context, options: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
+    let (names, unreadable) = names_of(context, &options.common, id)?;
     let exit = match unreadable.last() {
         Some(error) => Exit::from(error.kind()),
         None if names.is_empty() => ErrorKind::NotHeld.into(),
         None => Exit::Done,
     };
-    match (asked.common.json, unreadable.last()) {
+    match (options.common.json, unreadable.last()) {
         (true, Some(error)) if names.is_empty() => {
-            return asked.common.refuse(&RefusalReport::from(error), exit, None);
+            return options.common.refuse(&RefusalReport::from(error), exit, None);
         }
         (true, _) if !names.is_empty() => print_json(&json::names_of(id, &names, &unreadable))?,
         _ => names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?,
     }
     if names.is_empty() {
-        return asked.common.refuse(&nothing_claimed(id), exit, None);
+        return options.common.refuse(&nothing_claimed(id), exit, None);
     }
     Ok(exit)
 }

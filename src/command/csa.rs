@@ -62,8 +62,8 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
         return Err(Error::new(ErrorKind::InvalidInput, what, "").into());
     };
     match command {
-        Command::Lock(asked) => lock::lock_as_csa(context, &asked),
-        Command::Unlock(asked) => unlock::run(context, &asked, &SettingNames::VARIABLES),
+        Command::Lock(options) => lock::lock_as_csa(context, &options),
+        Command::Unlock(options) => unlock::run(context, &options, &SettingNames::VARIABLES),
         _ => unreachable!("it was one of the two"),
     }
     .map_err(|error| match error.downcast_ref::<Error>() {

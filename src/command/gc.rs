@@ -9,36 +9,36 @@ use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::lock::{self, EndedGrant, Grant, Liveness};
+use crate::lock::{self, EndedGrant, Grant, Liveness, Standing};
 use crate::name::{escape, is_directory};
 use crate::report::{Document, Reporter, json};
 
-pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
-    let mut collection = Collection::new(asked);
-    let collected = match asked.names.is_empty() {
-        true => context.store(&asked.common).and_then(|store| collection.collect_store(&context.engine(&store)?)),
+pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
+    let mut collection = Collection::new(options);
+    let collected = match options.names.is_empty() {
+        true => context.store(&options.common).and_then(|store| collection.collect_store(&context.engine(&store)?)),
         false => collection.collect_named(context),
     };
     // Removed locks are reported even if the rest failed, with `--json` in one document.
     let failed = match collected {
-        Err(error) if asked.common.json && !collection.documents.is_empty() => {
+        Err(error) if options.common.json && !collection.documents.is_empty() => {
             collection.pass_over(&error);
             Ok(())
         }
         collected => collected,
     };
-    if !asked.common.json {
+    if !options.common.json {
         print(&collection.lines)?;
     }
     failed?;
-    if asked.common.json {
+    if options.common.json {
         print_json(&collection.documents)?;
     }
     Ok(collection.exit)
 }
 
 struct Collection<'a> {
-    asked: &'a Gc,
+    options: &'a Gc,
     lines: String,
     documents: Vec<Document>,
     /// The reasons for records that stay as they are, each once.
@@ -47,16 +47,16 @@ struct Collection<'a> {
 }
 
 impl<'a> Collection<'a> {
-    fn new(asked: &'a Gc) -> Collection<'a> {
-        Collection { asked, lines: String::new(), documents: Vec::new(), told: BTreeSet::new(), exit: Exit::Done }
+    fn new(options: &'a Gc) -> Collection<'a> {
+        Collection { options, lines: String::new(), documents: Vec::new(), told: BTreeSet::new(), exit: Exit::Done }
     }
 
     /// Collects all records of the store and, last, the leftovers that they may have needed.
     fn collect_store(&mut self, engine: &Engine) -> Result<()> {
         self.collect_matching(engine, &|_| true)?;
-        let swept = engine.sweep(self.asked.dry_run)?;
-        if swept.removed > 0 && self.asked.common.verbose {
-            self.asked.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
+        let swept = engine.sweep(self.options.dry_run)?;
+        if swept.removed > 0 && self.options.common.verbose {
+            self.options.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
         }
         swept.passed_over.iter().for_each(|error| self.pass_over(error));
         Ok(())
@@ -65,8 +65,8 @@ impl<'a> Collection<'a> {
     /// Collects the records of these names. A name that no record has may be a pattern, and a name that ends with a slash
     /// means the store beside the files in that directory too.
     fn collect_named(&mut self, context: &Context) -> Result<()> {
-        for typed in &self.asked.names {
-            let target = context.target(&self.asked.common, typed)?;
+        for typed in &self.options.names {
+            let target = context.target(&self.options.common, typed)?;
             let engine = context.engine(&target.location)?;
             let status = engine.inspect(&target.name);
             match &status {
@@ -76,7 +76,7 @@ impl<'a> Collection<'a> {
                 _ => self.collect(&engine, &target.display_name, status)?,
             }
             if is_directory(typed)
-                && let (inside, _) = context.store_in(&self.asked.common, typed)?
+                && let (inside, _) = context.store_in(&self.options.common, typed)?
                 && inside.is_beside()
             {
                 self.collect_store(&context.engine(&inside)?)?;
@@ -95,8 +95,8 @@ impl<'a> Collection<'a> {
     /// Removes what dead processes left in one record, and reports it under the name for display.
     fn collect(&mut self, engine: &Engine, shown: &[u8], status: Result<LockStatus>) -> Result<()> {
         let is_copy = status.as_ref().is_ok_and(|status| status.record.is_copy);
-        let done = if self.asked.dry_run { "would remove" } else { "removed" };
-        match status.and_then(|status| clear(engine, status, self.asked.dry_run)) {
+        let done = if self.options.dry_run { "would remove" } else { "removed" };
+        match status.and_then(|status| clear(engine, status, self.options.dry_run)) {
             Ok(Some(endings)) => {
                 let (name, reporter) = (escape(shown), Reporter::new(engine));
                 if endings.is_empty() {
@@ -121,7 +121,7 @@ impl<'a> Collection<'a> {
         self.exit = Exit::from(error.kind());
         let text = error.to_string();
         if !self.told.contains(&text) {
-            self.asked.common.note_unless_json(&text);
+            self.options.common.note_unless_json(&text);
             self.documents.push(json::unreadable(error));
             self.told.insert(text);
         }
@@ -131,7 +131,7 @@ impl<'a> Collection<'a> {
 /// Removes what dead processes left in one record, or what a copied record has of the original. Returns the grants that
 /// ended, or that would end; without such grants, only waiters died.
 fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Vec<EndedGrant>>> {
-    let all_well = status.holders.iter().all(std::result::Result::is_ok)
+    let all_well = status.holders.iter().all(|standing| standing.holds())
         && !status.waiters.contains(&Liveness::Dead)
         && !status.record.is_free();
     let is_copy = status.record.is_copy;
@@ -149,8 +149,8 @@ fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Ve
 /// Returns the grants that would end, and true if waiters died.
 fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
     let holders = status.record.holders.iter().zip(&status.holders);
-    let ended = |(grant, standing): (&Grant, &std::result::Result<_, _>)| {
-        standing.err().map(|reason| EndedGrant { grant: grant.clone(), reason })
+    let ended = |(grant, standing): (&Grant, &Standing)| {
+        standing.end_reason().map(|reason| EndedGrant { grant: grant.clone(), reason })
     };
     (holders.filter_map(ended).collect(), status.waiters.contains(&Liveness::Dead))
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::history::Past;
-use crate::lock::EndReason;
+use crate::lock::{EndReason, Standing};
 use crate::name::escape;
 use crate::report::{Moment, RefusalReport, Zone, json, timeline};
 use crate::store::Location;
@@ -25,15 +25,15 @@ pub(super) struct Filter {
     patterns: Vec<Vec<u8>>,
 }
 
-pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
     let limits = context.environment.history()?;
-    let location = context.store(&asked.common)?;
-    let wanted = Filter::of(context, &asked.common, &asked.names)?;
+    let location = context.store(&options.common)?;
+    let wanted = Filter::of(context, &options.common, &options.names)?;
     let engine = context.engine(&location)?;
     let mut unreadable: Vec<Error> = Vec::new();
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
     let held = wanted.held(&engine, &mut |error| {
-        asked.common.note_unless_json(&error);
+        options.common.note_unless_json(&error);
         unreadable.push(error);
     })?;
     let mut found = Vec::new();
@@ -46,33 +46,33 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         }
     }
     let now = context.host.wall();
-    let style = output_style(&asked.common, asked.utc);
-    let (begin, end) = period(asked, style.zone, now);
+    let style = output_style(&options.common, options.utc);
+    let (begin, end) = period(options, style.zone, now);
     if begin > end {
         return Err(Error::new(ErrorKind::InvalidInput, "--until is before --since", "exchange the two times").into());
     }
     let exact = wanted.exact(&found);
     let refusals = if unreadable.is_empty() { wanted.unknown(found.iter(), &location) } else { Vec::new() };
-    refusals.iter().for_each(|refusal| asked.common.note_unless_json(refusal));
+    refusals.iter().for_each(|refusal| options.common.note_unless_json(refusal));
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
     found.retain(|past| stood(past) && wanted.has(&past.name, &exact));
     // Grants of one name may begin and end in the same millisecond; their tokens only grow.
     found.sort_by_key(|past| (past.to.unwrap_or(u64::MAX), past.from, past.token));
-    let all = asked.common.json || [&asked.since, &asked.until, &asked.at].iter().any(|time| time.is_some());
-    let most = asked.lines.map_or(if all { usize::MAX } else { LINES }, |lines| lines as usize);
+    let all = options.common.json || [&options.since, &options.until, &options.at].iter().any(|time| time.is_some());
+    let most = options.lines.map_or(if all { usize::MAX } else { LINES }, |lines| lines as usize);
     let left_out = found.len().saturating_sub(most);
     found.drain(..left_out);
-    if left_out > 0 && asked.lines.is_none() {
-        asked.common.note(&format!("{left_out} earlier ones are left out; use -n or --since to see them"));
+    if left_out > 0 && options.lines.is_none() {
+        options.common.note(&format!("{left_out} earlier ones are left out; use -n or --since to see them"));
     }
-    if asked.common.json {
+    if options.common.json {
         let refused = refusals.iter().map(|refusal| refusal.json(refusal.kind.into(), None));
         let found = found.iter().map(json::past).chain(unreadable.iter().map(json::unreadable));
         print_json(&found.chain(refused).collect::<Vec<_>>())?;
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
         if found.is_empty() && refusals.is_empty() && unreadable.is_empty() {
-            asked.common.note(&none_shown(asked, &location, (begin, end), style.zone));
+            options.common.note(&none_shown(options, &location, (begin, end), style.zone));
         }
     }
     let kind = unreadable.last().map(Error::kind).or(refusals.first().map(|refusal| refusal.kind));
@@ -80,7 +80,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
 }
 
 /// Returns the message for an empty answer about this time.
-fn none_shown(asked: &History, location: &Location, (begin, end): (u64, u64), zone: Zone) -> String {
+fn none_shown(options: &History, location: &Location, (begin, end): (u64, u64), zone: Zone) -> String {
     let time = |at| zone.full(Duration::from_millis(at));
     let when = match (begin, end) {
         (0, u64::MAX) => String::new(),
@@ -89,18 +89,18 @@ fn none_shown(asked: &History, location: &Location, (begin, end): (u64, u64), zo
         (begin, end) if time(begin) == time(end) => format!(" at {}", time(begin)),
         (begin, end) => format!(" from {} to {}", time(begin), time(end)),
     };
-    let (store, such) = (location.url(), if asked.names.is_empty() { "" } else { " such" });
+    let (store, such) = (location.url(), if options.names.is_empty() { "" } else { " such" });
     format!("the history of {} shows no{such} lock that was held{when}", escape(store.as_encoded_bytes()))
 }
 
 /// Returns the first and the last millisecond of the time that the caller asked for, since 1970.
-fn period(asked: &History, zone: Zone, now: Duration) -> (u64, u64) {
+fn period(options: &History, zone: Zone, now: Duration) -> (u64, u64) {
     let span = |time: &Moment| time.span(zone, now);
-    match &asked.at {
+    match &options.at {
         Some(time) => span(time),
         None => (
-            asked.since.as_ref().map_or(0, |time| span(time).0),
-            asked.until.as_ref().map_or(u64::MAX, |time| span(time).1),
+            options.since.as_ref().map_or(0, |time| span(time).0),
+            options.until.as_ref().map_or(u64::MAX, |time| span(time).1),
         ),
     }
 }
@@ -190,14 +190,14 @@ impl Filter {
 /// Returns the grants of a lock, as far as they are in its record.
 pub(super) fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.holders.iter().zip(&status.holders);
-    let past = |(grant, standing): (&crate::lock::Grant, &std::result::Result<_, EndReason>)| {
+    let past = |(grant, standing): (&crate::lock::Grant, &Standing)| {
         let past = Past::held(&status.record.name, grant, engine.pid(&grant.owner));
         let to = match (grant.lifetime.lease(), standing) {
-            (Some(lease), Err(EndReason::Expired)) => Some(lease.wall),
+            (Some(lease), Standing::Ended(EndReason::Expired)) => Some(lease.wall),
             _ => None,
         };
-        let ended_by = grant.end_request.as_deref().filter(|_| standing.is_err());
-        Past { how: standing.err(), to, ended_by: ended_by.map(|request| engine.ended_by(request)), ..past }
+        let ended_by = grant.end_request.as_deref().filter(|_| !standing.holds());
+        Past { how: standing.end_reason(), to, ended_by: ended_by.map(|request| engine.ended_by(request)), ..past }
     };
     grants.map(past).collect()
 }

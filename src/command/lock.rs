@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::acquire::{Acquisition, report_taken, request};
+use super::acquire::{Acquisition, report_taken, request, standing};
 use super::context::{Context, eprint_line, json_line, print_before, print_json};
 use crate::cli::{Common, Lock, Renew, Taking, Wait};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, LockStatus, OpenLockSet, RETRY_INTERVAL};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::Use;
@@ -26,21 +26,21 @@ use crate::run::exec::is_program;
 use crate::run::keeper::{KeeperConfig, check_limit, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::signals::Signals;
-use crate::store::StoreDeadline;
+use crate::store::Call;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
-pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
-    let Lock { common, taking, pid, .. } = asked;
-    let prints = asked.print_handle || common.json;
-    let targets = &match asked.reentrant {
+pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
+    let Lock { common, taking, pid, .. } = options;
+    let prints = options.print_handle || common.json;
+    let targets = &match options.reentrant {
         true if prints => {
             let what = "--reentrant has no handle to print, because the lock may be that of the caller";
             return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json or --reentrant out").into());
         }
-        true => context.lock_set_within(common, &asked.names, Some(taking))?,
-        false => context.lock_set(common, &asked.names)?,
+        true => context.lock_set_within(common, &options.names, Some(taking))?,
+        false => context.lock_set(common, &options.names)?,
     };
-    warn_of_descriptors(context, asked);
+    warn_of_descriptors(context, options);
     if targets.all.is_empty() {
         return Ok(Exit::Done);
     }
@@ -51,7 +51,7 @@ pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
         .acquire(|granted| {
             report_taken(common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
             if prints {
-                let printed = answer(context, asked, targets, granted)
+                let printed = answer(context, options, targets, granted)
                     .and_then(|text| print_before(context, granted.until, &text));
                 // A handle that cannot be printed is useless.
                 printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
@@ -59,24 +59,24 @@ pub(super) fn lock(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
             Ok(Exit::Done)
         })?;
     if exit == Exit::Done && !prints {
-        tell_of_program(asked);
+        tell_of_program(options);
     }
     Ok(exit)
 }
 
 /// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run.
 /// A script may lock names that are those of programs.
-fn tell_of_program(asked: &Lock) {
+fn tell_of_program(options: &Lock) {
     let is_on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    let Some(program) = asked.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };
+    let Some(program) = options.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };
     let at_prompt =
         |caller: Caller| caller.is_shell && !caller.command.split(|byte| *byte == b' ').skip(1).any(is_script);
     if !ThisProcess::look().and_then(|this| this.caller()).is_ok_and(at_prompt) {
         return;
     }
-    let words = asked.names.iter().map(|name| shell_quote(name.as_bytes())).collect::<Vec<_>>().join(" ");
+    let words = options.names.iter().map(|name| shell_quote(name.as_bytes())).collect::<Vec<_>>().join(" ");
     let program = escape(program.as_bytes());
-    asked.common.note(&format!(
+    options.common.note(&format!(
         "{program} is locked too and was not run, because every word after lock is a name; to run it, use \
          `csalock unlock {words}` and then `csalock run {words}`"
     ));
@@ -88,20 +88,20 @@ fn is_script(argument: &[u8]) -> bool {
 }
 
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
-pub(super) fn lock_as_csa(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(&asked.common, &asked.names)?;
-    let Lock { common, taking, pid, .. } = asked;
+pub(super) fn lock_as_csa(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
+    let targets = &context.lock_set(&options.common, &options.names)?;
+    let Lock { common, taking, pid, .. } = options;
     ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::VARIABLES, prints: false }
         .acquire(|_| Ok(Exit::Done))
 }
 
 /// Warns of names that are numbers of files that the caller has open: flock(1) locks such a file by its number.
-fn warn_of_descriptors(context: &Context, asked: &Lock) {
-    for name in &asked.names {
+fn warn_of_descriptors(context: &Context, options: &Lock) {
+    for name in &options.names {
         let descriptor = name.to_str().and_then(|name| name.parse().ok());
         let Some(path) = descriptor.and_then(|descriptor| context.inherited.file(descriptor)) else { continue };
         let (name, path) = (escape(name.as_bytes()), path.as_os_str().as_bytes());
-        asked.common.note(&format!(
+        options.common.note(&format!(
             "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock {}`",
             escape(path),
             shell_quote(path)
@@ -110,14 +110,14 @@ fn warn_of_descriptors(context: &Context, asked: &Lock) {
 }
 
 /// Returns the text to print: the handle.
-fn answer(context: &Context, asked: &Lock, targets: &LockSet, granted: &Granted<'_>) -> anyhow::Result<String> {
+fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Granted<'_>) -> anyhow::Result<String> {
     let Granted { opened, handle, grants, evicted, .. } = *granted;
-    if !asked.common.json {
+    if !options.common.json {
         return Ok(format!("{handle}\n"));
     }
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
     // The time limit starts when the grant is confirmed.
-    let expires = asked.taking.ttl.map(|span| context.host.wall().saturating_add(span));
+    let expires = options.taking.ttl.map(|span| context.host.wall().saturating_add(span));
     json_line(&json::acquired(&targets.all, handle, grants, ending, expires, &Reporter::new(opened.engine(at))))
 }
 
@@ -170,7 +170,7 @@ impl ForScript<'_> {
         let until = acquisition.policy.end(self.context.host.boottime());
         let AcquireRequest { handle, owner, .. } = &request;
         let (grants, evicted) = match acquisition.acquire(&opened, &request) {
-            Ok(AcquireAllResult::Granted(grants, evicted)) => (grants, evicted),
+            Ok(AcquireResult::Granted(grants, evicted)) => (grants, evicted),
             // A commit that failed may have happened all the same. A provisional grant ends with this process.
             Err(error) if !is_provisional => return Err(self.released(&opened, &request, error.into())),
             ended => return acquisition.end(&opened, &ended?),
@@ -205,8 +205,7 @@ impl ForScript<'_> {
         }
         // A store that failed once need not be waited for again.
         let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
-        let _deadline = StoreDeadline::begin(Some(until));
-        match opened.release(request.handle.proof(), Use::Unknown).iter().any(Result::is_err) {
+        match opened.release(Call::until(until), request.handle.proof(), Use::Unknown).iter().any(Result::is_err) {
             true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
             false => error,
         }
@@ -271,7 +270,7 @@ impl ForScript<'_> {
 
     /// Starts a keeper if the grants need renewal; if that fails, releases them.
     fn keep(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
-        if !opened.need_leases() {
+        if opened.lease().is_none() {
             return Ok(());
         }
         // A keeper must not renew late a lock that the script is told to be lost. (A store that counts in seconds
@@ -305,10 +304,10 @@ impl ForScript<'_> {
 }
 
 /// Waits for each lock in turn. It ends with busy at the first lock that is not free at the timeout.
-pub(super) fn wait(context: &Context, asked: &Wait) -> anyhow::Result<Exit> {
-    let targets = context.lock_set(&asked.common, &asked.names)?;
+pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
+    let targets = context.lock_set(&options.common, &options.names)?;
     let opened = targets.open(context)?;
-    let (whole, began) = (asked.waiting.wait_policy(opened.lease()), context.host.boottime());
+    let (whole, began) = (options.waiting.wait_policy(opened.lease()), context.host.boottime());
     let mut documents = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
         let reporter = Reporter::new(opened.engine(at));
@@ -318,57 +317,52 @@ pub(super) fn wait(context: &Context, asked: &Wait) -> anyhow::Result<Exit> {
         if let Some(grant) = status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
             let cycle = vec![Edge { name: target.name.clone(), grant }];
             let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Deadlock(cycle));
-            return asked.common.refuse(&refusal, refusal.kind, Some(&reporter));
+            return options.common.refuse(&refusal, refusal.kind, Some(&reporter));
         }
         if !status.is_free {
             let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Busy(standing(status)));
-            return asked.common.refuse(&refusal, asked.waiting.busy_exit(), Some(&reporter));
+            return options.common.refuse(&refusal, options.waiting.busy_exit(), Some(&reporter));
         }
-        if asked.common.verbose {
+        if options.common.verbose {
             eprint_line(&format!("lock {} is free", escape(&target.display_name)));
         }
         documents.push(json::outcome(&target.display_name, "free", [], &reporter));
     }
-    if asked.common.json {
+    if options.common.json {
         print_json(&documents)?;
     }
     Ok(Exit::Done)
 }
 
-pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
-    let all = status.record.holders.into_iter().zip(status.holders);
-    all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
-}
-
-pub(super) fn renew(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
-    let targets = asked.names.iter().map(|name| context.target(&asked.common, name)).collect::<Result<Vec<_>>>()?;
+pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> {
+    let targets = options.names.iter().map(|name| context.target(&options.common, name)).collect::<Result<Vec<_>>>()?;
     let mut exit = Exit::Done;
     let mut documents = Vec::new();
     for target in &targets {
         let engine = context.engine(&target.location)?;
         let reporter = Reporter::new(&engine);
-        let credentials = context.credentials(&engine, asked.handle.as_deref())?;
-        let lifetime = engine.start(&Lifetime::Ttl((asked.ttl.as_millis() as u64).max(1)))?;
+        let credentials = context.credentials(&engine, options.handle.as_deref())?;
+        let lifetime = engine.start(&Lifetime::Ttl((options.ttl.as_millis() as u64).max(1)))?;
         let response = engine.apply(&target.name, &lock::Renew::new(credentials, lifetime))?;
         documents.push(match &response {
             Ok(grant) => {
-                if asked.common.verbose {
+                if options.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
                 json::outcome(&target.display_name, "renewed", [grant], &reporter)
             }
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
-                lock.presented = context.presented_handle(asked.handle.as_deref());
-                lock.similar = context.similar(&asked.common, target, not_holder);
+                lock.presented = context.presented_handle(options.handle.as_deref());
+                lock.similar = context.similar(&options.common, target, not_holder);
                 let refusal = lock.not_holder(not_holder);
                 exit = exit.or(refusal.kind);
-                asked.common.note_unless_json(&refusal);
+                options.common.note_unless_json(&refusal);
                 json::not_done(&target.display_name, &not_holder.holders, Some(&refusal), &reporter)
             }
         });
     }
-    if asked.common.json {
+    if options.common.json {
         print_json(&documents)?;
     }
     Ok(exit)

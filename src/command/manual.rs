@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::name::shell_quote;
 
-pub(super) fn man(asked: &Man) -> anyhow::Result<Exit> {
-    let wanted = asked.page.as_deref().unwrap_or("csalock");
+pub(super) fn man(options: &Man) -> anyhow::Result<Exit> {
+    let wanted = options.page.as_deref().unwrap_or("csalock");
     let (file, page) = find(wanted).ok_or_else(|| unknown(wanted))?;
-    if asked.roff {
+    if options.roff {
         print(page)?;
         return Ok(Exit::Done);
     }
@@ -72,8 +72,8 @@ fn open(page: &str) -> std::io::Result<File> {
     Ok(file)
 }
 
-pub(super) fn completions(asked: &Completions) -> anyhow::Result<Exit> {
-    let file = match asked.shell {
+pub(super) fn completions(options: &Completions) -> anyhow::Result<Exit> {
+    let file = match options.shell {
         Shell::Bash => "csalock.bash",
         Shell::Zsh => "_csalock",
         Shell::Fish => "csalock.fish",

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use super::context::{Context, print};
 use super::history::Filter;
-use crate::cli::Metrics as Asked;
+use crate::cli::Metrics as Options;
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, ErrorKind, Result, describe};
 use crate::exit::Exit;
@@ -18,37 +18,37 @@ use crate::history::{HistoryLimits, Past};
 use crate::name::{escape, escape_path};
 use crate::report::Metrics;
 
-pub(super) fn run(context: &Context, asked: &Asked) -> anyhow::Result<Exit> {
-    if asked.common.json {
+pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> {
+    if options.common.json {
         let what = "metrics has one format, the text format of Prometheus";
         return Err(
             Error::new(ErrorKind::InvalidInput, what, "leave out --json, or use `csalock status --json`").into()
         );
     }
     let limits = context.environment.history()?;
-    let location = context.store(&asked.common)?;
-    let wanted = Filter::of(context, &asked.common, &asked.names)?;
+    let location = context.store(&options.common)?;
+    let wanted = Filter::of(context, &options.common, &options.names)?;
     let mut metrics = Metrics::new(&escape(location.url().as_encoded_bytes()));
     let collected = context
         .engine(&location)
-        .and_then(|engine| collect((context, asked), &wanted, (&engine, &limits), &mut metrics));
-    metrics.limit(asked.limit as usize);
+        .and_then(|engine| collect((context, options), &wanted, (&engine, &limits), &mut metrics));
+    metrics.limit(options.limit as usize);
     // A store that does not answer is a result too.
-    match &asked.output {
+    match &options.output {
         Some(path) => write_file(path, metrics.text().as_bytes(), context.host.this_process()?.pid)?,
         None => print(metrics.text())?,
     }
     Ok(match collected {
         Ok(()) => Exit::Done,
         Err(error) => {
-            asked.common.note(&error.to_string());
+            options.common.note(&error.to_string());
             error.kind().into()
         }
     })
 }
 
 fn collect(
-    (context, asked): (&Context, &Asked),
+    (context, options): (&Context, &Options),
     wanted: &Filter,
     (engine, limits): (&Engine, &HistoryLimits),
     metrics: &mut Metrics,
@@ -66,7 +66,7 @@ fn collect(
     match engine.each_past(limits, &mut |past| endings.push(past)) {
         // A monitor that may only look gets everything else.
         Err(error) if error.kind() == ErrorKind::Denied => {
-            asked.common.note(&error.to_string());
+            options.common.note(&error.to_string());
             metrics.lacks_history = true;
         }
         read => drop(read?),

@@ -15,23 +15,23 @@ use crate::report::{RefusalReport, Zone, due, failure, json, name_and_store, ove
 /// A job: its name for display, its state, its last run, and the time of its store.
 type NamedJob = (Vec<u8>, JobState, Option<Past>, Duration);
 
-pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
-    if asked.forget {
-        return forget(context, asked);
+pub(super) fn run(context: &Context, options: &Overdue) -> anyhow::Result<Exit> {
+    if options.forget {
+        return forget(context, options);
     }
-    let zone = if asked.utc { Zone::Utc } else { Zone::Local };
-    let (mut jobs, unreadable, unknown) = jobs(context, asked)?;
-    jobs.retain(|each| is_overdue(each) || (asked.all && is_watched(&each.1, asked)));
+    let zone = if options.utc { Zone::Utc } else { Zone::Local };
+    let (mut jobs, unreadable, unknown) = jobs(context, options)?;
+    jobs.retain(|each| is_overdue(each) || (options.all && is_watched(&each.1, options)));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
-    if asked.common.json {
+    if options.common.json {
         let jobs = jobs.iter().map(|(name, job, last, now)| json::overdue(name, job, last.as_ref(), *now));
         print_json(&jobs.chain(unreadable.iter().map(json::unreadable)).collect::<Vec<_>>())?;
-    } else if !asked.common.quiet {
+    } else if !options.common.quiet {
         let line = |each: &NamedJob| {
             let (name, job, last, now) = each;
-            let due = if asked.all { due(job, *now, zone) } else { None };
+            let due = if options.all { due(job, *now, zone) } else { None };
             let due = due.map(|due| format!(", {due}")).unwrap_or_default();
-            let runs = if asked.all { runs(job, zone) } else { None };
+            let runs = if options.all { runs(job, zone) } else { None };
             let runs = runs.map(|runs| format!(", {runs}")).unwrap_or_default();
             let failure = last.as_ref().and_then(|last| failure(last, zone));
             let failure = failure.map(|failure| format!(", {failure}")).unwrap_or_default();
@@ -46,8 +46,8 @@ pub(super) fn run(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
     }
 }
 
-fn is_watched(job: &JobState, asked: &Overdue) -> bool {
-    job.promise.is_some() || (asked.all && job.runs.is_some())
+fn is_watched(job: &JobState, options: &Overdue) -> bool {
+    job.promise.is_some() || (options.all && job.runs.is_some())
 }
 
 fn is_overdue((_, job, _, now): &NamedJob) -> bool {
@@ -56,12 +56,12 @@ fn is_overdue((_, job, _, now): &NamedJob) -> bool {
 
 /// Returns the named jobs, or all jobs of the store, the errors of unreadable records, and the exit for unknown names. It
 /// reports the errors and these names to people.
-fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Vec<Error>, Exit)> {
+fn jobs(context: &Context, options: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Vec<Error>, Exit)> {
     let (mut jobs, mut unreadable, mut unknown) = (Vec::new(), Vec::new(), Exit::Done);
-    for name in &asked.names {
-        let target = context.target(&asked.common, name)?;
+    for name in &options.names {
+        let target = context.target(&options.common, name)?;
         let engine = context.engine(&target.location)?;
-        match engine.record(&target.name)?.job.filter(|job| is_watched(job, asked)) {
+        match engine.record(&target.name)?.job.filter(|job| is_watched(job, options)) {
             Some(job) => {
                 let last = engine.last_runs().remove(&target.name);
                 jobs.push((target.display_name, job, last, time_of(&engine)));
@@ -70,20 +70,20 @@ fn jobs(context: &Context, asked: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Ve
             None => {
                 unknown = ErrorKind::NotHeld.into();
                 let lock = name_and_store(&target);
-                asked.common.note_unless_json(&format!(
+                options.common.note_unless_json(&format!(
                     "lock {lock} has no job that must succeed in time; give the name that `csalock run --overdue` has"
                 ));
             }
         }
     }
-    if asked.names.is_empty() {
-        let engine = context.engine(&context.store(&asked.common)?)?;
+    if options.names.is_empty() {
+        let engine = context.engine(&context.store(&options.common)?)?;
         let mut known = Vec::new();
         engine.for_each_lock(&mut |status| {
             match status {
                 Ok(status) => known.extend(status.record.job.map(|job| (status.record.name, job))),
                 Err(error) => {
-                    asked.common.note_unless_json(&format!("passed over: {error}"));
+                    options.common.note_unless_json(&format!("passed over: {error}"));
                     unreadable.push(error);
                 }
             }
@@ -105,14 +105,14 @@ fn time_of(engine: &Engine) -> Duration {
     engine.time().unwrap_or_else(|_| engine.host().wall())
 }
 
-fn forget(context: &Context, asked: &Overdue) -> anyhow::Result<Exit> {
+fn forget(context: &Context, options: &Overdue) -> anyhow::Result<Exit> {
     let mut exit = Exit::Done;
-    for name in &asked.names {
-        let target = context.target(&asked.common, name)?;
+    for name in &options.names {
+        let target = context.target(&options.common, name)?;
         if !context.engine(&target.location)?.apply(&target.name, &ForgetJob)? {
             let message = format!("lock {} has no job", name_and_store(&target));
             let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "nothing was changed");
-            exit = exit.or(asked.common.refuse(&refusal.about(&target.display_name), ErrorKind::NotHeld, None)?);
+            exit = exit.or(options.common.refuse(&refusal.about(&target.display_name), ErrorKind::NotHeld, None)?);
         }
     }
     Ok(exit)

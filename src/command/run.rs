@@ -6,6 +6,7 @@ mod recurrence;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::mem::ManuallyDrop;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::acquire::{Acquisition, report_taken, request};
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireAllResult, AcquireRequest, EndsWith, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, Engine, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
@@ -30,22 +31,22 @@ use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::{Interrupt, Signals};
 
-pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
-    let (names, command_line) = checked(asked)?;
+pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
+    let (names, command_line) = checked(options)?;
     let began = context.host.boottime();
-    let locks = locks_to_acquire(context, asked, &names)?;
+    let locks = locks_to_acquire(context, options, &names)?;
     if locks.all.is_empty() {
         return Err(command_line.replace_process(context.inherited).into());
     }
-    let flock_compat = FlockCompat::of(asked, &locks)?;
+    let flock_compat = FlockCompat::of(options, &locks)?;
     let handle = context.new_handle()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
-    if let Some(exit) = leave_others(asked.tree, &signals)? {
+    if let Some(exit) = leave_others(options.tree, &signals)? {
         return Ok(exit);
     }
     let this = context.host.this_process()?;
-    let recurring = Recurring::of(asked);
+    let recurring = Recurring::of(options);
     let mut guarded = GuardedCommand {
         context,
         locks: &locks,
@@ -53,35 +54,35 @@ pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
         command_line: &command_line,
         signals: &signals,
         limits: CommandLimits {
-            ttl: asked.taking.ttl,
-            max_hold: asked.max_hold,
-            kill_after: asked.kill_after,
-            kills: asked.on_lost == OnLost::Kill,
-            tree: asked.tree,
+            ttl: options.taking.ttl,
+            max_hold: options.max_hold,
+            kill_after: options.kill_after,
+            kills: options.on_lost == OnLost::Kill,
+            tree: options.tree,
         },
-        supervisor: (!asked.no_fork).then_some(this),
+        supervisor: (!options.no_fork).then_some(this),
         reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
         shared_lease_end: None,
     };
     let variables = variables(&guarded);
     // The stores are opened after the fork: a child inherits descriptors, but not the POSIX locks of SQLite.
-    let child = if asked.no_fork { None } else { Some(guarded.fork(&variables)?) };
+    let child = if options.no_fork { None } else { Some(guarded.fork(&variables)?) };
     let process = match &child {
         None => this,
         Some(child) => match context.host.process(child.pid().as_raw())? {
             Some(process) => process,
-            // The child was killed before it had a lock, so csalock ends as the child did.
-            None => return Ok(child.ended().unwrap_or(ErrorKind::System.into())),
+            // The child ended before it had a lock, and csalock ends as the child did.
+            None => return Ok(child.ended().unwrap_or(Ok(ErrorKind::System.into()))?),
         },
     };
     // They are never dropped: the kernel closes a database faster than SQLite does.
     let opened = ManuallyDrop::new(locks.open(context)?);
-    if opened.need_leases() || asked.taking.ttl.is_some() {
+    if opened.lease().is_some() || options.taking.ttl.is_some() {
         keeper::check_limit()?;
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }
     let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
-    let call = RunCall { guarded: &guarded, asked, flock_compat, recurring, began, process };
+    let call = RunCall { guarded: &guarded, options, flock_compat, recurring, began, process };
     match child {
         Some(child) => run_supervised(&call, child, &opened),
         None => run_in_place(&call, &opened, &variables),
@@ -89,27 +90,27 @@ pub(super) fn run(context: &Context, asked: &Run) -> anyhow::Result<Exit> {
 }
 
 /// Returns the locks that the command needs and its caller does not run under; with `--reentrant` that may be none.
-fn locks_to_acquire(context: &Context, asked: &Run, names: &[OsString]) -> Result<LockSet> {
-    match asked.reentrant {
-        true => context.lock_set_within(&asked.common, names, Some(&asked.taking)),
-        false => context.lock_set(&asked.common, names),
+fn locks_to_acquire(context: &Context, options: &Run, names: &[OsString]) -> Result<LockSet> {
+    match options.reentrant {
+        true => context.lock_set_within(&options.common, names, Some(&options.taking)),
+        false => context.lock_set(&options.common, names),
     }
 }
 
 /// Returns the names and the command of a call whose options agree with each other.
-fn checked(asked: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
-    if asked.common.json {
+fn checked(options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
+    if options.common.json {
         let what = "run has no result of its own that could be JSON";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
-    let (names, command_line) = command_line(asked)?;
-    recurrence::check_zone(asked)?;
-    if asked.busy == Busy::Replace && asked.taking.slots.is_some() {
+    let (names, command_line) = command_line(options)?;
+    recurrence::check_zone(options)?;
+    if options.busy == Busy::Replace && options.taking.slots.is_some() {
         let what = "--busy replace ends the holder, and a lock with slots may have several";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --slots or --busy replace out").into());
     }
     if names.len() > 1
-        && let Some(option) = only_for_one_lock(asked)
+        && let Some(option) = only_for_one_lock(options)
     {
         let what = format!("{option} is for one lock, and here are several");
         return Err(Error::new(ErrorKind::InvalidInput, what, format!("leave --also or {option} out")).into());
@@ -118,9 +119,9 @@ fn checked(asked: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
-pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine)> {
-    let Some((typed, mut words)) = asked.words.split_first() else { return Err(wrong("the name is missing")) };
-    let mut names = [std::slice::from_ref(typed), &asked.also].concat();
+pub(super) fn command_line(options: &Run) -> Result<(Vec<OsString>, CommandLine)> {
+    let Some((typed, mut words)) = options.words.split_first() else { return Err(wrong("the name is missing")) };
+    let mut names = [std::slice::from_ref(typed), &options.also].concat();
     while let [option, rest @ ..] = words {
         let (name, rest) = match (option.as_bytes().strip_prefix(b"--also"), rest) {
             (Some(b""), [name, rest @ ..]) if !is_option(name) => (name.clone(), rest),
@@ -131,7 +132,7 @@ pub(super) fn command_line(asked: &Run) -> Result<(Vec<OsString>, CommandLine)> 
         names.push(name);
         words = rest;
     }
-    let (shell, words) = shell_string(asked.shell.as_ref(), words)?;
+    let (shell, words) = shell_string(options.shell.as_ref(), words)?;
     let command_line = match (shell, words) {
         (Some(_), [_, ..]) => return Err(wrong("-c STRING and a command cannot both be run")),
         (Some(string), []) => CommandLine::new(["/bin/sh".into(), "-c".into(), string.clone()]),
@@ -174,14 +175,14 @@ fn wrong(problem: &str) -> Error {
 }
 
 /// Returns an option that is not for several locks. Names may follow `--also` where clap does not see it.
-fn only_for_one_lock(asked: &Run) -> Option<&'static str> {
-    let options = [
-        (asked.busy == Busy::Latest, "--busy latest"),
-        (asked.busy == Busy::Replace, "--busy replace"),
-        (asked.recurrence.once_per.is_some(), "--once-per"),
-        (asked.recurrence.overdue.is_some(), "--overdue"),
+fn only_for_one_lock(options: &Run) -> Option<&'static str> {
+    let exclusive = [
+        (options.busy == Busy::Latest, "--busy latest"),
+        (options.busy == Busy::Replace, "--busy replace"),
+        (options.recurrence.once_per.is_some(), "--once-per"),
+        (options.recurrence.overdue.is_some(), "--overdue"),
     ];
-    options.into_iter().find_map(|(given, option)| given.then_some(option))
+    exclusive.into_iter().find_map(|(given, option)| given.then_some(option))
 }
 
 /// Returns the environment variables that describe the locks to the command, as far as they are known before the grant.
@@ -204,7 +205,7 @@ fn variables(guarded: &GuardedCommand<'_>) -> Vec<CString> {
 
 struct RunCall<'a> {
     guarded: &'a GuardedCommand<'a>,
-    asked: &'a Run,
+    options: &'a Run,
     flock_compat: Option<&'a FlockCompat>,
     recurring: Option<&'a Recurring<'a>>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
@@ -218,18 +219,18 @@ struct Held {
 }
 
 fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
-    let tell = |message: &Notice<'_>| call.asked.common.note(&notice(call.guarded.locks, message));
+    let tell = |message: &Notice<'_>| call.options.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
     let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket())? {
-        Ok(held) => held,
-        Err(exit) => return Ok(exit),
+        ControlFlow::Continue(held) => held,
+        ControlFlow::Break(exit) => return Ok(exit),
     };
     let ended = supervisor.run(child, call.process, &grants, files, call.numbers(&grants));
     if let Some(recurring) = call.recurring
         && !ended.as_ref().is_ok_and(|exit| exit.code() == 0)
     {
         // If that fails, the next call says it.
-        let _ = recurring.give_up(opened, call.guarded.handle.proof());
+        let _ = recurring.give_up(opened.engine(0), opened, call.guarded.handle.proof());
     }
     Ok(ended?)
 }
@@ -239,8 +240,8 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
     let proof = call.guarded.handle.proof();
     let wake_socket = call.flock_compat.and_then(|_| WakeSocket::new(WakeAddress::Supervisor(&proof)));
     let Held { grants, files } = match call.acquire(opened, None, wake_socket.as_ref())? {
-        Ok(held) => held,
-        Err(exit) => return Ok(exit),
+        ControlFlow::Continue(held) => held,
+        ControlFlow::Break(exit) => return Ok(exit),
     };
     // A keeper of the command binds its own.
     drop(wake_socket);
@@ -254,35 +255,38 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
 }
 
 impl RunCall<'_> {
-    /// Acquires everything that the command needs, or returns the exit of csalock without a command. `child` is the
-    /// process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
+    /// Acquires everything that the command needs, or breaks off with the exit of csalock without a command. `child` is
+    /// the process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
     fn acquire(
         &self,
         opened: &OpenLockSet<'_>,
         child: Option<&SleepingChild<'_>>,
         wake_socket: Option<&WakeSocket>,
-    ) -> anyhow::Result<std::result::Result<Held, Exit>> {
+    ) -> anyhow::Result<ControlFlow<Exit, Held>> {
         let lease = opened.lease();
         let request = self.request(child.is_none(), lease.is_some())?;
         if let Some(recurring) = self.recurring {
-            let mut is_done = || recurring.is_done(opened);
+            let mut is_done = |engine: &Engine| recurring.is_done(engine, opened);
             match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
                 Some(false) => {}
-                Some(true) => return Ok(Err(Exit::Done)),
-                None => return Ok(Err(self.interrupted(child))),
+                Some(true) => return Ok(ControlFlow::Break(Exit::Done)),
+                None => return Ok(ControlFlow::Break(self.interrupted(child)?)),
             }
         }
         let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
-            AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            AcquireAllResult::Interrupted => return Ok(Err(self.interrupted(child))),
+            AcquireResult::Granted(grants, evicted) => (grants, evicted),
+            AcquireResult::Interrupted => return Ok(ControlFlow::Break(self.interrupted(child)?)),
             ended => {
-                let Some(recurring) = self.recurring else { return acquisition.end(opened, &ended).map(Err) };
-                return recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()).map(Err);
+                let exit = match self.recurring {
+                    Some(recurring) => recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()),
+                    None => acquisition.end(opened, &ended),
+                };
+                return exit.map(ControlFlow::Break);
             }
         };
         let prepared = self.prepare(opened, grants, evicted.as_ref(), (child, wake_socket));
-        if !matches!(prepared, Ok(Ok(_))) {
+        if !matches!(prepared, Ok(ControlFlow::Continue(_))) {
             self.guarded.release(opened, None)?;
         }
         Ok(prepared?)
@@ -290,47 +294,47 @@ impl RunCall<'_> {
 
     /// Returns the exit after an interrupt. Without a signal for this process, the wait ended because the child did, and
     /// csalock ends as the child did.
-    fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Exit {
-        let killed = child.filter(|_| !self.guarded.signals.pending()).and_then(SleepingChild::ended);
-        killed.unwrap_or_else(|| self.guarded.signals.exit())
+    fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Result<Exit> {
+        let ended = child.filter(|_| !self.guarded.signals.pending()).and_then(SleepingChild::ended);
+        ended.unwrap_or_else(|| Ok(self.guarded.signals.exit()))
     }
 
-    /// Locks the files, reports the grants and begins the guarded. The caller releases the locks if that fails.
+    /// Locks the files, reports the grants and begins the run of a job. The caller releases the locks if that fails.
     fn prepare(
         &self,
         opened: &OpenLockSet<'_>,
         mut grants: Vec<Grant>,
         evicted: Option<&(usize, EndedGrant)>,
         events: (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
-    ) -> Result<std::result::Result<Held, Exit>> {
+    ) -> Result<ControlFlow<Exit, Held>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
             match flock_compat.take(self, opened, &mut grants, events)? {
-                Ok(locked) => files = locked,
-                Err(exit) => return Ok(Err(exit)),
+                ControlFlow::Continue(locked) => files = locked,
+                ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
             }
         }
-        report_taken(&self.asked.common, opened, &grants, evicted, None);
+        report_taken(&self.options.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring {
             let acquisition = self.acquisition(events.0, opened.lease());
-            let mut begin = || recurring.begin(opened, self.guarded.handle.proof());
+            let mut begin = |engine: &Engine| recurring.begin(engine, opened, self.guarded.handle.proof());
             match acquisition.outlast_outages(opened, &mut begin)? {
                 Some(None) => {}
-                Some(Some(exit)) => return Ok(Err(exit)),
-                None => return Ok(Err(self.interrupted(events.0))),
+                Some(Some(exit)) => return Ok(ControlFlow::Break(exit)),
+                None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
             }
         }
-        Ok(Ok(Held { grants, files }))
+        Ok(ControlFlow::Continue(Held { grants, files }))
     }
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {
-        let waiting = &self.asked.taking.waiting;
-        let own = Acquisition::new(&self.asked.common, waiting, self.guarded.signals, lease);
+        let waiting = &self.options.taking.waiting;
+        let own = Acquisition::new(&self.options.common, waiting, self.guarded.signals, lease);
         Acquisition {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
-            replaces: (self.asked.busy == Busy::Replace).then_some(self.asked.kill_after),
-            slots: self.asked.taking.slots,
+            kill_holders_after: (self.options.busy == Busy::Replace).then_some(self.options.kill_after),
+            slots: self.options.taking.slots,
             locks_file: self.flock_compat.is_some(),
             interrupt: child.map_or(own.interrupt, |child| child as &dyn Interrupt),
             ..own
@@ -340,7 +344,7 @@ impl RunCall<'_> {
     /// Returns the request for the command. Without a supervisor (`-F`) the locks end with the command, and its end counts
     /// as a release; `is_kept` says that a keeper then renews their leases.
     fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
-        let (taking, command) = (&self.asked.taking, self.guarded.command_line.line());
+        let (taking, command) = (&self.options.taking, self.guarded.command_line.line());
         // Only the supervisor can record that a job has succeeded in its slot, and only it knows the processes that its
         // command left behind. So the lock depends on its life, too.
         let is_needed = self.guarded.has_slot() || self.guarded.limits.tree;
@@ -352,7 +356,7 @@ impl RunCall<'_> {
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
-            latest_only: matches!(self.asked.busy, Busy::Latest | Busy::Replace),
+            latest_only: matches!(self.options.busy, Busy::Latest | Busy::Replace),
             // With -F the keeper receives the end of the grant for the command, as long as the command lives.
             owner: Owner {
                 supervisor: self.guarded.supervisor.or(is_kept.then_some(self.process)),

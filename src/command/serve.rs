@@ -18,12 +18,12 @@ use crate::store::{Layout, Location, MARK, Store, serve};
 /// Time for processes of this host that opened the store before its mark to make their call.
 const TO_NOTICE: Duration = Duration::from_secs(1);
 
-pub(super) fn run(context: &Context, asked: &Serve) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, options: &Serve) -> anyhow::Result<Exit> {
     if io::stdin().is_terminal() {
         let what = "serve: standard input is a terminal, not a client";
         return Err(Error::new(ErrorKind::InvalidInput, what, "use the store ssh://HOST/PATH on another host").into());
     }
-    let location = Location::parse(&asked.directory, &context.environment.current)?;
+    let location = Location::parse(&options.directory, &context.environment.current)?;
     serve(open(context, &location), context.host.as_ref())?;
     Ok(Exit::Done)
 }

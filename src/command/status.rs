@@ -28,12 +28,12 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of past grants that are kept for the display.
 const KEPT: usize = 3;
 
-pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
-    if asked.watch {
-        return watch(context, asked);
+pub(super) fn run(context: &Context, options: &Status) -> anyhow::Result<Exit> {
+    if options.watch {
+        return watch(context, options);
     }
-    let mut page = Page::new(context, asked);
-    let exit = if asked.all_stores { page.add_all_stores() } else { page.add_selected()? };
+    let mut page = Page::new(context, options);
+    let exit = if options.all_stores { page.add_all_stores() } else { page.add_selected()? };
     page.print()?;
     Ok(exit)
 }
@@ -47,7 +47,7 @@ pub(super) fn output_style(common: &Common, utc: bool) -> OutputStyle {
 /// The selected locks, as they are printed. They are sorted, so all of them are kept until the last one is found.
 struct Page<'a> {
     context: &'a Context,
-    asked: &'a Status,
+    options: &'a Status,
     style: OutputStyle,
     /// The locks of each store, as rows.
     tables: Vec<(Option<Location>, LockTable)>,
@@ -61,18 +61,18 @@ struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    fn new(context: &'a Context, asked: &'a Status) -> Page<'a> {
-        let style = output_style(&asked.common, asked.utc);
-        Page { context, asked, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new(), found: 0 }
+    fn new(context: &'a Context, options: &'a Status) -> Page<'a> {
+        let style = output_style(&options.common, options.utc);
+        Page { context, options, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new(), found: 0 }
     }
 
     fn add_selected(&mut self) -> anyhow::Result<Exit> {
         self.begin_table(None);
-        let exit = select(self.context, self.asked, &mut |seen| self.add(seen, None))?;
-        match self.asked.names.as_slice() {
+        let exit = select(self.context, self.options, &mut |seen| self.add(seen, None))?;
+        match self.options.names.as_slice() {
             _ if self.found > 0 => {}
             [] => {
-                let store = self.context.store(&self.asked.common)?;
+                let store = self.context.store(&self.options.common)?;
                 let other = Environment::store_without_xdg(&store).filter(|other| !other.is_missing());
                 let other = other.map_or(String::new(), |other| {
                     let other = escape(other.url().as_encoded_bytes());
@@ -91,19 +91,19 @@ impl<'a> Page<'a> {
     /// a message instead.
     fn add_all_stores(&mut self) -> Exit {
         let mut exit = Exit::Done;
-        for store in stores(self.context, self.asked) {
+        for store in stores(self.context, self.options) {
             let added = store.map_err(anyhow::Error::from).and_then(|store| self.add_store(&store));
             exit = exit.or(added.unwrap_or_else(|error| {
-                self.asked.common.note(&format!("{error:#}"));
+                self.options.common.note(&format!("{error:#}"));
                 super::exit_of(&error)
             }));
         }
         if self.found == 0
-            && let [name, ..] = self.asked.names.as_slice()
+            && let [name, ..] = self.options.names.as_slice()
         {
             let (shown, typed) = (escape(name.as_bytes()), shell_quote(name.as_bytes()));
             let file = format!("the lock of a file is shown by `csalock status ./{typed}`");
-            self.asked.common.note_unless_json(&format!("no store that is known here has a lock {shown}; {file}"));
+            self.options.common.note_unless_json(&format!("no store that is known here has a lock {shown}; {file}"));
             exit = exit.or(ErrorKind::NotHeld);
         }
         exit
@@ -112,8 +112,8 @@ impl<'a> Page<'a> {
     fn add_store(&mut self, store: &Location) -> anyhow::Result<Exit> {
         self.begin_table(Some(store));
         let before = self.found;
-        let exit = select_store(self.context, self.asked, store, &mut |seen| self.add(seen, Some(store)))?;
-        match self.asked.names.as_slice() {
+        let exit = select_store(self.context, self.options, store, &mut |seen| self.add(seen, Some(store)))?;
+        match self.options.names.as_slice() {
             [] if self.found == before => self.tell_empty(store, ""),
             // Another store may have it.
             [_, ..] if self.found == before => return Ok(Exit::Done),
@@ -129,18 +129,18 @@ impl<'a> Page<'a> {
 
     /// Tells people, but no program, that a store has no locks, or that all its locks are past.
     fn tell_empty(&self, store: &Location, hint: &str) {
-        if self.asked.common.json || self.asked.names_only || self.asked.common.quiet {
+        if self.options.common.json || self.options.names_only || self.options.common.quiet {
             return;
         }
         let url = store.url();
         let shown = escape(url.as_encoded_bytes());
         if !self.has_past(store) {
-            return self.asked.common.note(&format!("store {shown} has no locks{hint}"));
+            return self.options.common.note(&format!("store {shown} has no locks{hint}"));
         }
         let is_default = self.context.store(&Common::default()).is_ok_and(|default| default == *store);
         let option = if is_default { String::new() } else { format!(" --store {}", shell_quote(url.as_bytes())) };
         let past = format!("; `csalock history{option}` shows past holders");
-        self.asked.common.note(&format!("no lock is held in {shown}{past}{hint}"));
+        self.options.common.note(&format!("no lock is held in {shown}{past}{hint}"));
     }
 
     /// Returns true if the history of a store has a grant. A history that cannot be read has none.
@@ -153,10 +153,10 @@ impl<'a> Page<'a> {
 
     /// Tells people, but no program, that the files in a directory have no locks.
     fn tell_no_file(&self, typed: &OsStr) -> anyhow::Result<()> {
-        if !self.asked.common.json && !self.asked.names_only {
-            let directory = self.context.store_in(&self.asked.common, typed)?.1.into_os_string();
+        if !self.options.common.json && !self.options.names_only {
+            let directory = self.context.store_in(&self.options.common, typed)?.1.into_os_string();
             let (shown, typed) = (escape(directory.as_bytes()), shell_quote(directory.as_bytes()));
-            self.asked.common.note(&format!(
+            self.options.common.note(&format!(
                 "no file in {shown} has a lock; the lock of the directory itself is shown by `csalock status {typed}`"
             ));
         }
@@ -169,24 +169,24 @@ impl<'a> Page<'a> {
             Ok(selected) => selected,
             Err(unreadable) => return self.add_unreadable(&unreadable),
         };
-        let is_alone = self.asked.names.len() == 1 && (self.style.width.is_some() || self.asked.common.verbose);
+        let is_alone = self.options.names.len() == 1 && (self.style.width.is_some() || self.options.common.verbose);
         let key = if named.is_some() { &[][..] } else { name };
-        if self.asked.names_only {
+        if self.options.names_only {
             // A name that contains a newline would be two lines.
             self.texts.push((key.into(), escape(name)));
             return Ok(());
         }
-        if self.asked.common.json {
+        if self.options.common.json {
             // The history costs time, so that only a caller who names the lock gets its last run.
             let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
-            let named = named.filter(|_| self.asked.names.len() == 1);
+            let named = named.filter(|_| self.options.names.len() == 1);
             let file = named.and_then(|(lock, _)| reporter.file_lock(lock, &status.record.holders));
             let document = json::status(name, status, (last.as_ref(), file.as_ref()), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }
         // The exit code is the answer.
-        if self.asked.common.quiet {
+        if self.options.common.quiet {
             return Ok(());
         }
         if let Some((lock, _)) = named.filter(|_| nothing_to_show(status)) {
@@ -204,13 +204,13 @@ impl<'a> Page<'a> {
     fn tell_lock_of_file(&self, lock: &LockRef, reporter: &Reporter<'_>) {
         let refused = RefusedLock::new(lock, reporter);
         if let Some(file) = refused.lock_of_file() {
-            self.asked.common.note(&format!("{refused} is free; {file}"));
+            self.options.common.note(&format!("{refused} is free; {file}"));
         }
     }
 
     fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
-        self.asked.common.note_unless_json(error);
-        if self.asked.common.json {
+        self.options.common.note_unless_json(error);
+        if self.options.common.json {
             self.texts.push((Box::default(), json(&json::unreadable(error))?));
         }
         Ok(())
@@ -224,7 +224,7 @@ impl<'a> Page<'a> {
     fn write(&mut self, out: &mut dyn Write) -> std::io::Result<()> {
         // Names and documents of several stores are one list. The sort is stable.
         self.texts.sort_by(|(left, _), (right, _)| left.cmp(right));
-        if self.asked.common.json {
+        if self.options.common.json {
             for (at, (_, document)) in self.texts.iter().enumerate() {
                 write!(out, "{}{document}", if at == 0 { "[" } else { "," })?;
             }
@@ -268,19 +268,19 @@ fn details(
 }
 
 /// Redraws the table, or the details of one lock, again and again.
-fn watch(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
+fn watch(context: &Context, options: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
         return Err(Error::new(ErrorKind::InvalidInput, what, "use: while sleep 1; do csalock status; done").into());
     }
     // Invalid arguments are reported before the first drawing.
-    let mut view = View::of(context, asked)?;
+    let mut view = View::of(context, options)?;
     // From here on the rows of the terminal are overwritten; what was printed before moves up.
     show(&"\n".repeat(terminal::size(std::io::stdout()).0))?;
     loop {
-        draw(&view.lines(context, asked))?;
+        draw(&view.lines(context, options))?;
         context.host.sleep(WATCH_INTERVAL);
-        view = View::of(context, asked)?;
+        view = View::of(context, options)?;
     }
 }
 
@@ -309,16 +309,16 @@ struct View {
 
 impl View {
     /// Reads the locks. An error of the store may pass, so it is shown like anything else.
-    fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
-        let style = output_style(&asked.common, asked.utc);
+    fn of(context: &Context, options: &Status) -> anyhow::Result<View> {
+        let style = output_style(&options.common, options.utc);
         let table = || LockTable::new(style, &context.host.name(), context.host.wall());
         let mut view = View { table: table(), block: Vec::new(), trouble: None, failed: false, style };
-        let looked = select(context, asked, &mut |seen| {
+        let looked = select(context, options, &mut |seen| {
             match seen {
                 Err(unreadable) => view.trouble = Some(unreadable.to_string()),
                 Ok(seen) => {
                     view.table.add(seen.name, seen.status, seen.reporter);
-                    if let Some(named) = seen.named.filter(|_| asked.names.len() == 1) {
+                    if let Some(named) = seen.named.filter(|_| options.names.len() == 1) {
                         view.block = details(context, named, seen.status, seen.reporter, style, None);
                     }
                 }
@@ -340,9 +340,9 @@ impl View {
     }
 
     /// Returns the lines that fit the terminal, above the row of the cursor.
-    fn lines(&self, context: &Context, asked: &Status) -> Vec<String> {
+    fn lines(&self, context: &Context, options: &Status) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
-        let mut lines = vec![self.headline(context, asked)];
+        let mut lines = vec![self.headline(context, options)];
         lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
         if self.block.is_empty() {
             let (header, row) = self.table.lines();
@@ -360,14 +360,14 @@ impl View {
         lines
     }
 
-    fn headline(&self, context: &Context, asked: &Status) -> String {
+    fn headline(&self, context: &Context, options: &Status) -> String {
         let now = self.style.zone.full(context.host.wall());
         let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
         let LockTable { holders, waiters, .. } = self.table;
         let known = [count(self.table.len(), "lock"), count(holders, "holder"), count(waiters, "waiter")];
         let counts = if self.failed { "no answer".to_string() } else { known.join(", ") };
-        let only_files = !asked.names.is_empty() && asked.names.iter().all(|name| is_path(name.as_bytes()));
-        let store = context.store(&asked.common).ok().filter(|_| !only_files);
+        let only_files = !options.names.is_empty() && options.names.iter().all(|name| is_path(name.as_bytes()));
+        let store = context.store(&options.common).ok().filter(|_| !only_files);
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
         format!("{now}  {counts}  {store}")
     }

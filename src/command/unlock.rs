@@ -17,6 +17,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, ThisProcess, command_of};
 use crate::lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
+    Standing,
 };
 use crate::name::escape;
 use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
@@ -44,46 +45,46 @@ struct EndedHolder {
 type Unlocked = std::result::Result<Freed, NotHolder>;
 
 /// Releases or breaks the locks. Hints name these settings.
-pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingNames) -> anyhow::Result<Exit> {
-    check_force(asked)?;
+pub(super) fn run(context: &Context, options: &Unlock, settings: &'static SettingNames) -> anyhow::Result<Exit> {
+    check_force(options)?;
     let mut documents = Vec::new();
-    let (targets, mut exit) = match (asked.all, asked.force) {
-        (true, true) => everything_held(context, asked, &mut documents)?,
-        (true, false) => everything_owned(context, asked, &mut documents)?,
-        (false, _) => (named(context, asked)?, Exit::Done),
+    let (targets, mut exit) = match (options.all, options.force) {
+        (true, true) => everything_held(context, options, &mut documents)?,
+        (true, false) => everything_owned(context, options, &mut documents)?,
+        (false, _) => (named(context, options)?, Exit::Done),
     };
-    let breaker = asked.force.then(|| breaker(context)).flatten();
+    let breaker = options.force.then(|| breaker(context)).flatten();
     // The process ends soon, and the kernel closes its descriptors.
     let mut opened = ManuallyDrop::new(None);
     for (target, proof) in &targets {
         let engine = engine_of(context, &target.location, &mut opened)?;
         let reporter = Reporter::new(engine);
-        let response = if asked.force {
-            let force = if asked.end { end } else { force };
-            force(engine, asked, target, breaker.as_ref())
+        let response = if options.force {
+            let force = if options.end { end } else { force };
+            force(engine, options, target, breaker.as_ref())
         } else {
-            release(context, asked, engine, target, *proof)
+            release(context, options, engine, target, *proof)
         };
         let outcome = match response {
-            Err(error) if asked.force && asked.all && error.is_of_one_record() => {
-                exit = pass_over(asked, &error, &mut documents);
+            Err(error) if options.force && options.all && error.is_of_one_record() => {
+                exit = pass_over(options, &error, &mut documents);
                 continue;
             }
             outcome => outcome?,
         };
         let refusal = match &outcome {
             // The holder released the lock before it could be broken.
-            Err(_) if asked.force && asked.all => None,
+            Err(_) if options.force && options.all => None,
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.settings = settings;
-                lock.presented = context.presented_handle(asked.handle.as_deref());
-                lock.similar = context.similar(&asked.common, target, not_holder);
+                lock.presented = context.presented_handle(options.handle.as_deref());
+                lock.similar = context.similar(&options.common, target, not_holder);
                 let holders = &not_holder.holders;
                 lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
-                let mut refusal = match asked.token.filter(|_| !not_holder.holders.is_empty()) {
+                let mut refusal = match options.token.filter(|_| !not_holder.holders.is_empty()) {
                     Some(token) => lock.other_token(&not_holder.holders, token),
-                    None if asked.force && !not_holder.holders.is_empty() => lock.changed_hands(&not_holder.holders),
+                    None if options.force && !not_holder.holders.is_empty() => lock.changed_hands(&not_holder.holders),
                     None => lock.not_holder(not_holder),
                 };
                 refusal.add_file_lock(lock.file.as_ref());
@@ -92,13 +93,13 @@ pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static SettingN
             Ok(_) => None,
         };
         exit = exit.or(refusal.as_ref().map_or(Exit::Done, |refusal| refusal.kind.into()));
-        if asked.common.json {
+        if options.common.json {
             documents.push(document(target, &outcome, refusal.as_ref(), &reporter));
         } else {
-            tell(asked, target, &outcome, refusal.as_ref(), &reporter)?;
+            tell(options, target, &outcome, refusal.as_ref(), &reporter)?;
         }
     }
-    if asked.common.json {
+    if options.common.json {
         print_json(&documents)?;
     }
     Ok(exit)
@@ -116,13 +117,13 @@ fn engine_of<'a>(
 }
 
 /// Rejects what clap cannot: names for which --force has another meaning.
-fn check_force(asked: &Unlock) -> Result<()> {
-    let (what, cure) = match asked.names.as_slice() {
-        [name, ..] if asked.force && asked.all => (
+fn check_force(options: &Unlock) -> Result<()> {
+    let (what, cure) = match options.names.as_slice() {
+        [name, ..] if options.force && options.all => (
             format!("--force --all breaks all locks, and {} is one", escape(name.as_bytes())),
             "leave out --all, or the names",
         ),
-        [_, other, ..] if asked.token.is_some() => (
+        [_, other, ..] if options.token.is_some() => (
             format!("a token belongs to one name, and {} is another", escape(other.as_bytes())),
             "unlock one name at a time",
         ),
@@ -132,7 +133,7 @@ fn check_force(asked: &Unlock) -> Result<()> {
 }
 
 fn tell(
-    asked: &Unlock,
+    options: &Unlock,
     target: &LockRef,
     outcome: &Unlocked,
     refusal: Option<&RefusalReport>,
@@ -140,7 +141,7 @@ fn tell(
 ) -> anyhow::Result<()> {
     let name = escape(&target.display_name);
     match outcome {
-        Ok(Freed::Released(_)) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
+        Ok(Freed::Released(_)) if options.common.verbose => eprint_line(&format!("lock {name} is released")),
         Ok(Freed::Released(_)) => {}
         Ok(Freed::Ended(holders)) => {
             for holder in holders {
@@ -148,11 +149,11 @@ fn tell(
                 print(format!("{done} {name}: held by {}\n", reporter.grant(&holder.grant, "")))?;
                 if holder.is_not_stopped {
                     let what = reporter.not_stopped(&holder.grant.owner);
-                    asked.common.note(&format!("lock {name}: its lease is over, and {what}"));
+                    options.common.note(&format!("lock {name}: its lease is over, and {what}"));
                 }
             }
             let grants: Vec<Grant> = holders.iter().map(|holder| holder.grant.clone()).collect();
-            tell_file_lock(asked, target, &grants, reporter);
+            tell_file_lock(options, target, &grants, reporter);
         }
         Ok(Freed::Broken(Err(place))) => {
             let kept = place.as_ref().map_or(String::new(), |place| format!("; its bytes are kept in {place}"));
@@ -166,22 +167,24 @@ fn tell(
                 };
                 print(format!("{done} {name}: held by {holder}\n"))?;
                 if let Some(left) = reporter.left_by_break(ending) {
-                    asked.common.note(&format!("lock {name}: {left}"));
+                    options.common.note(&format!("lock {name}: {left}"));
                 }
             }
             let broken: Vec<Grant> = endings.iter().map(|ending| ending.grant.clone()).collect();
-            tell_file_lock(asked, target, &broken, reporter);
+            tell_file_lock(options, target, &broken, reporter);
         }
-        Err(_) => refusal.into_iter().for_each(|refusal| asked.common.note(&refusal.to_string())),
+        Err(_) => refusal.into_iter().for_each(|refusal| options.common.note(&refusal.to_string())),
     }
     Ok(())
 }
 
 /// Tells which other processes have locked the file of a lock whose holders have lost it: the holders may have waited for
 /// that file, and the next holder waits, too.
-fn tell_file_lock(asked: &Unlock, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
+fn tell_file_lock(options: &Unlock, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
     if let Some(file) = reporter.file_lock(target, holders) {
-        asked.common.note(&format!("lock {}: its file is still {file}; see lslocks(8)", escape(&target.display_name)));
+        options
+            .common
+            .note(&format!("lock {}: its file is still {file}; see lslocks(8)", escape(&target.display_name)));
     }
 }
 
@@ -210,23 +213,23 @@ fn document(
 
 fn release(
     context: &Context,
-    asked: &Unlock,
+    options: &Unlock,
     engine: &Engine,
     target: &LockRef,
     proof: Option<HandleHash>,
 ) -> Result<Unlocked> {
     let credentials = match proof {
         Some(proof) => engine.by_proof(proof)?,
-        None => context.credentials(engine, asked.handle.as_deref())?,
+        None => context.credentials(engine, options.handle.as_deref())?,
     };
     Ok(engine.apply(&target.name, &Release(credentials))?.map(Freed::Released))
 }
 
-/// Breaks the grants that `asked` means in one target. Claims are permanent: only a name or token breaks them.
-fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+/// Breaks the grants that `options` mean in one target. Claims are permanent: only a name or token breaks them.
+fn force(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
     let is_lock = |grant: &Grant| grant.claim.is_none();
-    let has_token = |grant: &Grant| grant.token == asked.token;
-    let meant: Option<&dyn Fn(&Grant) -> bool> = match (asked.all, asked.token) {
+    let has_token = |grant: &Grant| grant.token == options.token;
+    let meant: Option<&dyn Fn(&Grant) -> bool> = match (options.all, options.token) {
         (true, _) => Some(&is_lock),
         (_, Some(_)) => Some(&has_token),
         (false, None) => None,
@@ -234,32 +237,34 @@ fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) 
     Ok(engine.break_lock(&target.name, meant, by)?.map(Freed::Broken))
 }
 
-/// Ends the holders whose grants `asked` means, and breaks each grant only when its holder has ended or its lease is
+/// Ends the holders whose grants `options` mean, and breaks each grant only when its holder has ended or its lease is
 /// over. A grant that comes after the first look stays.
-fn end(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+fn end(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
     let record = engine.record(&target.name)?;
-    let meant = record.holders.iter().filter(|grant| asked.token.is_none() || grant.token == asked.token);
+    let meant = record.holders.iter().filter(|grant| options.token.is_none() || grant.token == options.token);
     let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
-    let standing = || -> Result<Vec<Grant>> {
+    let standing = |engine: &Engine| -> Result<Vec<Grant>> {
         let status = engine.inspect(&target.name)?;
         let holders = status.record.holders.into_iter().zip(status.holders);
-        let stands = |(grant, standing): &(Grant, std::result::Result<Liveness, EndReason>)| {
+        let stands = |(grant, standing): &(Grant, Standing)| {
             // A grant that lasts until its release, and has no process, has nothing to wait for.
             let depends = grant.lifetime != Lifetime::UntilReleased || !grant.owner.processes.is_empty();
-            depends && proofs.contains(&grant.proof) && !matches!(standing, Err(_) | Ok(Liveness::Dead))
+            depends
+                && proofs.contains(&grant.proof)
+                && !matches!(standing, Standing::Ended(_) | Standing::Holds(Liveness::Dead))
         };
         Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
     };
     let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
     let (mut ended, mut ends) = (Vec::new(), Vec::new());
-    for grant in standing()? {
-        let end = end_holder(engine, asked, target, grant.clone(), request.clone())?;
+    for grant in standing(engine)? {
+        let end = end_holder(engine, options, target, grant.clone(), request.clone())?;
         ended.push(EndedHolder { grant, is_seen: end.is_some(), is_not_stopped: false });
         ends.extend(end);
     }
     let backoff = Some(Backoff { min: LOOK, max: LOOK });
     let until_ended = WaitPolicy { limit: None, backoff };
-    engine.poll(&target.name, &until_ended, &mut || standing().map(|left| (left.is_empty(), ())))?;
+    engine.poll(&target.name, &until_ended, &mut |engine| standing(engine).map(|left| (left.is_empty(), ())))?;
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
     if ended.is_empty() {
         return Ok(broken.map(Freed::Broken));
@@ -279,7 +284,7 @@ fn end(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) ->
 /// there then ends its command, unless that outlives the lock.
 fn end_holder<'a>(
     engine: &'a Engine,
-    asked: &'a Unlock,
+    options: &'a Unlock,
     target: &'a LockRef,
     grant: Grant,
     request: Option<Arc<EndRequest>>,
@@ -288,10 +293,10 @@ fn end_holder<'a>(
     let is_dead = |process| engine.host().liveness(&owner.domain, process, engine.store().scope()) == Liveness::Dead;
     // The processes of a grant are of one host.
     if live_owners(engine, owner).is_empty() && !owner.processes.iter().any(is_dead) {
-        return end_elsewhere(engine, asked, target, &grant, request).map(|()| None);
+        return end_elsewhere(engine, options, target, &grant, request).map(|()| None);
     }
-    let mut end = HolderEnd::new((&asked.common, engine, target), grant, request, asked.kill_after);
-    while end.step()?.is_some() {
+    let mut end = HolderEnd::new((&options.common, engine, target), grant, request, options.kill_after);
+    while end.step(engine.call())?.is_some() {
         engine.host().sleep(TO_LOOK_AT_PROCESS);
     }
     Ok(Some(end))
@@ -306,7 +311,7 @@ fn ends_with_lease(owner: &Owner) -> bool {
 /// Returns an error if the grant would go on for longer than a lease.
 fn end_elsewhere(
     engine: &Engine,
-    asked: &Unlock,
+    options: &Unlock,
     target: &LockRef,
     grant: &Grant,
     request: Option<Arc<EndRequest>>,
@@ -314,7 +319,7 @@ fn end_elsewhere(
     let (name, host) = (escape(&target.display_name), escape(grant.owner.host.as_bytes()));
     let lease = match &grant.lifetime {
         Lifetime::Keepalive(lease) => lease,
-        Lifetime::ExpiresAt(lease) if engine.store().leases().ttl(lease)? <= engine.lease() => lease,
+        Lifetime::ExpiresAt(lease) if engine.store().leases().ttl(engine.call(), lease)? <= engine.lease() => lease,
         _ => {
             let holder = Reporter::new(engine).holder(grant);
             let what = format!("lock {name}: its holder cannot be ended from here: {holder}");
@@ -330,7 +335,7 @@ fn end_elsewhere(
         false => "cannot be stopped from here",
     };
     let what = format!("its holder on {host} {is_asked}, and has the lock until {until} at the latest");
-    asked.common.note_unless_json(&format!("lock {name}: {what}"));
+    options.common.note_unless_json(&format!("lock {name}: {what}"));
     Ok(())
 }
 
@@ -343,8 +348,8 @@ fn breaker(context: &Context) -> Option<Owner> {
 }
 
 /// Reports why a record stays as it is. Returns the exit code for that.
-fn pass_over(asked: &Unlock, error: &Error, documents: &mut Vec<Document>) -> Exit {
-    asked.common.note_unless_json(&format!("passed over: {error}"));
+fn pass_over(options: &Unlock, error: &Error, documents: &mut Vec<Document>) -> Exit {
+    options.common.note_unless_json(&format!("passed over: {error}"));
     documents.push(json::unreadable(error));
     Exit::from(error.kind())
 }
@@ -352,11 +357,11 @@ fn pass_over(asked: &Unlock, error: &Error, documents: &mut Vec<Document>) -> Ex
 /// Locks to release; a lock that was found by its grant comes with the handle hash.
 type NamedLocks = Vec<(LockRef, Option<HandleHash>)>;
 
-fn named(context: &Context, asked: &Unlock) -> Result<NamedLocks> {
+fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
     let mut targets = Vec::new();
-    for name in &asked.names {
-        let target = context.target(&asked.common, name)?;
-        if !asked.reentrant || !context.is_held_around(&target, None)? {
+    for name in &options.names {
+        let target = context.target(&options.common, name)?;
+        if !options.reentrant || !context.is_held_around(&target, None)? {
             targets.push((target, None));
         }
     }
@@ -364,16 +369,16 @@ fn named(context: &Context, asked: &Unlock) -> Result<NamedLocks> {
 }
 
 /// Returns each held or abandoned lock of the store except claims, and the exit code: an unreadable record stays.
-fn everything_held(context: &Context, asked: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
+fn everything_held(context: &Context, options: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
-    let location = context.store(&asked.common)?;
+    let location = context.store(&options.common)?;
     context.engine(&location)?.for_each_lock(&mut |status| {
         match status {
             Ok(status) if status.record.holders.iter().any(|grant| grant.claim.is_none()) => {
                 targets.push((LockRef::in_store(&location, status.record.name.clone()), None));
             }
             Ok(_) => {}
-            Err(error) => exit = pass_over(asked, &error, documents),
+            Err(error) => exit = pass_over(options, &error, documents),
         }
         Ok(())
     })?;
@@ -384,12 +389,12 @@ fn everything_held(context: &Context, asked: &Unlock, documents: &mut Vec<Docume
 /// stores are those of bare names, of the enclosing lock, and beside the files in the current directory and the named
 /// files. The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not
 /// its own. An unreadable record may be the caller's, unless it is another user's.
-fn everything_owned(context: &Context, asked: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
+fn everything_owned(context: &Context, options: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (context.caller_processes()?, context.enclosing_grants());
-    for (location, directory) in stores(context, asked)? {
+    for (location, directory) in stores(context, options)? {
         let engine = context.engine(&location)?;
-        let credentials = match &asked.handle {
+        let credentials = match &options.handle {
             Some(handle) => context.credentials(&engine, Some(handle))?,
             None => engine.credentials(None, owners.clone())?,
         };
@@ -421,7 +426,7 @@ fn everything_owned(context: &Context, asked: &Unlock, documents: &mut Vec<Docum
             Ok(())
         })?;
         if let Some(error) = unreadable {
-            let passed_over = pass_over(asked, &error, documents);
+            let passed_over = pass_over(options, &error, documents);
             if !error.is_of_one_record() || error.is_own() {
                 exit = passed_over;
             }
@@ -431,19 +436,19 @@ fn everything_owned(context: &Context, asked: &Unlock, documents: &mut Vec<Docum
 }
 
 /// Returns the stores to search, each with the directory of its files if the store is beside files.
-fn stores(context: &Context, asked: &Unlock) -> Result<Vec<(Location, Option<PathBuf>)>> {
-    let mut stores = vec![(context.store(&asked.common)?, None)];
+fn stores(context: &Context, options: &Unlock) -> Result<Vec<(Location, Option<PathBuf>)>> {
+    let mut stores = vec![(context.store(&options.common)?, None)];
     let mut add = |location: Location, directory: Option<PathBuf>| {
         if stores.iter().all(|(known, _)| *known != location) {
             stores.push((location, directory));
         }
     };
     let current = context.environment.current.as_ref();
-    if asked.common.store.is_none() && current.is_absolute() {
+    if options.common.store.is_none() && current.is_absolute() {
         add(Location::beside(current), Some(current.to_path_buf()));
     }
-    for name in &asked.names {
-        let target = context.target(&asked.common, name)?;
+    for name in &options.names {
+        let target = context.target(&options.common, name)?;
         let directory = Path::new(OsStr::from_bytes(&target.display_name)).parent().map(Path::to_path_buf);
         add(target.location, directory.filter(|_| target.name != target.display_name));
     }

@@ -19,47 +19,52 @@ use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, SettingNames, describe_value, json};
 use crate::signals::Signals;
 
-pub(super) fn get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
+pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
-    if asked.lock {
-        return take_and_get(context, asked);
+    if options.lock {
+        return take_and_get(context, options);
     }
-    if let Some(option) = asked.pid.map(|_| "--pid").or_else(|| only_for_taking(&asked.taking)) {
+    if let Some(option) = options.pid.map(|_| "--pid").or_else(|| only_for_taking(&options.taking)) {
         let what = format!("{option} cannot be used without --lock");
         return Err(Error::new(ErrorKind::InvalidInput, what, "add --lock, or leave it out").into());
     }
-    let target = context.target(&asked.common, &asked.name)?;
-    give(asked, &context.engine(&target.location)?, &target, None)
+    let target = context.target(&options.common, &options.name)?;
+    give(options, &context.engine(&target.location)?, &target, None)
 }
 
-fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(&asked.common, std::slice::from_ref(&asked.name))?;
+fn take_and_get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
+    let targets = &context.lock_set(&options.common, std::slice::from_ref(&options.name))?;
     let target = targets.first();
-    let Get { common, taking, pid, .. } = asked;
+    let Get { common, taking, pid, .. } = options;
     ForScript { context, common, taking, pid: *pid, targets, settings: &SettingNames::OPTIONS, prints: true }.acquire(
         |Granted { opened, handle, grants, evicted, owner, .. }| {
             report_taken(common, opened, grants, *evicted, Some(owner));
             // A value that was not read is useless, and then so is the lock.
-            give(asked, opened.engine(0), target, Some((handle, grants[0].token)))
+            give(options, opened.engine(0), target, Some((handle, grants[0].token)))
         },
     )
 }
 
 /// Prints the value, and the grant that it was read under if the lock was acquired for that.
-fn give(asked: &Get, engine: &Engine, target: &LockRef, taken: Option<(&Handle, Option<u64>)>) -> anyhow::Result<Exit> {
+fn give(
+    options: &Get,
+    engine: &Engine,
+    target: &LockRef,
+    taken: Option<(&Handle, Option<u64>)>,
+) -> anyhow::Result<Exit> {
     let Some((value, bytes)) = engine.value(&target.name)? else {
         let reporter = Reporter::new(engine);
         let mut refusal = RefusedLock::new(target, &reporter).no_value();
         if let Some(grant) = taken {
             refusal.hint = "the lock is held now, so write one or give it back".to_string();
-            if asked.common.json {
+            if options.common.json {
                 print_json(&json::no_value(&refusal, grant))?;
                 return Ok(refusal.kind.into());
             }
         }
-        return asked.common.refuse(&refusal, refusal.kind, None);
+        return options.common.refuse(&refusal, refusal.kind, None);
     };
-    if asked.common.json {
+    if options.common.json {
         print_json(&json::value(&target.display_name, &value, taken, Some(bytes)))?;
     } else {
         print(&bytes)?;
@@ -88,9 +93,9 @@ fn only_for_taking(taking: &Taking) -> Option<&'static str> {
     .find_map(|(given, option)| given.then_some(option))
 }
 
-pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
-    let value = asked.value.as_deref().unwrap_or(OsStr::new("-"));
-    let target = context.target(&asked.writing.common, &asked.name)?;
+pub(super) fn put(context: &Context, options: &Put) -> anyhow::Result<Exit> {
+    let value = options.value.as_deref().unwrap_or(OsStr::new("-"));
+    let target = context.target(&options.writing.common, &options.name)?;
     let bytes = if value == "-" { from_stdin(context, &target)? } else { value.as_bytes().to_vec() };
     if bytes.len() > MOST_VALUE {
         let what = format!("the value for lock {} has more than {MOST_VALUE} bytes", escape(&target.display_name));
@@ -98,13 +103,13 @@ pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
             Error::new(ErrorKind::InvalidInput, what, "keep it in a file, and the file's name in the value").into()
         );
     }
-    let only_if = asked.if_absent.then_some(Precondition::Absent);
-    write(context, &asked.writing, &target, Some(&bytes), only_if, asked.mode)
+    let only_if = options.if_absent.then_some(Precondition::Absent);
+    write(context, &options.writing, &target, Some(&bytes), only_if, options.mode)
 }
 
-pub(super) fn del(context: &Context, asked: &Del) -> anyhow::Result<Exit> {
-    let target = context.target(&asked.writing.common, &asked.name)?;
-    write(context, &asked.writing, &target, None, None, None)
+pub(super) fn del(context: &Context, options: &Del) -> anyhow::Result<Exit> {
+    let target = context.target(&options.writing.common, &options.name)?;
+    write(context, &options.writing, &target, None, None, None)
 }
 
 fn from_stdin(context: &Context, target: &LockRef) -> Result<Vec<u8>> {
@@ -123,32 +128,32 @@ fn from_stdin(context: &Context, target: &LockRef) -> Result<Vec<u8>> {
 
 fn write(
     context: &Context,
-    asked: &Writing,
+    options: &Writing,
     target: &LockRef,
     bytes: Option<&[u8]>,
     only_if: Option<Precondition>,
     mode: Option<u32>,
 ) -> anyhow::Result<Exit> {
     let engine = context.engine(&target.location)?;
-    let (this, credentials) = (ThisProcess::look()?, context.credentials(&engine, asked.handle.as_deref())?);
+    let (this, credentials) = (ThisProcess::look()?, context.credentials(&engine, options.handle.as_deref())?);
     let wanted = ValueWrite {
         by: Credentials { orphan: this.orphan(context.host.as_ref()), ..credentials },
         bytes,
         mode,
-        precondition: only_if.or(asked.if_version.map(Precondition::Version)),
-        require_lock: asked.unlock || asked.handle.is_some() || context.presents_handle_from_env(),
-        release: asked.unlock,
-        even_if_stale: asked.even_if_stale,
+        precondition: only_if.or(options.if_version.map(Precondition::Version)),
+        require_lock: options.unlock || options.handle.is_some() || context.presents_handle_from_env(),
+        release: options.unlock,
+        even_if_stale: options.even_if_stale,
     };
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
     let (handle, process, command) = (context.new_handle()?, this.id(), command_of_caller(&this));
     let request = AcquireRequest {
         ends_with: EndsWith::Exit,
-        ..request(context, &asked.waiting, handle, process, vec![process], command)?
+        ..request(context, &options.waiting, handle, process, vec![process], command)?
     };
     let signals = Signals::listen(context.inherited)?;
     let lease = engine.needs_leases().then(|| engine.lease());
-    let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals, lease);
+    let acquisition = Acquisition::new(&options.common, &options.waiting, &signals, lease);
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
         WriteResult::Interrupted => Ok(signals.exit()),
@@ -156,17 +161,17 @@ fn write(
             if let Some(stale) = stale {
                 let (name, holder) = (escape(&target.display_name), reporter.ending(&stale));
                 let done = if bytes.is_some() { "written" } else { "deleted" };
-                asked.common.note(&format!(
+                options.common.note(&format!(
                     "lock {name} was stale: it was held by {holder}; the value was {done} for --even-if-stale"
                 ));
             }
-            told(asked, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
+            told(options, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
             Ok(Exit::Done)
         }
         WriteResult::Refused(refusal) => {
             let mut lock = RefusedLock::new(target, &reporter);
-            lock.presented = context.presented_handle(asked.handle.as_deref());
-            acquisition.refuse(&lock.not_written(&refusal, asked.if_version, asked.unlock), &reporter)
+            lock.presented = context.presented_handle(options.handle.as_deref());
+            acquisition.refuse(&lock.not_written(&refusal, options.if_version, options.unlock), &reporter)
         }
         WriteResult::NotAcquired(refusal) => {
             acquisition.refuse(&RefusedLock::new(target, &reporter).refusal(&refusal), &reporter)
@@ -174,11 +179,11 @@ fn write(
     }
 }
 
-fn told(asked: &Writing, target: &LockRef, value: Option<&Value>, put: bool) -> anyhow::Result<()> {
+fn told(options: &Writing, target: &LockRef, value: Option<&Value>, put: bool) -> anyhow::Result<()> {
     let Some(value) = value else { return Ok(()) };
-    if asked.common.json {
+    if options.common.json {
         print_json(&json::value(&target.display_name, value, None, None))?;
-    } else if asked.common.verbose {
+    } else if options.common.verbose {
         let (name, what) = (escape(&target.display_name), if put { "has now" } else { "had" });
         eprint_line(&format!("the value of lock {name} {what} {}", describe_value(value)));
     }

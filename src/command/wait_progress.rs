@@ -1,7 +1,6 @@
 //! Reports a wait to people: the obstacle once and, on a terminal, the progress of the wait again and again.
 //!
-//! The progress is one line. Each drawing replaces the last, and the end of the wait erases
-//! it.
+//! The progress is one line. Each drawing replaces the last, and the end of the wait erases it.
 //!
 //! The line must never delay a waiter that is granted the lock. So it has no thread and writes by its own non-blocking
 //! descriptor; after Ctrl-S or a lost connection, drawings are dropped. Nothing is written while other processes are in
@@ -18,7 +17,7 @@ use nix::errno::Errno;
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::duration::shown as span;
-use crate::engine::Waiting;
+use crate::engine::Progress;
 use crate::lock::Grant;
 use crate::name::escape;
 use crate::report::{Reporter, cut};
@@ -34,11 +33,11 @@ pub(super) struct WaitProgress<'a> {
     pub(super) locks_file: bool,
     told: bool,
     told_outage: bool,
-    /// Start of the wait on CLOCK_BOOTTIME, if it has started.
+    /// Start of the wait on CLOCK_BOOTTIME.
     since: Option<Duration>,
-    /// `None` means that no line was needed yet, `Some(None)` that there must be no line.
+    /// `None`: no line was needed yet. `Some(None)`: no line can be drawn.
     line: Option<Option<StatusLine>>,
-    /// The holder as text, which may need a slow user database.
+    /// With its text, which may need a slow user database.
     holder: Option<(Grant, String)>,
 }
 
@@ -60,7 +59,7 @@ impl<'a> WaitProgress<'a> {
         &mut self,
         target: &LockRef,
         reporter: &Reporter<'_>,
-        waiting: &Waiting<'_>,
+        waiting: &Progress<'_>,
     ) -> Option<Duration> {
         let stderr = std::io::stderr();
         let watched = !self.common.quiet && stderr.is_terminal();
@@ -95,8 +94,8 @@ impl<'a> WaitProgress<'a> {
         Some(TICK)
     }
 
-    /// Returns the progress as text. The part that changes most comes first, because the end may be cut off.
-    fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Waiting<'_>, waited: Duration) -> String {
+    /// The part that changes most comes first, because the end may be cut off.
+    fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Progress<'_>, waited: Duration) -> String {
         let left =
             waiting.left.map(|left| format!(", {} left", whole(left + Duration::from_millis(999)))).unwrap_or_default();
         if let Some(error) = waiting.outage {
@@ -125,7 +124,7 @@ impl<'a> WaitProgress<'a> {
     }
 }
 
-/// Returns a time without fractions, which would only flicker.
+/// A time without fractions, which would only flicker.
 fn whole(time: Duration) -> String {
     if time.as_secs() == 0 { "0s".to_string() } else { span(time) }
 }
@@ -135,7 +134,7 @@ const SPINNER: [char; 4] = ['/', '-', '\\', '|'];
 /// Erases the whole line, even if a terminal that became narrower has wrapped it.
 const ERASE: &str = "\r\x1b[J";
 
-/// True if there is a line to erase.
+/// A line is there to be erased.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
 struct StatusLine {

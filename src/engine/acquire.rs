@@ -5,26 +5,21 @@ mod end;
 mod wait;
 
 use std::num::NonZeroU32;
-use std::ops::ControlFlow;
 use std::time::Duration;
 
-use self::wait::AfterWait;
-pub(super) use self::wait::OnWait;
-pub use self::wait::Waiting;
-use super::commit::CasRetry;
-use super::commit::{Committed, RecordUpdate};
+use super::commit::{CasRetry, Committed, RecordUpdate};
 use super::deadlock::BlockedCallers;
 use super::history::Remark;
-use super::wait_policy::WaitClock;
+use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, WakeSet};
 use crate::lock::{
-    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lifetime, Mode, Owner, Phase, ProcessId,
+    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Mode, Owner, Phase, ProcessId,
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
 use crate::signals::Interrupt;
-use crate::store::{Scope, SignalsEndCalls, StoreDeadline, Subscription, Version};
+use crate::store::{Call, Scope, Subscription, Version};
 
 /// Maximum duration of a store call after the first answer or outage. Signals are not handled during the call.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -32,12 +27,16 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
+/// How an attempt ended to acquire one lock, or several (`acquire_all`): an index counts the locks of the
+/// call.
 #[derive(Debug)]
 pub enum AcquireResult {
-    /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
-    Granted(Box<Grant>, Option<Box<EndedGrant>>),
-    Refused(Refusal),
-    /// The attempt ended by an interrupt. The caller holds nothing; what the store did not remove ends by itself.
+    /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder
+    /// did not release, with its index. A provisional caller has yet to [confirm](super::confirm_all) them.
+    Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
+    /// Nothing is held, because of the lock with this index.
+    Refused(usize, Refusal),
+    /// Nothing is held, because of the interrupt; what the stores did not remove ends by itself.
     Interrupted,
 }
 
@@ -56,12 +55,18 @@ impl Engine {
         let scope = self.store.scope();
         // Without notifications, other hosts cannot wake a waiter of this store.
         let polls = scope == Scope::Shared && !self.store.abilities().notifies;
-        let mut clock = policy.begin(self.host.boottime(), polls);
+        let clock = policy.begin(self.host.boottime(), polls);
+        let give_up_at = clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE));
+        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
         let mut attempt = AcquireAttempt {
-            engine: self,
+            base: self,
+            engine: self.during(Call { until, interruptible: interrupt.is_some() }),
             name,
-            give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
             terms: self.acquire_terms(scope, request, policy),
+            clock,
+            give_up_at,
+            known: None,
+            retry: self.cas_retry(name).until(give_up_at),
             begun: None,
             wake_set: None,
             subscription: None,
@@ -74,34 +79,34 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
-            store_deadline: StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX))),
         };
         self.leave_witness(scope, name, &request.handle.proof());
-        let calls = SignalsEndCalls::begin(interrupt.is_some());
-        let mut taken = attempt.run_through_outages(&mut clock, on_wait);
-        drop(calls);
-        if attempt.is_late(&taken, &clock) {
-            taken = attempt.give_back();
+        let mut ended = attempt.run(on_wait);
+        attempt.engine.call.interruptible = false;
+        if attempt.is_late(&ended) {
+            ended = attempt.give_back();
         }
-        if !attempt.may_leave_entry(&taken) {
+        if !attempt.may_leave_entry(&ended) {
             self.remove_witness(name, &request.handle.proof());
         }
         let entry = &attempt.terms.entry;
-        // Without a lease, the supervisor of a command has time for that while the command runs.
-        let can_wait = entry.owner.supervisor.is_some() && entry.lifetime == Lifetime::WhileOwnerLives;
-        match &taken {
-            Ok(AcquireResult::Granted(..)) if can_wait => attempt.retract_later(),
+        // Without a lease, a supervisor removes the published edges of this wait later, while the command runs.
+        let retracts_later = entry.owner.supervisor.is_some() && entry.lifetime == Lifetime::WhileOwnerLives;
+        match &ended {
+            Ok(AcquireResult::Granted(..)) if retracts_later => attempt.retract_later(),
             _ => attempt.retract(),
         }
-        taken
+        ended
     }
 
     /// Confirms a provisional grant permanently. Returns `None` if the grant was lost in the meantime.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
         let confirmation =
             AcquireRequest { phase: Phase::Confirm, refuse_stale: false, invocation: None, ..request.clone() };
-        let taken = self.acquire(name, &confirmation, &WaitPolicy::NONE, None, &mut |_| None)?;
-        Ok(if let AcquireResult::Granted(grant, _) = taken { Some(*grant) } else { None })
+        match self.acquire(name, &confirmation, &WaitPolicy::NONE, None, &mut |_| None)? {
+            AcquireResult::Granted(mut grants, _) => Ok(grants.pop()),
+            AcquireResult::Refused(..) | AcquireResult::Interrupted => Ok(None),
+        }
     }
 
     pub(super) fn is_interrupted(&self, interrupt: Option<&dyn Interrupt>) -> bool {
@@ -111,9 +116,9 @@ impl Engine {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndsWith {
-    /// The grant ends with the process that acquires it. Its end without a release leaves a stale lock.
+    /// Ends with the process that acquires the grant. Its end without a release leaves a stale lock.
     Process,
-    /// The grant ends with the process that acquires it, and that end is a normal release.
+    /// Ends with the process that acquires the grant, and that end is a normal release.
     Exit,
     /// The grant ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
     Owner,
@@ -125,25 +130,25 @@ pub struct AcquireRequest {
     pub mode: Mode,
     pub owner: Owner,
     pub process: ProcessId,
-    /// The end of the grant if no process releases it.
+    /// How the grant ends if no process releases it.
     pub ends_with: EndsWith,
     pub claim: Option<Vec<u8>>,
-    /// True if a newer request of this kind takes the place of this one in the queue.
+    /// A newer request of this kind takes the place of this one in the queue.
     pub latest_only: bool,
     pub lifetime: Lifetime,
     pub slots: Option<u32>,
-    /// True if the request fails when the holder ended without a release.
+    /// Fails if a holder ended without a release.
     pub refuse_stale: bool,
     pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
     /// several names in order.
     pub enclosing_grants: Vec<HandleHash>,
-    /// The process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
+    /// Process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
     pub invocation: Option<Invocation>,
 }
 
 impl AcquireRequest {
-    /// Creates the request of a process that acquires an exclusive lock for itself, for as long as it lives.
+    /// A request for an exclusive lock, which lasts as long as `process` lives.
     pub fn for_itself(handle: Handle, owner: Owner, process: ProcessId) -> AcquireRequest {
         AcquireRequest {
             handle,
@@ -164,14 +169,15 @@ impl AcquireRequest {
 }
 
 impl Engine {
-    /// Returns the terms of a request for the rules of locking, in a store with the scope `scope`. The caller asks the
-    /// store once, because each answer costs three system calls while a directory does not exist.
+    /// The terms on which the rules decide, in a store with the scope `scope`. The caller asks the store for that once,
+    /// because each answer costs three system calls while a directory does not exist.
     pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
         let needs_leases = self.needs_leases_in(scope);
-        let lifetime = match request.phase == Phase::Provisional && needs_leases {
+        let lifetime = if request.phase == Phase::Provisional && needs_leases {
             // Not all users of the store can see whether the process of a provisional grant lives.
-            true => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
-            false => self.lifetime_in_store(needs_leases, &request.lifetime),
+            self.own_lease()
+        } else {
+            self.lifetime_in_store(needs_leases, &request.lifetime)
         };
         let entry = Waiter {
             mode: request.mode,
@@ -196,49 +202,76 @@ impl Engine {
 }
 
 struct AcquireAttempt<'a> {
-    engine: &'a Engine,
+    base: &'a Engine,
+    /// The engine with the limits of the present calls of the store.
+    engine: Engine,
     name: &'a [u8],
     terms: Acquire,
+    clock: WaitClock,
     /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
-    /// The lifetime that was started for a grant whose commit lost to another writer.
+    /// Left or found by the last commit; a step without it reads the store.
+    known: Option<VersionedRecord>,
+    retry: CasRetry<'a>,
+    /// Lifetime of a grant whose commit lost to another writer.
     begun: Option<Lifetime>,
     wake_set: Option<Box<dyn WakeSet + 'a>>,
     subscription: Option<Box<dyn Subscription>>,
     interrupt: Option<&'a dyn Interrupt>,
-    /// The callers that this wait blocks, and whether a first inspection has happened.
     blocked_callers: BlockedCallers,
     looked_for_caller: bool,
-    /// True if the attempt has entered the queue.
     was_queued: bool,
     /// Start of the wait on CLOCK_BOOTTIME.
     waits_since: Option<Duration>,
     /// Time at which a check found this wait to be the victim of a cycle, on CLOCK_BOOTTIME.
     suspected_at: Option<Duration>,
-    /// True if edges of this wait may be published.
+    /// Edges of this wait may be published.
     is_published: bool,
     store_answered: bool,
-    /// True if a store call has failed and may succeed later.
+    /// A store call has failed, and may succeed later.
     store_failed: bool,
-    store_deadline: StoreDeadline,
 }
 
-impl<'a> AcquireAttempt<'a> {
-    /// Runs the attempt and continues it after outages. A shared store may stop answering for a while. A full or
-    /// read-only store ends the attempt, unless this waiter is already in the queue.
-    fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
+impl AcquireAttempt<'_> {
+    /// Makes steps until the attempt ends. It goes on after outages, because a shared store may stop answering for a
+    /// while. A full or read-only store ends the attempt, unless this waiter is already in the queue.
+    fn run(&mut self, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
         loop {
-            let error = match self.run(clock, on_wait) {
+            let error = match self.step(on_wait) {
+                Ok(None) => continue,
+                Ok(Some(end)) => return Ok(end),
                 // The signal ended a wait for the store, which can report this only as an error.
                 Err(_) if self.engine.is_interrupted(self.interrupt) => return Ok(self.interrupted()),
                 Err(error) if self.may_pass(&error) => error,
-                taken => return taken,
+                Err(error) => return Err(error),
             };
             self.store_failed = true;
-            let (engine, name) = (self.engine, self.name);
-            if engine.wait_out_outage(name, error, clock, &mut **self.listen()?, on_wait)? {
+            self.retry = self.base.cas_retry(self.name).until(self.give_up_at);
+            let (engine, name, mut clock) = (self.engine.clone(), self.name, self.clock);
+            if engine.wait_out_outage(name, error, &mut clock, &mut **self.listen()?, on_wait)? {
                 return Ok(self.interrupted());
             }
+            self.clock = clock;
+        }
+    }
+
+    /// One round: reads the record, decides, and then commits or waits. `None` if another step has to follow.
+    fn step(&mut self, on_wait: &mut OnWait<'_>) -> Result<Option<AcquireResult>> {
+        self.limit_store_calls();
+        let (version, record) = self.known.take().map_or_else(|| self.engine.read(self.name), Ok)?;
+        self.store_answered = true;
+        match self.decide(&record)? {
+            Transition::Write { record: next, response, wake, expired } => {
+                self.commit((version, record), *next, response, &wake, &expired)
+            }
+            Transition::Done(AcquireStep::Granted(grant, before)) => self.found_grant(*grant, before).map(Some),
+            Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal),
+            Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None),
+            Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
+                self.wait((version, record), &processes, &leases, ahead, on_wait)
+            }
+            // The rules return this step only with a write.
+            Transition::Done(AcquireStep::Again) => Ok(None),
         }
     }
 
@@ -249,80 +282,18 @@ impl<'a> AcquireAttempt<'a> {
             || (error.is_refused_change() && self.terms.place.is_queued())
     }
 
-    /// Reads the record, decides, and then commits or waits, until the attempt ends.
-    fn run(&mut self, clock: &mut WaitClock, on_wait: &mut OnWait<'_>) -> Result<AcquireResult> {
-        let engine = self.engine;
-        // The record as the last commit left or found it. A step without such a record reads the store.
-        let mut known = None;
-        let mut retry = engine.cas_retry(self.name).until(self.give_up_at);
-        loop {
-            self.limit_store_calls(clock);
-            let (version, record) = known.take().map_or_else(|| engine.read(self.name), Ok)?;
-            self.store_answered = true;
-            let end = match self.decide(&record, clock)? {
-                Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
-                Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal)?,
-                Transition::Write { record: next, response: step, wake, expired } => {
-                    let enters_queue = matches!(step, AcquireStep::Again);
-                    if enters_queue {
-                        self.was_queued = true;
-                        // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
-                        self.listen()?;
-                    }
-                    let update = RecordUpdate {
-                        expect: version,
-                        before: &record,
-                        record: &next,
-                        wake: &wake,
-                        expired: &expired,
-                    };
-                    match self.commit(update, &mut retry) {
-                        Ok(Committed::Done(version)) => match self.after_commit(version, *next, step) {
-                            ControlFlow::Break(end) => Some(end),
-                            ControlFlow::Continue(now) => {
-                                known = Some(now);
-                                None
-                            }
-                        },
-                        Ok(Committed::Conflict(found)) => {
-                            // On a shared store, the next try reads after its pause.
-                            known = found.filter(|_| engine.store.scope() == Scope::Local);
-                            self.after_lost_commit(record, &mut retry)?
-                        }
-                        Err(error) if enters_queue => Some(self.after_refused_entry(record, error, clock)?),
-                        Err(error) => return Err(error),
-                    }
-                }
-                // The rules return this step only with a write.
-                Transition::Done(AcquireStep::Again) => None,
-                Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None)?,
-                Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
-                    let after = self.wait((&version, &record), &processes, &leases, ahead, clock, on_wait)?;
-                    if let AfterWait::ReadAgain = after {
-                        retry = engine.cas_retry(self.name).until(self.give_up_at);
-                    }
-                    self.after_wait(after, record)?
-                }
-            };
-            if let Some(end) = end {
-                return Ok(end);
-            }
-        }
-    }
-
     /// Limits the next store calls. The first calls may take as long as the whole wait.
-    fn limit_store_calls(&self, clock: &WaitClock) {
-        let store = &self.engine.store;
-        if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
+    fn limit_store_calls(&mut self) {
+        if (self.store_answered || self.store_failed) && self.engine.store.scope() == Scope::Shared {
             let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-            self.store_deadline.change(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+            self.engine.call.until = Some(self.clock.deadline().map_or(soon, |deadline| deadline.min(soon)));
         }
     }
 
-    /// Decides about the record. A new grant starts its lifetime, and a caller that must wait prepares to do so.
-    fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition<AcquireStep>> {
+    /// Decides about the record. The lifetime of a new grant starts here; a caller that must wait prepares its entry.
+    fn decide(&mut self, record: &Record) -> Result<Transition<AcquireStep>> {
         loop {
-            let time_left = clock.left(self.engine.host.boottime());
+            let time_left = self.clock.left(self.engine.host.boottime());
             let mut step = self.engine.decide(record, &self.terms, time_left)?;
             match &mut step {
                 Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
@@ -332,7 +303,7 @@ impl<'a> AcquireAttempt<'a> {
                 Transition::Done(AcquireStep::Refused(refusal)) if !matches!(refusal, Refusal::Busy(_)) => {}
                 // The blocking holder may be our own caller.
                 _ if self.refresh_entry()? => {
-                    self.limit_store_calls(clock);
+                    self.limit_store_calls();
                     continue;
                 }
                 _ => {}
@@ -341,27 +312,47 @@ impl<'a> AcquireAttempt<'a> {
         }
     }
 
-    fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Committed> {
+    /// Commits the next record, and ends the attempt if that is its last step.
+    fn commit(
+        &mut self,
+        (expect, before): VersionedRecord,
+        next: Record,
+        step: AcquireStep,
+        wake: &[HandleHash],
+        expired: &[Lease],
+    ) -> Result<Option<AcquireResult>> {
+        let enters_queue = matches!(step, AcquireStep::Again);
+        if enters_queue {
+            self.was_queued = true;
+            // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
+            self.listen()?;
+        }
         // A caller that does not queue reads busy next, and a caller that confirms its grant has no rival.
-        retry.has_priority = !self.terms.queue || update.before.holder(&self.terms.entry.proof).is_some();
-        self.engine.commit_update(&[update], &[], Remark::default())
+        self.retry.has_priority = !self.terms.queue || before.holder(&self.terms.entry.proof).is_some();
+        let update = RecordUpdate { expect, before: &before, record: &next, wake, expired };
+        match self.engine.commit_update(&update, Remark::default()) {
+            Ok(Committed::Done(version)) => Ok(self.after_commit(version, next, step)),
+            Ok(Committed::Conflict(found)) => {
+                // A loser on a shared store pauses first, so this record would be old: read again.
+                self.known = found.filter(|_| self.engine.store.scope() == Scope::Local);
+                if self.retry.backoff()? { Ok(None) } else { self.give_up(before) }
+            }
+            Err(error) if enters_queue => self.after_refused_entry(before, error).map(Some),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Ends the attempt after a commit, or returns the record to go on with.
-    fn after_commit(
-        &mut self,
-        version: Version,
-        now: Record,
-        step: AcquireStep,
-    ) -> ControlFlow<AcquireResult, VersionedRecord> {
+    /// Ends the attempt after a commit, or keeps the record to go on with.
+    fn after_commit(&mut self, version: Version, now: Record, step: AcquireStep) -> Option<AcquireResult> {
         match Acquire::with_tokens(step, version.number) {
-            AcquireStep::Granted(grant, before) => ControlFlow::Break(AcquireResult::Granted(grant, before)),
-            AcquireStep::Refused(refusal) => ControlFlow::Break(AcquireResult::Refused(refusal)),
+            AcquireStep::Granted(grant, before) => Some(granted(*grant, before)),
+            AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(0, refusal)),
             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
                 if now.waiter(&self.terms.entry.proof).is_some() {
                     self.terms.place = QueuePlace::InRecord;
                 }
-                ControlFlow::Continue((Some(version), lock::committed(now, version.number)))
+                self.known = Some((Some(version), lock::committed(now, version.number)));
+                None
             }
         }
     }
@@ -369,7 +360,7 @@ impl<'a> AcquireAttempt<'a> {
     fn enqueue(&mut self, page: u64) -> Result<()> {
         self.was_queued = true;
         self.listen()?;
-        let (engine, name, entry) = (self.engine, self.name, &self.terms.entry);
+        let (engine, name, entry) = (&self.engine, self.name, &self.terms.entry);
         if let Some(before) = self.terms.place.on_page()
             && before.page != page
         {
@@ -378,4 +369,8 @@ impl<'a> AcquireAttempt<'a> {
         self.terms.place = engine.enqueue(name, page, entry)?.map_or(QueuePlace::BesidePage(page), QueuePlace::OnPage);
         Ok(())
     }
+}
+
+fn granted(grant: Grant, before: Option<Box<EndedGrant>>) -> AcquireResult {
+    AcquireResult::Granted(vec![grant], before.map(|ending| (0, *ending)))
 }

@@ -3,17 +3,16 @@
 //! All calls acquire names in one order, and keep each name while they wait for the next, so they form no cycle. Each
 //! queue is first come, first served, so every call gets all names in the end. Until then the grants are provisional:
 //! each one depends on the waiting process, so none outlives it alone. The call extends their leases while it waits, so
-//! the wait for the last name uses up no lease. Then it confirms all grants. A store that can change so many records at
-//! once grants free names by one commit, and confirms all names by one commit.
+//! the wait for the last name uses up no lease. Then it confirms all grants: the commit of a commit record decides that
+//! all of them stand, and a confirmation of each name follows.
 
 use std::time::Duration;
 
-use super::acquire::CANCEL_GRACE;
-use super::{AcquireRequest, AcquireResult, EndsWith, Engine, WaitPolicy, Waiting};
+use super::{AcquireRequest, AcquireResult, EndsWith, Engine, Progress, WaitPolicy};
 use crate::error::Result;
 use crate::lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
 use crate::signals::Interrupt;
-use crate::store::{Durability, SignalsEndCalls, StoreDeadline};
+use crate::store::{Call, Durability};
 
 #[derive(Clone, Copy)]
 pub struct StoredLock<'a> {
@@ -21,21 +20,11 @@ pub struct StoredLock<'a> {
     pub name: &'a [u8],
 }
 
-#[derive(Debug)]
-pub enum AcquireAllResult {
-    /// The call holds all names: the grants in the order of the locks, and the last stale grant that was evicted, with
-    /// its index. A provisional caller has yet to [confirm](confirm_all) them.
-    Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
-    /// The call holds nothing, because of the name with this index.
-    Refused(usize, Refusal),
-    /// The call holds nothing, because of the interrupt; what the stores did not remove ends by itself.
-    Interrupted,
-}
-
 /// Callback as in [`super::Engine::acquire`], with the index of the lock that the call waits for.
-pub type OnWaitForOne<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
+pub type OnWaitForOne<'a> = dyn FnMut(usize, &Progress<'_>) -> Option<Duration> + 'a;
 
-/// Acquires all locks, in an order that is the same for every caller, or none.
+/// Acquires all locks or none; every caller names them in the same order.
+///
 /// Fails if a store cannot be read or written. The call then releases every grant that it can; the others end with the
 /// caller.
 pub fn acquire_all(
@@ -44,48 +33,40 @@ pub fn acquire_all(
     policy: &WaitPolicy,
     interrupt: Option<&dyn Interrupt>,
     on_wait: &mut OnWaitForOne<'_>,
-) -> Result<AcquireAllResult> {
+) -> Result<AcquireResult> {
     if let [StoredLock { engine, name }] = locks {
-        let taken = engine.acquire(name, request, policy, interrupt, &mut |waiting| on_wait(0, waiting))?;
-        return Ok(match taken {
-            AcquireResult::Granted(grant, evicted) => {
-                AcquireAllResult::Granted(vec![*grant], evicted.map(|ending| (0, *ending)))
-            }
-            AcquireResult::Refused(refusal) => AcquireAllResult::Refused(0, refusal),
-            AcquireResult::Interrupted => AcquireAllResult::Interrupted,
-        });
+        return engine.acquire(name, request, policy, interrupt, &mut |waiting| on_wait(0, waiting));
     }
     let mut several = MultiAcquire::new(locks, request, policy, interrupt, on_wait);
-    let deadline = StoreDeadline::begin(Some(several.until));
-    let calls = SignalsEndCalls::begin(interrupt.is_some());
-    let mut taken = several.run();
-    drop(calls);
-    if taken.is_err() && locks[0].engine.is_interrupted(interrupt) {
-        taken = Ok(AcquireAllResult::Interrupted);
+    several.call = Call { until: Some(several.until), interruptible: interrupt.is_some() };
+    let mut ended = several.run();
+    several.call.interruptible = false;
+    if ended.is_err() && locks[0].engine.is_interrupted(interrupt) {
+        ended = Ok(AcquireResult::Interrupted);
     }
-    if !matches!(taken, Ok(AcquireAllResult::Granted(..))) {
-        if !matches!(taken, Ok(AcquireAllResult::Refused(..))) {
-            // Entries that cannot be removed immediately end on their own.
-            deadline.change(Some(locks[0].engine.host().boottime()));
-        }
-        if let Err(error) = several.release()
-            && !matches!(taken, Ok(AcquireAllResult::Interrupted))
-        {
-            taken = Err(error);
-        }
+    match ended {
+        Ok(AcquireResult::Granted(..)) => return ended,
+        Ok(AcquireResult::Refused(..)) => {}
+        // Entries that cannot be removed immediately end on their own.
+        Ok(AcquireResult::Interrupted) | Err(_) => several.call.until = Some(locks[0].engine.host().boottime()),
     }
-    taken
+    let released = several.release();
+    if !matches!(ended, Ok(AcquireResult::Interrupted)) {
+        released?;
+    }
+    ended
 }
 
 struct MultiAcquire<'a, 'b> {
     locks: &'a [StoredLock<'a>],
     request: &'a AcquireRequest,
-    /// Deadline of the wait and of the store calls on CLOCK_BOOTTIME.
+    /// Deadline of the wait on CLOCK_BOOTTIME.
     until: Duration,
+    /// Limits of calls of the stores outside of the waits for the names.
+    call: Call,
     policy: WaitPolicy,
     interrupt: Option<&'a dyn Interrupt>,
     on_wait: &'a mut OnWaitForOne<'b>,
-    /// True if the call has waited.
     waited: bool,
     held: Vec<Option<Grant>>,
     evicted: Option<(usize, EndedGrant)>,
@@ -100,54 +81,40 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         on_wait: &'a mut OnWaitForOne<'b>,
     ) -> MultiAcquire<'a, 'b> {
         let until = policy.end(locks[0].engine.host().boottime());
-        let held = locks.iter().map(|_| None).collect();
-        MultiAcquire { locks, request, until, policy: *policy, interrupt, on_wait, waited: false, held, evicted: None }
+        let (call, held) = (locks[0].engine.call(), locks.iter().map(|_| None).collect());
+        let (policy, waited, evicted) = (*policy, false, None);
+        MultiAcquire { locks, request, until, call, policy, interrupt, on_wait, waited, held, evicted }
     }
 
-    fn run(&mut self) -> Result<AcquireAllResult> {
+    fn run(&mut self) -> Result<AcquireResult> {
         loop {
-            if let Some(end) = self.take_all()? {
-                return Ok(end);
+            for at in 0..self.locks.len() {
+                if let Some(end) = self.take(at, &self.rest_of_policy())? {
+                    return Ok(end);
+                }
             }
             if self.is_late() {
-                return Ok(AcquireAllResult::Refused(0, Refusal::Busy(Vec::new())));
+                return Ok(AcquireResult::Refused(0, Refusal::Busy(Vec::new())));
             }
             // Each step finds what an earlier try has done, so all of them may be repeated.
             let (StoredLock { engine, name }, rest) = (self.locks[0], self.rest_of_policy());
-            let kept = engine.outlast_outages(name, &rest, self.interrupt, &mut |_| None, &mut || self.keep_all())?;
-            let Some(kept) = kept else { return Ok(AcquireAllResult::Interrupted) };
-            if kept && self.is_late() {
-                return Ok(AcquireAllResult::Refused(0, Refusal::Busy(Vec::new())));
+            let kept = engine.outlast_outages(name, &rest, self.interrupt, &mut |_| None, &mut |_| self.keep_all())?;
+            match kept {
+                None => return Ok(AcquireResult::Interrupted),
+                Some(true) if self.is_late() => return Ok(AcquireResult::Refused(0, Refusal::Busy(Vec::new()))),
+                Some(true) => {
+                    let grants = self.held.iter_mut().filter_map(Option::take).collect();
+                    return Ok(AcquireResult::Granted(grants, self.evicted.take()));
+                }
+                // A grant was lost during the wait for a later name, for example to `unlock --force`.
+                Some(false) => self.release()?,
             }
-            if kept {
-                let grants = self.held.iter_mut().filter_map(Option::take).collect();
-                return Ok(AcquireAllResult::Granted(grants, self.evicted.take()));
-            }
-            // A grant was lost during the wait for a later name, for example to `unlock --force`.
-            self.release()?;
         }
     }
 
-    /// Returns true if the wait is over. This process may have been stopped since its last grant.
+    /// A wait may be over although the call has its grants: this process may have been stopped since the last one.
     fn is_late(&self) -> bool {
         self.waited && self.rest_of_policy().limit == Some(Duration::ZERO)
-    }
-
-    /// Acquires all names, or returns the end of the attempt.
-    fn take_all(&mut self) -> Result<Option<AcquireAllResult>> {
-        if self.are_one_change() {
-            match self.take_together(self.request.phase)? {
-                Some(AcquireAllResult::Refused(_, Refusal::Busy(_))) if !self.policy.is_none() => {}
-                end => return Ok(end),
-            }
-        }
-        for at in 0..self.locks.len() {
-            let rest = self.rest_of_policy();
-            if let Some(end) = self.take(at, &rest)? {
-                return Ok(Some(end));
-            }
-        }
-        Ok(None)
     }
 
     /// Makes sure that the call still has all grants: confirms them, or, if a later call of [`confirm_all`] does that,
@@ -168,75 +135,37 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
-    fn are_one_change(&self) -> bool {
-        let engine = self.locks[0].engine;
-        self.locks.iter().all(|lock| std::ptr::eq(lock.engine, engine)) && engine.changes_at_once(self.locks.len())
-    }
-
-    /// Acquires all names by one batch, including those already held.
-    fn take_together(&mut self, phase: Phase) -> Result<Option<AcquireAllResult>> {
-        let names: Vec<&[u8]> = self.locks.iter().map(|lock| lock.name).collect();
-        let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
-        let request = AcquireRequest { phase, ..self.request_beside_held(true) };
-        let give_up_at = self.until.saturating_add(CANCEL_GRACE);
-        let engine = self.locks[0].engine;
-        let rest = self.rest_of_policy();
-        let mut on_wait = |waiting: &Waiting<'_>| (self.on_wait)(0, waiting);
-        let mut take = || engine.acquire_batch(&names, &request, &held, give_up_at);
-        let together = engine.outlast_outages(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
-        let Some(together) = together else { return Ok(Some(AcquireAllResult::Interrupted)) };
-        match together {
-            Err((at, refusal)) => Ok(Some(AcquireAllResult::Refused(at, refusal))),
-            Ok(grants) => {
-                for (at, (grant, evicted)) in grants.into_iter().enumerate() {
-                    self.hold(at, grant, evicted);
-                }
-                Ok(None)
-            }
-        }
-    }
-
-    /// Returns the request for a provisional grant beside those that the call has.
-    fn request_beside_held(&self, only_tries: bool) -> AcquireRequest {
+    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile. Returns
+    /// `None` if the call has the name.
+    fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireResult>> {
         let mut request = AcquireRequest { phase: Phase::Provisional, ..self.request.clone() };
         if self.held.iter().any(Option::is_some) {
             request.enclosing_grants.push(request.handle.proof());
         }
         // If the caller does not wait, the holder may be its own caller. A wait detects that more reliably.
-        if only_tries && !self.policy.is_none() {
+        if policy.is_none() && !self.policy.is_none() {
             request.invocation = None;
         }
-        request
-    }
-
-    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile.
-    fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireAllResult>> {
         let StoredLock { engine, name } = self.locks[at];
-        let request = &self.request_beside_held(policy.is_none());
-        let (on_wait, locks, held) = (&mut *self.on_wait, self.locks, &mut self.held);
-        let waited = &mut self.waited;
-        let taken = engine.acquire(name, request, policy, self.interrupt, &mut |waiting| {
-            *waited = true;
+        let taken = engine.acquire(name, &request, policy, self.interrupt, &mut |waiting| {
+            self.waited = true;
             let mut next_call = None;
-            for (StoredLock { engine, name }, grant) in locks.iter().zip(&mut *held) {
-                let extended = grant.as_mut().and_then(|grant| engine.extend_if_short(name, request, grant));
+            for (StoredLock { engine, name }, grant) in self.locks.iter().zip(&mut self.held) {
+                let extended =
+                    grant.as_mut().and_then(|grant| engine.during(waiting.call).extend_if_short(name, &request, grant));
                 next_call = [next_call, extended].into_iter().flatten().min();
             }
-            [on_wait(at, waiting), next_call].into_iter().flatten().min()
+            [(self.on_wait)(at, waiting), next_call].into_iter().flatten().min()
         });
         match taken? {
-            AcquireResult::Interrupted => Ok(Some(AcquireAllResult::Interrupted)),
-            AcquireResult::Granted(grant, evicted) => {
-                self.hold(at, *grant, evicted.map(|ending| *ending));
+            AcquireResult::Granted(mut grants, evicted) => {
+                self.held[at] = grants.pop();
+                self.evicted = evicted.map(|(_, ending)| (at, ending)).or(self.evicted.take());
                 Ok(None)
             }
-            AcquireResult::Refused(refusal) => Ok(Some(AcquireAllResult::Refused(at, refusal))),
+            AcquireResult::Refused(_, refusal) => Ok(Some(AcquireResult::Refused(at, refusal))),
+            AcquireResult::Interrupted => Ok(Some(AcquireResult::Interrupted)),
         }
-    }
-
-    fn hold(&mut self, at: usize, grant: Grant, evicted: Option<EndedGrant>) {
-        self.held[at] = Some(grant);
-        self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
     }
 }
 
@@ -247,38 +176,34 @@ pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &
     let held = if let [StoredLock { engine, name }] = locks {
         engine.confirm(name, request)?.map(|grant| vec![grant])
     } else {
-        let mut on_wait = |_: usize, _: &Waiting<'_>| None;
+        let mut on_wait = |_: usize, _: &Progress<'_>| None;
         let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
         several.held = grants.iter().cloned().map(Some).collect();
         several.confirm()?.then(|| several.held.into_iter().flatten().collect())
     };
-    let are_the_same =
-        |held: &Vec<Grant>| held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
-    Ok(held.filter(are_the_same))
+    let Some(held) = held else { return Ok(None) };
+    let are_the_same = held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
+    Ok(are_the_same.then_some(held))
 }
 
-impl MultiAcquire<'_, '_> {
+impl<'a> MultiAcquire<'a, '_> {
     /// Makes the grants permanent. Returns `false` if a grant was lost in the meantime.
     fn confirm(&mut self) -> Result<bool> {
-        if self.are_one_change() {
-            // A later call of [`confirm_all`] accepts no new grant.
-            let phase = if self.request.phase == Phase::Provisional { Phase::Confirm } else { Phase::Direct };
-            let all_permanent = self.held.iter().all(|held| held.as_ref().is_some_and(|it| it.provisional.is_none()));
-            return Ok(all_permanent || self.take_together(phase)?.is_none());
-        }
         // Grants that end with this process anyway need no commit record to end together.
         if self.request.ends_with != EndsWith::Owner {
             return self.confirm_each();
         }
         let proof = self.request.handle.proof();
-        let durability = self.request.claim.as_ref().map_or(Durability::Volatile, |_| Durability::Durable);
-        let mut decided = Ok(true);
-        for (engine, names) in self.stores() {
-            decided = decided.and_then(|so_far| Ok(so_far && engine.commit_all(&proof, &names, durability)?));
+        let durability = if self.request.claim.is_some() { Durability::Durable } else { Durability::Volatile };
+        let stores = self.stores();
+        let mut confirmed = Ok(true);
+        for (engine, names) in &stores {
+            confirmed = confirmed
+                .and_then(|so_far| Ok(so_far && engine.during(self.call).commit_all(&proof, names, durability)?));
         }
-        let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
-        for (engine, _) in self.stores() {
-            let forgotten = engine.remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
+        confirmed = confirmed.and_then(|so_far| Ok(so_far && self.confirm_each()?));
+        for (engine, _) in stores {
+            let forgotten = engine.during(self.call).remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
             // A commit record that was carried out does no harm; `gc` removes it.
             if !matches!(confirmed, Ok(true)) {
                 forgotten?;
@@ -298,8 +223,9 @@ impl MultiAcquire<'_, '_> {
         Ok(true)
     }
 
-    /// Returns the stores with several grants of ours. A process killed during its commit may have decided for some.
-    fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
+    /// The stores that have several grants of this call, and so need a commit record. No commit covers two stores: a
+    /// kill between them leaves the grants of the first.
+    fn stores(&self) -> Vec<(&'a Engine, Vec<&'a [u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = Vec::new();
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&self.held) {
             // A name that is claimed under the same id already has another handle hash.
@@ -320,7 +246,7 @@ impl MultiAcquire<'_, '_> {
         let mut done = Ok(());
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held).rev() {
             if held.take().is_some() {
-                done = done.and(engine.release(name, self.request.handle.proof()).map(drop));
+                done = done.and(engine.during(self.call).release(name, self.request.handle.proof()).map(drop));
             }
         }
         done

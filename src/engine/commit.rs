@@ -1,22 +1,16 @@
 //! Commits and their effects: the only place in which the engine changes a store.
-//!
-//! One commit can change several names, if the store supports batches. No crash can split a batch, so it needs no
-//! provisional grants and no commit record.
 
 use std::time::Duration;
 
 use super::history::Remark;
-use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
+use super::{Engine, VersionedRecord};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
-use crate::lock::{
-    self, Acquire, AcquireStep, CommitRecord, EndReason, EndedGrant, Grant, HandleHash, Lease, Lifetime, Record,
-    Refusal, Request, Transition, Waiter,
-};
+use crate::lock::{self, CommitRecord, EndReason, EndedGrant, Grant, HandleHash, Lease, Record, Request, Waiter};
 use crate::store::{CommitResult, Durability, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
 
 pub(super) struct RecordUpdate<'a> {
-    /// The version that the store must have; `None` if it must have no record.
+    /// Version that the store must have; `None` if it must have no record.
     pub(super) expect: Option<Version>,
     pub(super) before: &'a Record,
     pub(super) record: &'a Record,
@@ -27,22 +21,11 @@ pub(super) struct RecordUpdate<'a> {
 
 pub(super) enum Committed {
     Done(Version),
-    /// Another writer committed first. The only record as it is, if the store returned it.
+    /// Another writer committed first. The record as it is, if the store returned it.
     Conflict(Option<VersionedRecord>),
 }
 
 impl Engine {
-    /// Commits this set, which contains these updates of records and changes of auxiliary objects.
-    fn commit(&self, set: &WriteSet<'_>, _updates: &[RecordUpdate<'_>]) -> Result<CommitResult> {
-        #[cfg(debug_assertions)]
-        {
-            let before: Vec<&Record> = _updates.iter().map(|update| update.before).collect();
-            self.trace.commit(self.store.as_ref(), self.host.as_ref(), set, &before)
-        }
-        #[cfg(not(debug_assertions))]
-        self.store.commit(set)
-    }
-
     pub(super) fn commit_beside(
         &self,
         name: &[u8],
@@ -51,90 +34,65 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<CommitResult> {
         let set = WriteSet::from(Write { name, expect: expect.copied(), body, options });
-        let done = self.commit(&set, &[])?;
+        let done = self.store.commit(self.call, &set)?;
         if done.is_done() {
-            self.store.finish(&set);
+            self.store.finish(self.call, &set);
         }
         Ok(done)
     }
 
-    /// Returns the version of the record under `name`, even if its bytes cannot be read.
+    /// Known even if the bytes of the record cannot be read.
     pub(super) fn version(&self, name: &[u8]) -> Result<Option<Version>> {
-        match self.store.read(name) {
+        match self.store.read(self.call, name) {
             Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),
             Ok(stored) => Ok(stored.map(|stored| stored.version)),
         }
     }
 
-    /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants.
-    pub(super) fn commit_update(
-        &self,
-        records: &[RecordUpdate<'_>],
-        beside: &[Write<'_>],
-        remark: Remark<'_>,
-    ) -> Result<Committed> {
-        let mut bodies = Vec::new();
-        for RecordUpdate { record, .. } in records {
-            let body = (!record.is_removable()).then(|| lock::encode(record));
-            self.check_size(&record.name, body.as_deref())?;
-            bodies.push(body);
-        }
+    /// Commits a record, wakes the waiters concerned and logs the ended grants.
+    pub(super) fn commit_update(&self, update: &RecordUpdate<'_>, remark: Remark<'_>) -> Result<Committed> {
+        let RecordUpdate { expect, before, record, wake, expired } = *update;
+        let body = (!record.is_removable()).then(|| lock::encode(record));
+        self.check_size(&record.name, body.as_deref())?;
         // The next holder may end before this process runs again. Its end must not seem to come first.
         let ended_at = self.host.wall();
-        let endings = || {
-            let of = |update: &RecordUpdate<'_>| self.endings(update.before, update.record, remark, ended_at);
-            records.iter().flat_map(of).collect()
-        };
+        let options = WriteOptions { durability: durability(before, record), mode: None };
         let mut set = WriteSet {
-            changes: beside.to_vec(),
-            history: LinesOfHistory::new(endings),
+            change: Some(Write { name: &record.name, expect, body: body.as_deref(), options }),
+            expired: expired.iter().collect(),
+            ended: before.leases().filter(|lease| !record.leases().any(|other| other == *lease)).collect(),
+            closed: departed(&before.waiters, record).map(|waiter| waiter.proof.channel()).collect(),
+            history: LinesOfHistory::new(|| self.endings(before, record, remark, ended_at)),
             limits: self.remembers,
             ..WriteSet::default()
         };
-        for (update, body) in records.iter().zip(&bodies) {
-            let (name, durability) = (&update.record.name, durability(update.before, update.record));
-            let options = WriteOptions { durability, mode: None };
-            set.changes.push(Write { name, expect: update.expect, body: body.as_deref(), options });
-            self.add_effects(&mut set, update);
-        }
-        let version = match self.commit(&set, records)? {
-            CommitResult::Done(version) => version,
-            CommitResult::Conflict(found) => {
-                let only = if let ([update], []) = (records, beside) { Some(update) } else { None };
-                let found =
-                    only.zip(found).and_then(|(only, found)| self.record_of(&only.record.name, Some(found)).ok());
-                return Ok(Committed::Conflict(found));
-            }
-        };
-        // A command whose grant was broken should end before the next one starts.
-        records.iter().for_each(|update| self.wake_supervisors(update.before, update.record));
-        self.wake_waiters(records);
-        self.store.finish(&set);
-        for RecordUpdate { before, record, .. } in records {
-            self.remove_witnesses(before, record);
-            // Leftovers of a failed removal do no harm, and the record is committed already.
-            let _ = self.remove_leftovers(before, record);
-        }
-        Ok(Committed::Done(version))
-    }
-
-    fn add_effects<'a>(&self, set: &mut WriteSet<'a>, update: &RecordUpdate<'a>) {
-        let RecordUpdate { before, record, wake, expired, .. } = update;
-        set.expired.extend(*expired);
-        set.ended.extend(before.leases().filter(|lease| !record.leases().any(|other| other == *lease)));
-        set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
-        for proof in *wake {
+        for proof in wake {
             let waiter = before.waiter(proof);
             if waiter.is_none_or(|waiter| !self.can_wake(waiter)) {
                 set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
             }
         }
+        let version = match self.store.commit(self.call, &set)? {
+            CommitResult::Done(version) => version,
+            CommitResult::Conflict(found) => {
+                let found = found.and_then(|found| self.record_of(&record.name, Some(found)).ok());
+                return Ok(Committed::Conflict(found));
+            }
+        };
+        // A command whose grant was broken should end before the next one starts.
+        self.wake_supervisors(before, record);
+        self.wake_waiters(wake);
+        self.store.finish(self.call, &set);
+        self.remove_witnesses(before, record);
+        // Leftovers of a failed removal do no harm, and the record is committed already.
+        let _ = self.remove_leftovers(before, record);
+        Ok(Committed::Done(version))
     }
 
     /// Wakes the next holders, which start while the store cleans up and writes the history.
-    fn wake_waiters(&self, records: &[RecordUpdate<'_>]) {
+    fn wake_waiters(&self, waiters: &[HandleHash]) {
         let mut is_awake = false;
-        for proof in records.iter().flat_map(|update| update.wake) {
+        for proof in waiters {
             is_awake |= self.host.wake(WakeAddress::Waiter(proof));
         }
         if is_awake {
@@ -142,10 +100,10 @@ impl Engine {
         }
     }
 
-    /// Returns true if this process can wake a waiter directly. Otherwise only the store can: the waiter runs on another
-    /// host or in another network namespace. Two copies of one virtual machine seem to be one host, so a waiter on the
-    /// other copy gets no wake-up and notices the change at its next look. An additional wake-up through the store would
-    /// add a write to every handover.
+    /// True if this process can wake a waiter directly. Only the store can wake a waiter on another host or in another
+    /// network namespace. Two copies of one virtual machine seem to be one host, so a waiter on the other copy gets no
+    /// wake-up and notices the change at its next look: a wake-up through the store, too, would add a write to every
+    /// handover.
     fn can_wake(&self, waiter: &Waiter) -> bool {
         let there = &waiter.owner.domain;
         self.host.domain().is_ok_and(|here| here.boot == there.boot && here.net == there.net)
@@ -164,8 +122,9 @@ impl Engine {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
 
-    /// Notifies the supervisors and keepers of ended grants. A supervisor knows its own releases and sees its command die.
-    /// A break is told for every grant, because a caller without either may wait for the file of its lock.
+    /// Wakes the supervisors and keepers of ended grants, except for what a supervisor knows: its own releases, and the
+    /// death of its command. A break wakes in any case, because a caller that has neither may wait for the file of its
+    /// lock.
     fn wake_supervisors(&self, before: &Record, after: &Record) {
         let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
         let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
@@ -190,33 +149,26 @@ impl Engine {
         for grant in before.holders.iter().filter(|grant| now.waiter(&grant.proof).is_some()) {
             self.remove_auxiliary(&CommitRecord::key(&grant.proof), Durability::Volatile)?;
         }
-        let fetched: Vec<&Waiter> = gone(&fetched, now).collect();
+        let fetched: Vec<&Waiter> = departed(&fetched, now).collect();
         fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
         if !fetched.is_empty() {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
             let set = WriteSet { closed, ..WriteSet::default() };
-            // A store behind ssh(1) carries the effects out where it is, with the commit.
-            self.store.commit(&set)?;
-            self.store.finish(&set);
+            // A store behind ssh(1) carries out the effects with the commit, other stores when it is finished.
+            self.store.commit(self.call, &set)?;
+            self.store.finish(self.call, &set);
         }
-        gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
-    }
-
-    #[cfg(debug_assertions)]
-    #[must_use]
-    pub fn tracing(self, path: std::path::PathBuf) -> Engine {
-        Engine { trace: crate::trace::Trace::new(Some(path)), ..self }
+        departed(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }
 }
 
-/// Returns those of these waiters that neither wait nor hold any more. A waiter that was granted the lock retracts its
-/// published edges itself.
-fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
+/// Those of these waiters that neither wait nor hold any more. (A waiter that was granted the lock retracts its
+/// published edges itself.)
+fn departed<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
 }
 
-/// Returns the durability of a commit from one record to another. Values, claims and the runs of jobs must survive a power
-/// cut, and a power cut must not tear a record that contains them.
+/// Values, claims and the runs of jobs must survive a power cut, and a power cut must not tear a record with them.
 fn durability(before: &Record, now: &Record) -> Durability {
     let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
         let claims = record.holders.iter().filter(|grant| grant.claim.is_some());
@@ -231,140 +183,14 @@ fn durability(before: &Record, now: &Record) -> Durability {
     }
 }
 
-/// Result of an attempt to change several records.
-pub(super) enum Batch<T, E> {
-    /// All records are changed, or already were as required: the response for each of them, and the new version.
-    Done(Vec<T>, Option<Version>),
-    /// No record is changed, because of the one with this index.
-    Refused(usize, E),
-    /// No record is changed, because other writers won until the deadline: the holders of the first name.
-    Outrun(Vec<Grant>),
-}
-
-/// The grants of several names, each with the stale grant before it, or the refusal of the name with this index.
-pub(super) type AcquiredBatch = std::result::Result<Vec<(Grant, Option<EndedGrant>)>, (usize, Refusal)>;
-
-type Decide<'a, T, E> = dyn FnMut(usize, &Record) -> Result<Transition<std::result::Result<T, E>>> + 'a;
-
-impl Engine {
-    pub(super) fn changes_at_once(&self, names: usize) -> bool {
-        (2..=self.store.abilities().changes).contains(&names)
-    }
-
-    /// Acquires all these names or none, without waiting; some may be granted provisionally already (`held`). The
-    /// grants are permanent, unless the request is provisional.
-    pub(super) fn acquire_batch(
-        &self,
-        names: &[&[u8]],
-        request: &AcquireRequest,
-        held: &[bool],
-        give_up_at: Duration,
-    ) -> Result<AcquiredBatch> {
-        let scope = self.store.scope();
-        names.iter().for_each(|name| self.leave_witness(scope, name, &request.handle.proof()));
-        let mut terms = self.acquire_terms(scope, request, &WaitPolicy::NONE);
-        let mut taken = self.try_batch(names, &terms, held, give_up_at)?;
-        if let Some(called) = request.invocation.filter(|_| taken.is_err()) {
-            // The holder may be a process that waits for this one.
-            terms.entry.blocked_processes = self.host.blocked_callers(&called, false);
-            taken = self.try_batch(names, &terms, held, give_up_at)?;
-        }
-        if taken.is_err() {
-            let free = names.iter().zip(held).filter(|(_, held)| !**held);
-            free.for_each(|(name, _)| self.remove_witness(name, &request.handle.proof()));
-        }
-        Ok(taken)
-    }
-
-    fn try_batch(
-        &self,
-        names: &[&[u8]],
-        terms: &Acquire,
-        held: &[bool],
-        give_up_at: Duration,
-    ) -> Result<AcquiredBatch> {
-        // Each grant has its own lifetime, because each may be released alone.
-        let mut begun: Vec<Option<Lifetime>> = vec![None; names.len()];
-        let mut decide = |at: usize, record: &Record| {
-            let terms = Acquire { refuse_stale: terms.refuse_stale && !held[at], ..terms.clone() };
-            let mut step = self.decide(record, &terms, None)?;
-            if let Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } = &mut step {
-                self.begin_grant(&terms.entry.lifetime, &mut begun[at], record, grant)?;
-            }
-            Ok(step.map(|step| match step {
-                AcquireStep::Granted(grant, before) => Ok((*grant, before.map(|ending| *ending))),
-                AcquireStep::Refused(refusal) => Err(refusal),
-                // The caller does not queue.
-                AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-                    Err(Refusal::Busy(record.holders.clone()))
-                }
-            }))
-        };
-        Ok(match self.commit_batch(names, &mut decide, give_up_at)? {
-            Batch::Done(mut grants, version) => {
-                for (grant, _) in &mut grants {
-                    grant.token = grant.token.or(version.map(|version| version.number));
-                }
-                Ok(grants)
-            }
-            Batch::Refused(at, refusal) => Err((at, refusal)),
-            Batch::Outrun(holders) => Err((0, Refusal::Busy(holders))),
-        })
-    }
-
-    /// Decides about each name, and commits all changes as one batch unless one is refused.
-    pub(super) fn commit_batch<T: Clone, E: Clone>(
-        &self,
-        names: &[&[u8]],
-        decide: &mut Decide<'_, T, E>,
-        give_up_at: Duration,
-    ) -> Result<Batch<T, E>> {
-        let mut retry = self.cas_retry(names[0]).until(give_up_at);
-        // A caller that only tries waits for no process, and other waiters depend on a caller that holds a name.
-        retry.has_priority = true;
-        loop {
-            let mut looks: Vec<(VersionedRecord, Transition<_>)> = Vec::new();
-            let mut answers = Vec::new();
-            for (at, name) in names.iter().enumerate() {
-                let (version, record) = self.read(name)?;
-                let step = decide(at, &record)?;
-                match step.response().clone() {
-                    Ok(answer) => answers.push(answer),
-                    Err(refusal) => return Ok(Batch::Refused(at, refusal)),
-                }
-                looks.push(((version, record), step));
-            }
-            let swapped: Vec<RecordUpdate<'_>> = looks.iter().filter_map(|(look, step)| swapped(look, step)).collect();
-            if swapped.is_empty() {
-                return Ok(Batch::Done(answers, None));
-            }
-            if let Committed::Done(version) = self.commit_update(&swapped, &[], Remark::default())? {
-                return Ok(Batch::Done(answers, Some(version)));
-            }
-            if !retry.backoff()? {
-                return Ok(Batch::Outrun(looks.swap_remove(0).0.1.holders));
-            }
-        }
-    }
-}
-
-fn swapped<'a, R>((version, before): &'a VersionedRecord, step: &'a Transition<R>) -> Option<RecordUpdate<'a>> {
-    match step {
-        Transition::Write { record, wake, expired, .. } => {
-            Some(RecordUpdate { expect: *version, before, record, wake, expired })
-        }
-        Transition::Done(_) => None,
-    }
-}
-
-/// Maximum number of consecutive tries lost to other writers before the retries fail with an error.
+/// Number of consecutive lost tries after which the retries fail with an error.
 const MOST_LOST: u32 = 50_000;
 
-/// Number of tries that may be lost without a rival, as when a directory moves; the deadline does not limit them.
-const FEW: u32 = 3;
+/// Number of tries that the deadline does not limit: a try may be lost without a rival, as when a directory moves.
+const LEAST_TRIES: u32 = 3;
 
-/// Maximum pause, which leaves room for some dozens of simultaneous tries.
-const LONGEST: Duration = Duration::from_millis(250);
+/// Leaves room for some dozens of simultaneous tries.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// State of the tries to change one record, which other processes may change between our read and our commit.
 ///
@@ -411,13 +237,13 @@ impl CasRetry<'_> {
         let host = self.engine.host();
         let now = host.boottime();
         if !self.has_priority && self.engine.store().scope() == Scope::Shared {
-            let span = now.saturating_sub(self.began).saturating_mul(1 << self.lost.min(8)).min(LONGEST);
+            let span = now.saturating_sub(self.began).saturating_mul(1 << self.lost.min(8)).min(LONGEST_PAUSE);
             let drawn = host.random()?.into_iter().fold(0, |drawn, byte| drawn ^ byte);
             let pause = span.mul_f64(f64::from(drawn) / 255.0).min(self.deadline.saturating_sub(now));
             host.sleep(pause);
         }
         self.began = host.boottime();
-        Ok(self.began < self.deadline || self.lost < FEW)
+        Ok(self.began < self.deadline || self.lost < LEAST_TRIES)
     }
 }
 

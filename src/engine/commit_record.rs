@@ -1,20 +1,18 @@
 //! Creation of a [`CommitRecord`], and queries about the commit records of other processes.
 
-use std::time::Duration;
-
 use super::Engine;
-use super::commit::Batch;
 use crate::error::Result;
-use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Record, Release};
+use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Release};
 use crate::store::{Durability, Version, WriteOptions};
 
 impl Engine {
-    /// Commits all these grants together. Returns `false` if another process considered this one dead.
+    /// Decides by one commit that all these grants stand. Returns `false` if another process considered this one dead.
     pub(super) fn commit_all(&self, proof: &HandleHash, names: &[&[u8]], durability: Durability) -> Result<bool> {
         let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
         let uncommitted = CommitRecord { committed: false, names };
         let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else { return Ok(false) };
-        // A process that evicts our grants before this check leaves a gap; a later one removes the commit record.
+        // A process that evicts one of our grants before this check leaves a gap. One that finds the record removes it,
+        // so the commit below fails.
         if !self.holds_all(&uncommitted.names, proof)? {
             return Ok(false);
         }
@@ -22,7 +20,7 @@ impl Engine {
         Ok(self.write_commit_record(proof, Some(version), &committed, durability)?.is_some())
     }
 
-    /// Writes a commit record by compare-and-swap. Returns `None` if another process changed it.
+    /// `None` if another process has changed the commit record.
     fn write_commit_record(
         &self,
         proof: &HandleHash,
@@ -41,34 +39,28 @@ impl Engine {
         if let [name] = names {
             return Ok(self.apply(name, &Release(of_id()?))?.is_ok());
         }
-        if self.changes_at_once(names.len()) {
-            let ask = Release(of_id()?);
-            let mut decide = |_, record: &Record| self.decide(record, &ask, None);
-            return Ok(matches!(self.commit_batch(names, &mut decide, Duration::MAX)?, Batch::Done(..)));
-        }
-        let scope = self.store.scope();
-        let lifetime = if self.needs_leases_in(scope) {
-            Lifetime::ExpiresAt(self.grant_lease(self.lease)?)
-        } else {
-            Lifetime::UntilReleased
-        };
         let (proof, process) = (self.new_handle()?.proof(), self.host.this_process()?);
-        let prepare = Prepare { credentials: of_id()?, proof, process, lifetime };
         let names_of = names.iter().map(|name| name.to_vec()).collect();
-        let (key, keep) =
-            (CommitRecord::key(&prepare.proof), WriteOptions { durability: Durability::Durable, mode: None });
+        let (key, keep) = (CommitRecord::key(&proof), WriteOptions { durability: Durability::Durable, mode: None });
         let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });
         self.create_auxiliary(&key, &body, keep)?;
+        let scope = self.store.scope();
         for name in names {
-            self.leave_witness(scope, name, &prepare.proof);
+            // Each grant has its own lease, because the commit that ends a grant ends its lease in the store.
+            let lifetime = if self.needs_leases_in(scope) {
+                Lifetime::ExpiresAt(self.grant_lease(self.lease)?)
+            } else {
+                Lifetime::UntilReleased
+            };
+            self.leave_witness(scope, name, &proof);
             // If this process ends, the next writer of each earlier name confirms its grant again.
-            if self.apply(name, &prepare)?.is_err() {
+            if self.apply(name, &Prepare { credentials: of_id()?, proof, process, lifetime })?.is_err() {
                 return Ok(false);
             }
         }
         self.remove_auxiliary(&key, keep.durability)?;
         for name in names {
-            let _ = self.apply(name, &Release(self.by_proof(prepare.proof)?))?;
+            let _ = self.apply(name, &Release(self.by_proof(proof)?))?;
         }
         Ok(true)
     }
@@ -83,13 +75,13 @@ impl Engine {
         Ok(true)
     }
 
-    /// Returns true if a process, which is dead, has committed the grants with this handle hash.
+    /// A process, which is dead, has committed the grants with this handle hash.
     pub(super) fn has_committed(&self, proof: &HandleHash) -> Result<bool> {
         Ok(self.commit_record(proof)?.is_some_and(|(_, decision)| decision.committed))
     }
 
-    /// Returns true if the grants with this handle hash are committed, and makes the answer final. If their process
-    /// `may_commit` them later, a commit record without names stands in its way until they are taken back.
+    /// True if the grants with this handle hash are committed, and makes the answer final: if their process
+    /// `may_commit` them later, a commit record without names bars its way until they are taken back.
     pub(super) fn has_committed_finally(&self, proof: &HandleHash, may_commit: bool) -> Result<bool> {
         loop {
             match self.commit_record(proof)? {
@@ -109,12 +101,12 @@ impl Engine {
 
     fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {
         let key = CommitRecord::key(proof);
-        let Some(stored) = self.store.read(&key)? else { return Ok(None) };
+        let Some(stored) = self.store.read(self.call, &key)? else { return Ok(None) };
         let found = lock::decode_auxiliary(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
         Ok(found.map(|found| (stored.version, found)))
     }
 
-    /// Returns true if a dead process left this commit record and all grants that depend on it are confirmed.
+    /// A dead process left this commit record, and all grants that depend on it are confirmed.
     pub(super) fn is_orphaned_commit_record(&self, proof: &HandleHash, dry_run: bool) -> Result<bool> {
         let Some((_, decision)) = self.commit_record(proof)? else { return Ok(false) };
         for name in &decision.names {

@@ -48,7 +48,7 @@ impl Engine {
         for key in WaitEdges::keys(waiter) {
             let mut edges = self.change_edges(&key, &add)?;
             if !edges.waits.contains(&edge) {
-                let gone = self.gone(&edges)?;
+                let gone = self.ended_waits(&edges)?;
                 edges = self.change_edges(&key, &|edges| {
                     edges.waits.retain(|edge| !gone.contains(edge));
                     add(edges);
@@ -59,7 +59,8 @@ impl Engine {
         Ok(is_published)
     }
 
-    pub(super) fn gone(&self, edges: &WaitEdges) -> Result<Vec<(Vec<u8>, HandleHash)>> {
+    /// Those of these waits that are over, although they are still published.
+    pub(super) fn ended_waits(&self, edges: &WaitEdges) -> Result<Vec<(Vec<u8>, HandleHash)>> {
         let mut gone = Vec::new();
         for (name, proof) in &edges.waits {
             let waits = match self.read(name).and_then(|(_, record)| self.entry(record, proof)) {
@@ -101,7 +102,7 @@ impl Engine {
         })
     }
 
-    /// Returns the cycle that this wait closes, if there is one. All its edges existed at one moment.
+    /// All edges of the cycle existed at one moment.
     pub(super) fn find_deadlock(&self, name: &[u8], me: &HandleHash) -> Result<Option<Cycle>> {
         let mut before = None;
         for _ in 0..MOST_LOOKS {
@@ -151,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Returns a waiter's entry from any part of the queue, and the record with that part.
+    /// A waiter's entry from any part of the queue, and the record with that part.
     pub(super) fn entry(&self, record: Record, proof: &HandleHash) -> Result<Option<(Record, Waiter)>> {
         if let Some(waiter) = record.waiter(proof).cloned() {
             return Ok(Some((record, waiter)));
@@ -171,9 +172,9 @@ const INSPECTION_DELAY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct BlockedCallers {
     called: Option<Invocation>,
-    /// The holders at the beginning of the wait, until it is known whether the callers may be among them.
+    /// Holders at the beginning of the wait, until it is known whether the callers may be among them.
     holders: Option<Vec<ProcessId>>,
-    /// The called process, if it was a holder at the beginning of the wait: a command that became csalock.
+    /// This process itself, if it was a holder at the beginning of the wait: a command that became csalock.
     itself: Option<ProcessId>,
     /// Time of the first inspection on CLOCK_BOOTTIME.
     first: Duration,
@@ -186,7 +187,7 @@ impl BlockedCallers {
         BlockedCallers { called, holders: None, itself: None, first: Duration::ZERO, provisional: None }
     }
 
-    /// Returns the callers that seem blocked from the beginning, or `None` if there is no caller.
+    /// Callers that seem blocked from the beginning; `None` if there is no caller.
     pub(super) fn immediately(&self, host: &dyn Host) -> Option<Vec<ProcessId>> {
         Some(host.blocked_callers(self.called.as_ref()?, false))
     }
@@ -222,7 +223,7 @@ impl BlockedCallers {
         *within = seen;
     }
 
-    /// Returns true if no further caller can be added.
+    /// No further caller can be added.
     pub(super) fn is_known(&self) -> bool {
         self.called.is_none() || self.provisional.as_ref().is_some_and(|(doubtful, _)| doubtful.is_empty())
     }

@@ -8,18 +8,18 @@ use crate::error::Result;
 use crate::lock::{self, CommitRecord, Page};
 use crate::store::{Scope, Swept, Version, WriteOptions};
 
-/// Minimum age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it
-/// with the entry, but not if another host removed the entry or the store is gone. If an entry is as old, its lease alone
-/// decides its owner's death.
+/// Age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it with
+/// the entry, but not if another host has removed the entry or the store is gone. If an entry is older than that, its
+/// lease alone decides whether its owner is dead.
 pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {
     /// Removes leftovers. A leftover that depends on an unreadable record stays, because that record may still need it.
     pub fn sweep(&self, dry_run: bool) -> Result<Swept> {
         // The sweep of the store makes half-finished writes visible.
-        let mut swept = self.store.sweep(dry_run)?;
+        let mut swept = self.store.sweep(self.call, dry_run)?;
         let mut keys = Vec::new();
-        self.store.scan(&mut |_, stored| {
+        self.store.scan(self.call, &mut |_, stored| {
             let internal = stored.ok().filter(|stored| lock::is_auxiliary(&stored.body));
             keys.extend(internal.and_then(|stored| Some((lock::name_of_auxiliary(&stored.body)?, stored.version))));
             Ok(())
@@ -39,7 +39,7 @@ impl Engine {
     /// Removes the object under this key if it is a leftover. Returns `false` if it is not a leftover.
     fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
         if key.first() == Some(&0) {
-            let gone = self.gone(&self.auxiliary(key)?.1)?;
+            let gone = self.ended_waits(&self.auxiliary(key)?.1)?;
             if !gone.is_empty() && !dry_run {
                 self.change_edges(key, &|edges| edges.waits.retain(|edge| !gone.contains(edge)))?;
             }

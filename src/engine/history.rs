@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::history::{EndedBy, HistoryLimits, Past, Use, Who};
 use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
 
-/// Knowledge of a caller about the grants that it ends, for the history.
+/// A caller's knowledge of the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Remark<'a> {
     pub(super) by: Option<&'a Owner>,
@@ -17,7 +17,7 @@ pub(super) struct Remark<'a> {
 }
 
 impl Engine {
-    /// Returns the lines about the grants in `before` that have ended in `after`, at `now` on the wall clock.
+    /// Lines about the grants in `before` that have ended in `after`, at `now` on the wall clock.
     pub(super) fn endings(&self, before: &Record, after: &Record, remark: Remark<'_>, now: Duration) -> Vec<String> {
         if self.remembers.are_off() || before.holders.is_empty() {
             return Vec::new();
@@ -52,10 +52,10 @@ impl Engine {
         after.ended_grants.iter().filter(was_held).filter_map(line).collect()
     }
 
-    /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.
+    /// Visits the ended grants in the order of their ends. Returns `false` if this store has no history.
     pub fn each_past(&self, limits: &HistoryLimits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let now = self.host.wall();
-        self.store.read_history(&mut |line| {
+        self.store.read_history(self.call, &mut |line| {
             if let Some(past) = Past::read(line)
                 && limits.keep(&past, now)
             {
@@ -64,7 +64,7 @@ impl Engine {
         })
     }
 
-    /// Returns the last run under each lock. Without a readable history there are none.
+    /// Without a readable history there are none.
     pub fn last_runs(&self) -> BTreeMap<Vec<u8>, Past> {
         let mut runs = BTreeMap::new();
         if !self.remembers.are_off() {
@@ -77,12 +77,11 @@ impl Engine {
         runs
     }
 
-    /// Describes the process that asked a holder to end.
     pub fn ended_by(&self, EndRequest { by, replaces }: &EndRequest) -> EndedBy {
         EndedBy { who: Who::new(by, self.pid(by)), replaces: *replaces }
     }
 
-    /// Returns the pid of the effective owner: the first process that is not dead. A single process needs no check.
+    /// Pid of the effective owner: the first process that is not dead. A single process needs no check.
     pub fn pid(&self, party: &Owner) -> Option<i32> {
         let lives = |owner: &&crate::lock::ProcessId| {
             party.processes.len() == 1 || self.host.liveness(&party.domain, owner, self.store.scope()).may_live_here()

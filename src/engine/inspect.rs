@@ -3,8 +3,7 @@
 use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
 use crate::lock::{
-    self, EndReason, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Waiter, effective_owner,
-    grant_status, is_gone,
+    self, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Standing, Waiter, is_gone,
 };
 use crate::store::Versioned;
 
@@ -12,21 +11,21 @@ use crate::store::Versioned;
 pub struct LockStatus {
     pub record: Record,
     /// For each holder: the liveness of its owner, or the reason why its grant has ended.
-    pub holders: Vec<std::result::Result<Liveness, EndReason>>,
+    pub holders: Vec<Standing>,
     /// For each holder: its effective owner; `None` if all its owners are dead.
     pub owners: Vec<Option<ProcessId>>,
     /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
     pub waiters: Vec<Liveness>,
-    /// True if the next caller would get the lock at once, whatever its mode.
+    /// The next caller would get the lock at once, whatever its mode.
     pub is_free: bool,
 }
 
 impl LockStatus {
     pub fn is_held(&self) -> bool {
-        self.holders.iter().any(std::result::Result::is_ok)
+        self.holders.iter().any(|standing| standing.holds())
     }
 
-    /// Returns the grant that ends only after the caller's wait, if the caller works under one.
+    /// A grant under which the caller works, and which so ends only after the caller's wait.
     pub fn never_ends_within(&self, enclosing: &[HandleHash]) -> Option<&Grant> {
         let is_limited = |grant: &Grant| matches!(grant.lifetime, Lifetime::ExpiresAt(_));
         self.record.holders.iter().find(|grant| enclosing.contains(&grant.proof) && !is_limited(grant))
@@ -34,13 +33,12 @@ impl LockStatus {
 }
 
 impl Engine {
-    /// Returns the record of a name without the status of its holders, which costs questions to the store; the record of
-    /// an unknown name is free.
+    /// The record of a name without the status of its holders, which costs questions to the store; the record of an
+    /// unknown name is free.
     pub fn record(&self, name: &[u8]) -> Result<Record> {
         Ok(self.read(name)?.1)
     }
 
-    /// Returns the status of a name, for display; the record of an unknown name is free.
     pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
         self.inspect_record(self.read(name)?.1)
     }
@@ -48,15 +46,20 @@ impl Engine {
     /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. A wait under one of
     /// the `enclosing` grants, which would never end, does not begin.
     pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy, enclosing: &[HandleHash]) -> Result<LockStatus> {
-        self.poll(name, policy, &mut || {
-            let status = self.inspect(name)?;
+        self.poll(name, policy, &mut |engine| {
+            let status = engine.inspect(name)?;
             Ok((status.is_free || status.never_ends_within(enclosing).is_some(), status))
         })
     }
 
     /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps no
     /// connection that others need.
-    pub fn poll<T>(&self, name: &[u8], policy: &WaitPolicy, look: &mut dyn FnMut() -> Result<(bool, T)>) -> Result<T> {
+    pub fn poll<T>(
+        &self,
+        name: &[u8],
+        policy: &WaitPolicy,
+        look: &mut dyn FnMut(&Engine) -> Result<(bool, T)>,
+    ) -> Result<T> {
         let (mut clock, end) = (policy.begin(self.host.boottime(), true), policy.end(self.host.boottime()));
         loop {
             let rest = policy.rest(end, self.host.boottime());
@@ -94,7 +97,7 @@ impl Engine {
 
     /// Visits the record of every name in turn, without the waiters on pages.
     fn for_each_record(&self, visit: &mut dyn FnMut(Result<Record>) -> Result<()>) -> Result<()> {
-        self.store.scan(&mut |place, stored| {
+        self.store.scan(self.call, &mut |place, stored| {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
                 return Ok(());
             }
@@ -105,14 +108,14 @@ impl Engine {
         })
     }
 
-    /// Returns true for an auxiliary object under its own name. A lookalike is stored in the place of a record.
+    /// True for an auxiliary object under its own name. A lookalike is stored in the place of a record.
     fn is_auxiliary(&self, stored: &Versioned, place: &str) -> bool {
         let key =
             Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_auxiliary(body));
         key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 
-    /// Returns the record if it is in the place of its name. A record that a power cut tore has no name and passes.
+    /// Fails if the record is not in the place of its name. A record that a power cut tore has no name and passes.
     fn check_location(&self, record: Record, place: &str) -> Result<Record> {
         if record.name.is_empty() || self.store.describe(&record.name) == place {
             return Ok(record);
@@ -125,7 +128,7 @@ impl Engine {
     pub(super) fn inspect_record(&self, mut record: Record) -> Result<LockStatus> {
         loop {
             let status = self.status(self.whole(record.clone())?)?;
-            if status.holders.iter().all(std::result::Result::is_ok) {
+            if status.holders.iter().all(|standing| standing.holds()) {
                 return Ok(status);
             }
             let now = self.read(&record.name)?.1;
@@ -140,7 +143,7 @@ impl Engine {
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         self.prefetch(&record, &mut facts, None)?;
         let leases: Vec<_> = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref()).collect();
-        self.store.leases().look_ahead(&leases)?;
+        self.store.leases().look_ahead(self.call, &leases)?;
         loop {
             match status(&record, &facts) {
                 Ok(status) => return Ok(status),
@@ -152,8 +155,8 @@ impl Engine {
 
 fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Query> {
     let holders =
-        record.holders.iter().map(|grant| grant_status(grant, facts)).collect::<std::result::Result<_, _>>()?;
-    let owner = |grant: &Grant| Ok(effective_owner(&grant.owner, facts)?.map(|(owner, _)| owner));
+        record.holders.iter().map(|grant| Standing::of(grant, facts)).collect::<std::result::Result<_, _>>()?;
+    let owner = |grant: &Grant| Ok(facts.effective_owner(&grant.owner)?.map(|(owner, _)| owner));
     let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
     let liveness = |waiter: &Waiter| match is_gone(waiter, facts)? {
         true => Ok(Liveness::Dead),

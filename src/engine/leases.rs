@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{AcquireRequest, Engine};
+use super::{AcquireRequest, Engine, EngineState};
 use crate::error::Result;
 use crate::lock::{
     Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, Renew,
@@ -20,6 +20,19 @@ pub(super) struct IssuedLease {
     span: Duration,
 }
 
+impl EngineState {
+    /// True if other users of the store may be unable to see whether an owner on this host lives, because they are on
+    /// other hosts or outside of this container. Every grant then needs a lease.
+    pub fn needs_leases(&self) -> bool {
+        self.needs_leases_in(self.store.scope())
+    }
+
+    /// Like [`EngineState::needs_leases`], for a caller that knows the scope of the store.
+    pub(super) fn needs_leases_in(&self, scope: Scope) -> bool {
+        scope == Scope::Shared || self.host.is_in_container()
+    }
+}
+
 impl Engine {
     /// Fails if the store's clock cannot be read.
     pub fn start(&self, lifetime: &Lifetime) -> Result<Lifetime> {
@@ -32,21 +45,15 @@ impl Engine {
         }
     }
 
-    /// Returns true if other users of the store may be unable to see whether an owner on this host lives, because they
-    /// are on other hosts or outside of this container. Every grant then needs a lease.
-    pub fn needs_leases(&self) -> bool {
-        self.needs_leases_in(self.store.scope())
+    /// Lasts as long as its owner, or as this process, if they renew it.
+    pub(super) fn own_lease(&self) -> Lifetime {
+        Lifetime::KeepalivePending(self.lease.as_millis() as u64)
     }
 
-    /// Like [`Engine::needs_leases`], for a caller that knows the scope of the store.
-    pub(super) fn needs_leases_in(&self, scope: Scope) -> bool {
-        scope == Scope::Shared || self.host.is_in_container()
-    }
-
-    /// Returns the lifetime of a grant that would have this lifetime if all users of the store saw its owner.
+    /// `lifetime` is right if all users of the store see the owner; else the grant needs a lease.
     pub fn lifetime_in_store(&self, needs_leases: bool, lifetime: &Lifetime) -> Lifetime {
         match lifetime {
-            Lifetime::WhileOwnerLives if needs_leases => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            Lifetime::WhileOwnerLives if needs_leases => self.own_lease(),
             lifetime => lifetime.clone(),
         }
     }
@@ -70,7 +77,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the earliest end of a lifetime on CLOCK_BOOTTIME, or `None` if it has no lease of this engine.
+    /// Earliest end of a lifetime on CLOCK_BOOTTIME; `None` if it has no lease of this engine.
     pub fn ends(&self, lifetime: &Lifetime) -> Option<Duration> {
         self.own(lifetime.lease()?, |issued| issued.ends)
     }
@@ -81,7 +88,7 @@ impl Engine {
 
     pub(super) fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let ends = self.host.boottime().saturating_add(span);
-        let lease = self.store.leases().grant(span)?;
+        let lease = self.store.leases().grant(self.call, span)?;
         let mut leases = guarded(&self.issued_leases);
         let now = self.host.boottime();
         leases.retain(|issued| issued.ends > now);
@@ -103,23 +110,25 @@ impl Engine {
     }
 
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
-        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        let lifetime = self.start(&self.own_lease())?;
         self.apply(name, &Renew::new(self.by_proof(proof)?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {
         let proof = request.handle.proof();
-        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        let lifetime = self.start(&self.own_lease())?;
         let credentials = self.by_proof(proof)?;
         self.apply(name, &Prepare { credentials, proof, process: request.process, lifetime })
     }
 
-    /// Returns true if a lease in a record was over at the read. A renewal or release stores another record and ends
-    /// the old lease. The end of a lease that has left the record proves nothing; our read is only late.
+    /// True if a lease in a record was over at the read. A renewal or release ends the old lease and stores another
+    /// record: so if the lease has left the record, its end proves nothing, and our read was late.
     pub(super) fn lease_expired(&self, record: &Record, lease: &Lease) -> Result<bool> {
         let is_over = match lease.clock {
-            LeaseClock::FileSystem(_) => self.store.leases().time_to_expiry(lease, &record.sightings)?.is_zero(),
-            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.leases().is_expired(lease)?,
+            LeaseClock::FileSystem(_) => {
+                self.store.leases().time_to_expiry(self.call, lease, &record.sightings)?.is_zero()
+            }
+            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.leases().is_expired(self.call, lease)?,
         };
         if !is_over || self.store.scope() == Scope::Local || !record.leases().any(|it| it == lease) {
             return Ok(is_over);
@@ -142,11 +151,11 @@ impl Engine {
         leases.iter().find(|issued| issued.lease == *lease).map(of)
     }
 
-    /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. The next
-    /// caller may not wait, and would count from the beginning. If the write fails, it does so.
+    /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. A caller
+    /// that does not wait would else count from the beginning, which it does if this write fails.
     pub fn note_leases(&self, record: &Record) {
         let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
-        let sightings = self.store.leases().new_sightings(&leases, &record.sightings).unwrap_or_default();
+        let sightings = self.store.leases().new_sightings(self.call, &leases, &record.sightings).unwrap_or_default();
         if !sightings.is_empty() {
             let _ = self.apply(&record.name, &Note(sightings));
         }

@@ -10,9 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::Use;
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
-use crate::store::{Location, in_order};
+use crate::store::{Call, Location, in_order};
 
-/// The released grant, or the reason why the caller has none.
+/// A released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
 
 /// A lock: the store that contains its record, and its name in that store.
@@ -22,7 +22,7 @@ pub struct LockRef {
     pub name: Vec<u8>,
     /// Name for display: the name, or the file's absolute path.
     pub display_name: Vec<u8>,
-    /// The shell words that mean this lock: `--store` if it was given, and the name.
+    /// Shell words that mean this lock: `--store` if it was given, and the name.
     pub shell_arg: String,
 }
 
@@ -39,6 +39,7 @@ pub struct OpenLockSet<'a> {
     engines: Vec<Engine>,
     /// Index of the engine for each lock.
     of: Vec<usize>,
+    lease: Option<Duration>,
 }
 
 impl LockRef {
@@ -49,7 +50,7 @@ impl LockRef {
 }
 
 impl Engine {
-    /// Returns the shell words that mean the lock with this name: they select the store unless it is the default.
+    /// Shell words that mean the lock with this name: they select the store unless it is the default.
     pub(super) fn shell_arg(&self, name: &[u8]) -> String {
         let Some(location) = &self.location else { return shell_quote(name) };
         if let Some(directory) = location.directory_of_files() {
@@ -58,17 +59,17 @@ impl Engine {
         let environment = Environment::of_this_process();
         let chosen = environment.store.as_ref().and_then(|url| Location::parse(url, &environment.current).ok());
         let default = chosen.filter(|chosen| !chosen.is_beside()).or_else(|| environment.default_store().ok());
-        let option = match default.as_ref() == Some(location) {
-            true => String::new(),
-            false => format!("--store {} ", shell_quote(location.url().as_bytes())),
-        };
         let dashes = if name.starts_with(b"-") { "-- " } else { "" };
-        format!("{option}{dashes}{}", shell_quote(name))
+        let words = format!("{dashes}{}", shell_quote(name));
+        if default.as_ref() == Some(location) {
+            return words;
+        }
+        format!("--store {} {words}", shell_quote(location.url().as_bytes()))
     }
 }
 
 impl LockSet {
-    /// Returns the set of these locks. The first one is the lock that was named first.
+    /// The first of these locks is the one that was named first.
     pub fn new(mut all: Vec<LockRef>) -> LockSet {
         let stores = in_order(all.iter().map(|target| target.location.clone()).collect());
         let at = |target: &LockRef| stores.iter().position(|store| store.contains(&target.location));
@@ -103,7 +104,7 @@ impl LockSet {
     /// Opens the stores of the locks, each once.
     pub fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
         // Most sets have one store, and a vector that grows begins with room for four: 2 KiB too much.
-        let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new() };
+        let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new(), lease: None };
         for (at, target) in self.all.iter().enumerate() {
             // The locks are sorted by store.
             if at == 0 || self.all[at - 1].location != target.location {
@@ -111,6 +112,7 @@ impl LockSet {
             }
             opened.of.push(opened.engines.len() - 1);
         }
+        opened.lease = opened.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease);
         Ok(opened)
     }
 }
@@ -148,7 +150,7 @@ impl OpenLockSet<'_> {
     ) -> Result<Option<Vec<Grant>>> {
         let confirmed = loop {
             match confirm_all(&self.lock_refs(), request, grants) {
-                Err(error) if error.kind() == ErrorKind::Unavailable && self.need_leases() && go_on() => {}
+                Err(error) if error.kind() == ErrorKind::Unavailable && self.lease.is_some() && go_on() => {}
                 confirmed => break confirmed,
             }
         };
@@ -157,7 +159,7 @@ impl OpenLockSet<'_> {
         }
         // No other process acquires a lock before its lease is over. A free lock keeps no trace of its last grant.
         let lasts = self.lease_ends(grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
-        let given_back = self.release(request.handle.proof(), Use::Unknown);
+        let given_back = self.release(self.engines[0].call(), request.handle.proof(), Use::Unknown);
         confirmed?;
         let was_given_back = |answer: &Result<Released>| match answer {
             Ok(Err(NotHolder { ending, .. })) => {
@@ -176,34 +178,43 @@ impl OpenLockSet<'_> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }
 
-    /// Returns when the first of the leases of these grants ends, on CLOCK_BOOTTIME; `None` without a lease.
+    /// When the first of the leases of these grants ends, on CLOCK_BOOTTIME; `None` without a lease.
     pub fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
+    /// These locks, with stores whose calls have these limits.
+    pub fn during(mut self, call: Call) -> Self {
+        self.engines.iter_mut().for_each(|engine| engine.call = call);
+        self
+    }
+
+    /// Number of answers of the servers so far.
+    pub fn answers(&self) -> u64 {
+        self.engines.iter().map(|engine| engine.store.answers()).sum()
+    }
+
     /// Gives the connections to servers back before a long pause. The next call makes new ones.
     pub fn rest(&self) {
-        self.engines.iter().for_each(|engine| _ = engine.store.before_wait(true));
+        self.engines.iter().for_each(|engine| _ = engine.store.before_wait(engine.call, true));
     }
 
-    pub fn need_leases(&self) -> bool {
-        self.engines.iter().any(Engine::needs_leases)
-    }
-
+    /// Length of the leases that a store of these locks needed when it was opened; `None` if none did.
     pub fn lease(&self) -> Option<Duration> {
-        self.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease)
+        self.lease
     }
 
-    /// Returns an answer for each lock, as far as its store answered.
-    pub fn release(&self, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
-        let release = |(target, engine): (&LockRef, &Engine)| engine.release_after(&target.name, proof, used);
-        let mut answers: Vec<_> = self.each().rev().map(release).collect();
+    /// Tries all locks, the last one first, by calls with these limits. The answers are in the order of the locks.
+    pub fn release(&self, call: Call, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
+        let mut answers = Vec::new();
+        for (target, engine) in self.each().rev() {
+            answers.push(engine.during(call).release_after(&target.name, proof, used));
+        }
         answers.reverse();
         answers
     }
 
-    /// Returns the error of the first store that did not answer.
     pub fn release_all(&self, proof: HandleHash) -> Result<()> {
-        self.release(proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
+        self.release(self.engines[0].call(), proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

@@ -1,9 +1,9 @@
 //! Reading, writing and deleting values. The rules are in [`crate::lock`]'s `value.rs`. This module adds the store
 //! operations: the bytes of external values, and the wait for the holder.
 
-use super::acquire::OnWait;
 use super::commit::{Committed, RecordUpdate};
 use super::history::Remark;
+use super::wait_policy::OnWait;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
@@ -11,20 +11,20 @@ use crate::lock::{
     WriteRefusal, Writing, Written,
 };
 use crate::signals::Interrupt;
-use crate::store::{Durability, Write, WriteOptions};
+use crate::store::{Durability, WriteOptions};
 
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
     pub by: Credentials,
-    /// The new bytes; `None` deletes the value.
+    /// `None` deletes the value.
     pub bytes: Option<&'a [u8]>,
     /// File permission bits that limit the readers of the bytes; without them, every reader of the store may read them.
     pub mode: Option<u32>,
     pub precondition: Option<Precondition>,
-    /// True if only the holder may write; otherwise the write is allowed even if the lock is free.
+    /// Only the holder may write; else the write is allowed even if the lock is free.
     pub require_lock: bool,
     pub release: bool,
-    /// True if an ended grant is sufficient, provided that no other process has held the lock since.
+    /// An ended grant is sufficient, provided that no other process has held the lock since.
     pub even_if_stale: bool,
 }
 
@@ -64,7 +64,7 @@ impl Engine {
                 }
                 _ => error,
             };
-            if let Some(stored) = self.store.read(&key).map_err(not_for_us)? {
+            if let Some(stored) = self.store.read(self.call, &key).map_err(not_for_us)? {
                 let found =
                     lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
                 let bytes = found.filter(|(_, bytes)| bytes.len() as u64 == value.size);
@@ -79,7 +79,6 @@ impl Engine {
         }
     }
 
-    /// Returns the error for a value whose bytes under this key are missing or unreadable.
     fn unusable_value(&self, name: &[u8], key: &[u8], state: &str) -> Error {
         let what = format!("{}: the value is {state}", self.store.describe(key));
         let lock = self.shell_arg(name);
@@ -99,7 +98,7 @@ impl Engine {
         on_wait: &mut OnWait<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        let mut write = || self.write_at_once(name, wanted, &request.owner);
+        let mut write = |engine: &Engine| engine.write_at_once(name, wanted, &request.owner);
         let outcome = self.outlast_outages(name, policy, interrupt, on_wait, &mut write)?;
         let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
@@ -107,7 +106,7 @@ impl Engine {
         }
         match self.acquire(name, request, &policy.rest(end, self.host.boottime()), interrupt, on_wait)? {
             AcquireResult::Granted(..) => {}
-            AcquireResult::Refused(refusal) => return Ok(WriteResult::NotAcquired(refusal)),
+            AcquireResult::Refused(_, refusal) => return Ok(WriteResult::NotAcquired(refusal)),
             AcquireResult::Interrupted => return Ok(WriteResult::Interrupted),
         }
         let proof = request.handle.proof();
@@ -120,15 +119,14 @@ impl Engine {
         written.map(WriteResult::from)
     }
 
-    /// Returns the grant that claims the name permanently, if there is one; it stands.
+    /// A claim that is found has been settled: it stands.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
         let claim = self.claim_in(&self.inspect(name)?);
         claim.map(|grant| self.settle().map(|()| grant)).transpose()
     }
 
-    /// Returns the grant in this status that claims the name permanently, if there is one.
     pub fn claim_in(&self, status: &LockStatus) -> Option<Grant> {
-        let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
+        let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
         let is_at_work = |process| self.liveness(&status.record, &grant.owner.domain, process) != Liveness::Dead;
         // A provisional claim with a commit record is about to be given up; until then it counts as a claim.
@@ -190,23 +188,16 @@ impl Engine {
                     return Ok(outcome);
                 }
             };
-            let external = if is_complete { None } else { self.external(name, writing, wanted.bytes, writer) };
-            if let Some((key, body, options)) = &external
-                && !self.changes_at_once(2)
-            {
+            if !is_complete && let Some((key, body, options)) = self.external(name, writing, wanted.bytes, writer) {
                 (*stored, is_complete) = (true, true);
-                self.create_auxiliary(key, body, *options)?;
+                self.create_auxiliary(&key, &body, options)?;
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }
-            let beside: Vec<Write<'_>> = external
-                .iter()
-                .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
-                .collect();
-            let swapped =
+            let update =
                 RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
             writing.repeat();
-            if let Committed::Done(version) = self.commit_update(&[swapped], &beside, Remark::default())? {
+            if let Committed::Done(version) = self.commit_update(&update, Remark::default())? {
                 return Ok(Writing::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.
@@ -219,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// Returns the key, the body and the options of the bytes of an external value, and leaves a witness of them.
+    /// Key, body and options of the bytes of an external value. Leaves a witness of them.
     fn external(
         &self,
         name: &[u8],
@@ -252,10 +243,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns true if no record references these bytes and their writer can no longer make a record do so.
+    /// No record references these bytes, and their writer can no longer make a record do so.
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
-        let Some(stored) = self.store.read(key)? else { return Ok(false) };
+        let Some(stored) = self.store.read(self.call, key)? else { return Ok(false) };
         let found = lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(key)))?;
         let writer = found.map(|(writer, _)| writer);
         let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));

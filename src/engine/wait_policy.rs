@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use super::acquire::OnWait;
-use super::{Engine, Waiting};
+use super::Engine;
 use crate::duration::Backoff;
 use crate::error::{Error, Result};
 use crate::host::{WakeReason, WakeSet};
 use crate::lock::Record;
 use crate::signals::Interrupt;
-use crate::store::{SignalsEndCalls, StoreDeadline};
+use crate::store::Call;
 
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
@@ -31,12 +30,11 @@ pub struct WaitPolicy {
 impl WaitPolicy {
     pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), backoff: None };
 
-    /// Returns true if the policy allows a single attempt only.
     pub fn is_none(&self) -> bool {
         self.limit == Some(Duration::ZERO)
     }
 
-    /// Returns the end of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
+    /// End of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
     pub fn end(&self, now: Duration) -> Duration {
         self.limit.map_or(Duration::MAX, |limit| now.saturating_add(limit))
     }
@@ -57,12 +55,29 @@ impl WaitPolicy {
     }
 }
 
+/// How a wait stands, for its callback.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress<'a> {
+    pub record: &'a Record,
+    pub ahead: usize,
+    /// Remaining time; `None` means no limit.
+    pub left: Option<Duration>,
+    /// Why the store cannot be read at the moment. The record is unknown then.
+    pub outage: Option<&'a Error>,
+    /// Limits of the calls of stores that the callback makes.
+    pub call: Call,
+}
+
+/// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
+pub(super) type OnWait<'a> = dyn FnMut(&Progress<'_>) -> Option<Duration> + 'a;
+
 /// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
+#[derive(Clone, Copy)]
 pub(super) struct WaitClock {
     deadline: Option<Duration>,
     pause: Duration,
     longest: Duration,
-    /// True if the waiter polls only because a wake-up could be lost.
+    /// Polls only cover lost wake-ups.
     seldom: bool,
 }
 
@@ -75,8 +90,8 @@ impl WaitClock {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
 
-    /// Returns the pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost
-    /// wake-ups, waiters far behind poll less often: together they poll as often as a few.
+    /// The pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost wake-ups,
+    /// waiters far behind poll less often: together they poll as often as a few.
     pub(super) fn next_pause(&mut self, now: Duration, ahead: usize) -> Option<Duration> {
         let left = self.left(now);
         if left == Some(Duration::ZERO) {
@@ -106,15 +121,13 @@ impl Engine {
         policy: &WaitPolicy,
         interrupt: Option<&dyn Interrupt>,
         on_wait: &mut OnWait<'_>,
-        work: &mut dyn FnMut() -> Result<T>,
+        work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
-        let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));
+        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
+        let engine = self.during(Call { until, interruptible: interrupt.is_some() });
         loop {
-            let calls = SignalsEndCalls::begin(interrupt.is_some());
-            let done = work();
-            drop(calls);
-            match done {
+            match work(&engine) {
                 Err(_) if self.is_interrupted(interrupt) => return Ok(None),
                 Err(error) if error.is_unreached() => {
                     let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
@@ -131,7 +144,7 @@ impl Engine {
     /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one, of
     /// the time that is `left`, if each look costs them much.
     pub(super) fn pause_for_others(&self, pause: Duration, left: Option<Duration>) -> Duration {
-        if !self.store.before_wait(false) {
+        if !self.store.before_wait(self.call, false) {
             return pause;
         }
         left.map_or(CROWDED, |left| left.min(CROWDED)).max(pause)
@@ -149,7 +162,7 @@ impl Engine {
         let now = self.host.boottime();
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
-        on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
+        on_wait(&Progress { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error), call: self.call });
         Ok(wake_set.wait(&[], &mut None, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }
 }

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::handle::HandleHash;
 use super::lifetime::Lease;
-use super::owner::{PidDomain, ProcessId};
-use super::record::{Record, Waiter};
+use super::owner::{Owner, PidDomain, ProcessId};
+use super::record::Record;
+use super::waiter::Waiter;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Liveness {
     Alive,
     /// The process lives here, and a signal or a debugger has stopped it.
@@ -51,26 +53,25 @@ pub enum Query {
 }
 
 /// The answers so far. They are valid for one read of the record.
-#[derive(Debug, Clone, Default)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Facts {
     /// Wall clock in milliseconds since 1970, which records contain for display.
     pub wall: u64,
     /// True if the store may lose the reply to a commit. A repeated request then looks for the trace of the first.
     pub replies_get_lost: bool,
     /// Liveness by process, because a record may have thousands of processes.
-    pub fates: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
+    pub liveness: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
     /// Processes, each with true if its control group is frozen.
     frozen: Vec<(PidDomain, ProcessId, bool)>,
     /// Leases by their end, each with true if it is over.
-    pub over: BTreeMap<u64, Vec<(Lease, bool)>>,
+    pub lease_expired: BTreeMap<u64, Vec<(Lease, bool)>>,
     /// Leases, each with true if it lasts longer than the caller is willing to wait.
     outlasts: Vec<(Lease, bool)>,
     pub pages: BTreeMap<u64, Vec<Waiter>>,
     /// Handle hashes of provisional grants, each with true if the grants are committed.
-    pub decided: Vec<(HandleHash, bool)>,
+    pub committed: Vec<(HandleHash, bool)>,
     /// New leases, with their duration in milliseconds.
-    lent: Vec<(u64, Lease)>,
+    new_lease: Vec<(u64, Lease)>,
 }
 
 impl Facts {
@@ -80,7 +81,7 @@ impl Facts {
     }
 
     pub fn insert_liveness(&mut self, domain: PidDomain, process: ProcessId, liveness: Liveness) {
-        self.fates.entry(process).or_default().push((domain, liveness));
+        self.liveness.entry(process).or_default().push((domain, liveness));
     }
 
     pub fn insert_frozen(&mut self, domain: PidDomain, process: ProcessId, is_frozen: bool) {
@@ -93,7 +94,7 @@ impl Facts {
     }
 
     pub fn insert_expired(&mut self, lease: Lease, over: bool) {
-        self.over.entry(lease.ends).or_default().push((lease, over));
+        self.lease_expired.entry(lease.ends).or_default().push((lease, over));
     }
 
     pub fn insert_outlasts(&mut self, lease: Lease, outlasts: bool) {
@@ -117,26 +118,26 @@ impl Facts {
         self.pages.get(&number).map(Vec::as_slice).ok_or(Query::Page(number))
     }
 
-    pub fn insert_committed(&mut self, proof: HandleHash, decided: bool) {
-        self.decided.push((proof, decided));
+    pub fn insert_committed(&mut self, proof: HandleHash, is_committed: bool) {
+        self.committed.push((proof, is_committed));
     }
 
     pub(crate) fn committed(&self, proof: &HandleHash) -> Result<bool, Query> {
-        let known = self.decided.iter().find(|(known, _)| known == proof);
-        known.map(|(_, decided)| *decided).ok_or(Query::Committed(*proof))
+        let known = self.committed.iter().find(|(known, _)| known == proof);
+        known.map(|(_, is_committed)| *is_committed).ok_or(Query::Committed(*proof))
     }
 
     pub fn insert_new_lease(&mut self, span: u64, lease: Lease) {
-        self.lent.push((span, lease));
+        self.new_lease.push((span, lease));
     }
 
     pub(crate) fn new_lease(&self, span: u64) -> Result<&Lease, Query> {
-        let known = self.lent.iter().find(|(known, _)| *known == span);
+        let known = self.new_lease.iter().find(|(known, _)| *known == span);
         known.map(|(_, lease)| lease).ok_or(Query::NewLease(span))
     }
 
     pub(crate) fn liveness(&self, domain: &PidDomain, process: &ProcessId) -> Result<Liveness, Query> {
-        let known = self.fates.get(process).and_then(|known| known.iter().find(|(at, _)| at == domain));
+        let known = self.liveness.get(process).and_then(|known| known.iter().find(|(at, _)| at == domain));
         known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
     }
 
@@ -147,11 +148,25 @@ impl Facts {
     }
 
     pub(crate) fn expired_leases(&self) -> impl Iterator<Item = &Lease> {
-        self.over.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
+        self.lease_expired.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
     }
 
     pub(crate) fn lease_expired(&self, lease: &Lease) -> Result<bool, Query> {
-        let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
+        let known =
+            self.lease_expired.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
+    }
+
+    /// The first owner process that may live, or else the last missing one. `None` if all are surely dead.
+    pub fn effective_owner(&self, owner: &Owner) -> Result<Option<(ProcessId, Liveness)>, Query> {
+        let mut missing = None;
+        for process in &owner.processes {
+            match self.liveness(&owner.domain, process)? {
+                Liveness::Dead => {}
+                Liveness::Missing => missing = Some((*process, Liveness::Missing)),
+                liveness => return Ok(Some((*process, liveness))),
+            }
+        }
+        Ok(missing)
     }
 }

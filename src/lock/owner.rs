@@ -4,8 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::codec::is_default;
-use super::codec::text::{self, Text};
+use super::text::{self, Text, is_default};
 
 /// Owner of a grant: the processes that the grant depends on, and details about them for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +58,7 @@ impl PidDomain {
 }
 
 /// The part of a [`PidDomain`] that pids and start times depend on.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[cfg_attr(debug_assertions, derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PidSpace {
     pub boot: String,
     pub pids: String,

@@ -18,18 +18,18 @@
 //! all grants or none ([`super::CommitRecord`]).
 //!
 //! Each request has its own rule: `acquire.rs` has the rules for the start of a grant, `release.rs` those for its end,
-//! `value.rs` those for values, and `queue.rs` serves the queue. This file returns the status of a grant.
+//! `write.rs` those for values and `runs.rs` those for jobs. `queue.rs` serves the queue after each of them, and
+//! `ending.rs` evicts holders before. Records and requests are data, in files that know none of these rules.
 //!
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
 //! and calls again.
 
-use super::ending::EndReason;
 use super::facts::{Facts, Liveness, Query};
+use super::grant::{EndReason, Grant};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::Owner;
-use super::queue::effective_owner;
-use super::record::{Grant, Record};
+use super::record::Record;
 use super::request::{Request, Transition};
 
 /// Decides about one request by the rules in the module documentation.
@@ -45,49 +45,67 @@ pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Tra
     Ok(step)
 }
 
-/// Returns the liveness of the owner if the grant is still valid, or else how the grant ended.
-pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, EndReason>, Query> {
-    let over = lease_expired(grant, facts)?;
-    if let Some(waiter) = &grant.provisional {
-        let liveness = facts.liveness(&grant.owner.domain, waiter)?;
-        let waits = liveness != Liveness::Dead && !over;
-        let is_ownerless = waits && has_dead_owner(&grant.owner, &grant.lifetime, facts)?;
-        if waits && !is_ownerless {
-            return Ok(Ok(liveness));
+/// State of a grant in a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// The grant is valid, and this is the liveness of its effective owner.
+    Holds(Liveness),
+    /// The grant is over, although the record still has it.
+    Ended(EndReason),
+}
+
+impl Standing {
+    pub fn of(grant: &Grant, facts: &Facts) -> Result<Standing, Query> {
+        let over = lease_expired(grant, facts)?;
+        if let Some(waiter) = &grant.provisional {
+            let liveness = facts.liveness(&grant.owner.domain, waiter)?;
+            let waits = liveness != Liveness::Dead && !over;
+            let is_ownerless = waits && has_dead_owner(&grant.owner, &grant.lifetime, facts)?;
+            if waits && !is_ownerless {
+                return Ok(Standing::Holds(liveness));
+            }
+            if !facts.committed(&grant.proof)? {
+                // The waiter died before it confirmed the grant, so its owner has lost nothing.
+                return Ok(Standing::Ended(match liveness {
+                    Liveness::Dead => EndReason::Released,
+                    _ if is_ownerless => EndReason::Died,
+                    _ => EndReason::Expired,
+                }));
+            }
+            if grant.claim.is_some() {
+                return Ok(Standing::Holds(Liveness::Unknown));
+            }
         }
-        if !facts.committed(&grant.proof)? {
-            // The waiter died before it confirmed the grant, so its owner has lost nothing.
-            return Ok(Err(match liveness {
-                Liveness::Dead => EndReason::Released,
-                _ if is_ownerless => EndReason::Died,
-                _ => EndReason::Expired,
-            }));
+        if over {
+            return Ok(Standing::Ended(EndReason::Expired));
         }
-        if grant.claim.is_some() {
-            return Ok(Ok(Liveness::Unknown));
-        }
+        let liveness = match facts.effective_owner(&grant.owner)? {
+            _ if grant.lifetime == Lifetime::OwnerDied => Liveness::Dead,
+            Some((_, liveness)) => liveness,
+            None if grant.owner.processes.is_empty() => Liveness::Unknown,
+            None => Liveness::Dead,
+        };
+        Ok(match (liveness, &grant.lifetime) {
+            (Liveness::Dead, Lifetime::UntilReleased) => Standing::Holds(Liveness::Dead),
+            (Liveness::Dead, _) if grant.release_on_exit => Standing::Ended(EndReason::Released),
+            (Liveness::Dead, _) => Standing::Ended(EndReason::Died),
+            (liveness, _) => Standing::Holds(liveness),
+        })
     }
-    if over {
-        return Ok(Err(EndReason::Expired));
+
+    pub fn holds(self) -> bool {
+        matches!(self, Standing::Holds(_))
     }
-    let fate = match effective_owner(&grant.owner, facts)? {
-        _ if grant.lifetime == Lifetime::OwnerDied => Liveness::Dead,
-        Some((_, fate)) => fate,
-        None if grant.owner.processes.is_empty() => Liveness::Unknown,
-        None => Liveness::Dead,
-    };
-    match (fate, &grant.lifetime) {
-        (Liveness::Dead, Lifetime::UntilReleased) => Ok(Ok(Liveness::Dead)),
-        (Liveness::Dead, _) if grant.release_on_exit => Ok(Err(EndReason::Released)),
-        (Liveness::Dead, _) => Ok(Err(EndReason::Died)),
-        (fate, _) => Ok(Ok(fate)),
+
+    pub fn end_reason(self) -> Option<EndReason> {
+        if let Standing::Ended(reason) = self { Some(reason) } else { None }
     }
 }
 
 /// Returns true if the script for which a waiter waits has died. The waiter may be stopped, so that it never learns that.
 pub(super) fn has_dead_owner(owner: &Owner, lifetime: &Lifetime, facts: &Facts) -> Result<bool, Query> {
     let needs_owner = *lifetime != Lifetime::UntilReleased && !owner.processes.is_empty();
-    Ok(needs_owner && effective_owner(owner, facts)?.is_none())
+    Ok(needs_owner && facts.effective_owner(owner)?.is_none())
 }
 
 /// A keepalive lease proves the owner's life only to hosts that cannot see the owner; other hosts check the process.
@@ -99,7 +117,7 @@ pub(super) fn lease_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query>
 }
 
 pub(super) fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
-    Ok(effective_owner(&grant.owner, facts)?.is_some_and(|(_, liveness)| liveness.is_seen_alive()))
+    Ok(facts.effective_owner(&grant.owner)?.is_some_and(|(_, liveness)| liveness.is_seen_alive()))
 }
 
 /// Returns true if a provisional grant is committed, so that it survives its waiter. The function queries the commit

@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use super::ending::{EndRequest, EndedGrant};
+use serde::{Deserialize, Serialize};
+
 use super::facts::{Facts, Query};
+use super::grant::{EndRequest, EndedGrant, Grant};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime, Sighting};
-use super::owner::{PidDomain, PidSpace, ProcessId};
-use super::record::{Grant, Record, Waiter};
-use super::refusal::Refusal;
+use super::owner::{Owner, PidDomain, PidSpace, ProcessId};
+use super::record::Record;
+use super::waiter::{QueuePlace, Waiter};
 
-/// Request of a caller about a record. Each request has its own type of response.
-pub trait Request: Loggable {
+/// Request of a caller about a record. Each request has its own type of response. A trace contains it.
+pub trait Request: Clone + Serialize {
     /// Response to the request, including refusals.
     type Response;
 
@@ -46,31 +48,18 @@ pub trait Request: Loggable {
     }
 }
 
-/// A request that builds for tests can log (`src/trace.rs`).
-#[cfg(debug_assertions)]
-pub trait Loggable: Clone + serde::Serialize {}
-#[cfg(debug_assertions)]
-impl<R: Clone + serde::Serialize> Loggable for R {}
-#[cfg(not(debug_assertions))]
-pub trait Loggable: Clone {}
-#[cfg(not(debug_assertions))]
-impl<R: Clone> Loggable for R {}
-
 /// Leaves the queue. The response is the grant that the waiter has in the meantime, if the request came too late.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Cancel {
     pub proof: HandleHash,
     pub page: Option<u64>,
 }
 
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Release(pub Credentials);
 
 /// Sets a new lifetime for the caller's grant.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Renew {
     pub credentials: Credentials,
     pub lifetime: Lifetime,
@@ -85,13 +74,11 @@ impl Renew {
 }
 
 /// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct OwnerDied(pub Credentials);
 
 /// Makes the caller's grant depend on a commit record, or extends that dependency ([`super::CommitRecord`]).
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Prepare {
     pub credentials: Credentials,
     /// Handle hash that names the commit record, and the new one of the grant.
@@ -103,14 +90,12 @@ pub struct Prepare {
 
 /// Ends the grants with these handle hashes, regardless of the holder. The response has the grants that were broken, or
 /// were stale and have been removed.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Break(pub Vec<HandleHash>);
 
 /// Notes in the grant with this handle hash which call asks its holder to end, and may end the renewal of its lease.
 /// The response is the hash if this request ended the renewal.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AskToEnd {
     pub proof: HandleHash,
     /// `None` if the caller is unknown.
@@ -120,18 +105,15 @@ pub struct AskToEnd {
 }
 
 /// Removes stale grants and dead waiters. The response has the removed grants and waiters.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Gc;
 
 /// Records that the caller's host has seen these leases, as far as the record has them and enough room.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Note(pub Vec<Sighting>);
 
 /// A caller that waits first gets a provisional grant, and confirms it by a second request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     Direct,
     /// The grant depends on the waiting process.
@@ -141,8 +123,7 @@ pub enum Phase {
     Confirm,
 }
 
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Acquire {
     pub entry: Waiter,
     /// True to enter the queue if the lock is not free.
@@ -159,40 +140,7 @@ impl Acquire {
     }
 }
 
-/// The place of a caller in the queue, as far as the caller knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum QueuePlace {
-    Nowhere,
-    InRecord,
-    OnPage(QueuePosition),
-    /// The page with this number is full, so the entry needs another one.
-    BesidePage(u64),
-}
-
-impl QueuePlace {
-    /// Returns true if the store has accepted the entry.
-    pub fn is_queued(&self) -> bool {
-        matches!(self, QueuePlace::InRecord | QueuePlace::OnPage(_))
-    }
-
-    pub fn on_page(&self) -> Option<&QueuePosition> {
-        if let QueuePlace::OnPage(position) = self { Some(position) } else { None }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct QueuePosition {
-    pub page: u64,
-    pub ahead: usize,
-    /// Processes of those waiters and of the waiters on the previous page, nearest first.
-    pub before: Vec<(PidDomain, ProcessId)>,
-    pub entry: Waiter,
-}
-
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Credentials {
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.
@@ -210,8 +158,7 @@ pub struct Credentials {
 }
 
 /// A process whose calling script has ended. The script cannot be recognised any more, only the session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orphan {
     pub session: i32,
     /// Start of the process, in milliseconds since 1970 on the clock of this host.
@@ -269,4 +216,50 @@ pub enum AcquireStep {
         leases: Vec<Lease>,
         ahead: usize,
     },
+}
+
+/// Reason to refuse a lock. `report` has the words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// These grants hold the lock, and the caller does not queue.
+    Busy(Vec<Grant>),
+    /// The holders of these grants are gone without a release, and `refuse_stale` was set.
+    Stale(Vec<EndedGrant>),
+    /// The wait would never end. The caller waits for the first edge, whose holder waits for the second, and so on; the
+    /// last edge is the caller's own grant.
+    Deadlock(Vec<Edge>),
+    /// Another id has claimed the name permanently.
+    Claimed(Box<Grant>),
+    /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.
+    Replaced(Option<Box<Successor>>),
+    /// The caller had the lock and only confirms that, but the grant has ended.
+    Lost(Box<NotHolder>),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotHolder {
+    pub holders: Vec<Grant>,
+    /// Ending of the caller's grant, if the record still has it.
+    pub ending: Option<EndedGrant>,
+    /// Ending of another grant that is still in the record, although its owner died or its lease expired.
+    pub stale: Option<EndedGrant>,
+    /// True if the store with the caller's grant is not at its place any more.
+    pub store_was_replaced: bool,
+}
+
+/// Edge of a cycle in the wait-for graph: a lock that the previous waiter waits for, and its holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    pub name: Vec<u8>,
+    /// Grant of the holder, which does not release the lock before its own wait is over.
+    pub grant: Grant,
+}
+
+/// Caller that has the place of a replaced waiter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Successor {
+    pub owner: Arc<Owner>,
+    /// Time of its arrival or, if it has the lock, of its grant ([`super::Grant::since`]).
+    pub since: u64,
+    pub waits: bool,
 }

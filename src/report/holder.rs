@@ -11,19 +11,19 @@ use super::Zone;
 use crate::duration::shown as span;
 use crate::engine::{Engine, LockRef, LockStatus};
 use crate::host::{FileLock, Host, command_of, file_locks, user_name};
-use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
+use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId, Standing};
 use crate::name::escape;
 use crate::store::Scope;
 
 const MOST_NAMED: usize = 3;
 
 /// A holder's grant, and the liveness of its owner or the reason why it has ended.
-pub(super) type Holder<'a> = (&'a Grant, Result<Liveness, EndReason>);
+pub(super) type Holder<'a> = (&'a Grant, Standing);
 
 /// Grants that hold the lock, or that ended without a release.
 pub(super) fn holders(status: &LockStatus) -> Vec<Holder<'_>> {
     let all = status.record.holders.iter().zip(status.holders.iter().copied());
-    all.filter(|(_, standing)| *standing != Err(EndReason::Released)).collect()
+    all.filter(|(_, standing)| *standing != Standing::Ended(EndReason::Released)).collect()
 }
 
 pub(super) fn waiting(status: &LockStatus) -> usize {

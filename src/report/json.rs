@@ -17,7 +17,9 @@ use crate::engine::{LockRef, LockStatus};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::history::{EndedBy, Past, Who};
-use crate::lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Runs, Value};
+use crate::lock::{
+    EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Runs, Standing, Value,
+};
 use crate::name::is_invisible;
 use crate::store::{Finding, Location, Verdict};
 
@@ -142,9 +144,9 @@ pub(crate) fn status(
     let held = holders(status);
     let documents = held.iter().map(|(grant, standing)| {
         let alive = match standing {
-            Ok(liveness) => *liveness,
-            Err(EndReason::Died) => Liveness::Dead,
-            Err(_) => reporter.liveness(&grant.owner),
+            Standing::Holds(liveness) => *liveness,
+            Standing::Ended(EndReason::Died) => Liveness::Dead,
+            Standing::Ended(_) => reporter.liveness(&grant.owner),
         };
         holder(grant, alive, reporter)
     });

@@ -102,7 +102,7 @@ impl Metrics {
     pub(crate) fn add_status(&mut self, status: &LockStatus, now: Duration, of_store: Duration) {
         let age = |since: u64| now.saturating_sub(Duration::from_millis(since));
         let grants = status.record.holders.iter().zip(&status.holders);
-        let holders: Vec<u64> = grants.filter(|(_, holds)| holds.is_ok()).map(|(grant, _)| grant.since).collect();
+        let holders: Vec<u64> = grants.filter(|(_, holds)| holds.holds()).map(|(grant, _)| grant.since).collect();
         let waiters = status.record.waiters.iter().zip(&status.waiters);
         let came = waiters.filter(|(_, liveness)| **liveness != Liveness::Dead).map(|(waiter, _)| waiter.since);
         let lock = self.lock(&status.record.name);

@@ -12,7 +12,7 @@ use super::{FileLocks, Reporter, describe_value};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
 use crate::history::Past;
-use crate::lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Success, Value};
+use crate::lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Standing, Success, Value};
 use crate::name::{escape, shell_quote};
 
 const HOST: usize = 4;
@@ -100,13 +100,13 @@ impl LockTable {
     }
 
     fn until(&self, (grant, standing): &Holder<'_>, reporter: &Reporter<'_>) -> String {
-        if standing.is_ok()
+        if standing.holds()
             && let Some(end) = reporter.renewable_end(grant)
         {
             return format!("{}?", self.style.time(end.as_millis() as u64, self.now));
         }
         match &grant.lifetime {
-            _ if standing.is_err() => "over".to_string(),
+            _ if !standing.holds() => "over".to_string(),
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => "alive".to_string(),
             Lifetime::OwnerDied => "over".to_string(),
             Lifetime::UntilReleased => "forever".to_string(),
@@ -132,7 +132,7 @@ pub(super) fn shown_value(value: &Value) -> String {
 /// Returns the holders in the row of a lock, of which the first stands for all: those that hold the lock or, if no grant
 /// holds it any more, those that ended without a release.
 fn shown_holders(status: &LockStatus) -> Vec<Holder<'_>> {
-    let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.is_ok());
+    let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.holds());
     if held.is_empty() { ended } else { held }
 }
 
@@ -140,17 +140,17 @@ fn shown_holders(status: &LockStatus) -> Vec<Holder<'_>> {
 /// its holder is dead or stopped.
 fn held_as((grant, standing): &Holder<'_>, number: usize, status: &LockStatus, reporter: &Reporter<'_>) -> String {
     let how = match (grant.mode, standing) {
-        (_, Err(EndReason::Expired)) => return "expired".to_string(),
-        (_, Err(_)) => return "dead".to_string(),
+        (_, Standing::Ended(EndReason::Expired)) => return "expired".to_string(),
+        (_, Standing::Ended(_)) => return "dead".to_string(),
         _ if grant.claim.is_some() => return "claimed".to_string(),
         (Mode::Exclusive, _) => "held".to_string(),
         (Mode::Shared, _) => "shared".to_string(),
         (Mode::Slot, _) => format!("{number}/{}", status.record.slots.unwrap_or_default()),
     };
     match standing {
-        Ok(Liveness::Unknown | Liveness::Missing) => format!("{how}?"),
+        Standing::Holds(Liveness::Unknown | Liveness::Missing) => format!("{how}?"),
         // The grant is permanent, or it would not hold the lock any more.
-        Ok(Liveness::Dead) => format!("{how},dead"),
+        Standing::Holds(Liveness::Dead) => format!("{how},dead"),
         _ if reporter.is_stopped(grant) => format!("{how},stopped"),
         _ => how,
     }
@@ -227,7 +227,7 @@ impl LockBlock<'_> {
         };
         let how = match (first.map(|grant| grant.mode), record.slots) {
             (_, Some(slots)) if word == "held" => {
-                let taken = self.status.holders.iter().filter(|standing| standing.is_ok()).count();
+                let taken = self.status.holders.iter().filter(|standing| standing.holds()).count();
                 format!(", {} of {slots} slots free", (slots as usize).saturating_sub(taken))
             }
             (Some(Mode::Shared), _) if word == "held" => ", shared".to_string(),
@@ -247,11 +247,13 @@ impl LockBlock<'_> {
         let owner = &grant.owner;
         let slot = if grant.mode == Mode::Slot { format!(", slot {}", grant.slot) } else { String::new() };
         let condition = match standing {
-            Err(EndReason::Expired) => ", whose time is over",
-            Err(_) | Ok(Liveness::Dead) => ", which is dead",
-            Ok(Liveness::Unknown | Liveness::Missing) if grant.claim.is_none() => ", not visible from here",
-            Ok(_) if self.reporter.is_stopped(grant) => &format!(", {}", self.reporter.stopped(grant)),
-            Ok(_) => "",
+            Standing::Ended(EndReason::Expired) => ", whose time is over",
+            Standing::Ended(_) | Standing::Holds(Liveness::Dead) => ", which is dead",
+            Standing::Holds(Liveness::Unknown | Liveness::Missing) if grant.claim.is_none() => {
+                ", not visible from here"
+            }
+            Standing::Holds(_) if self.reporter.is_stopped(grant) => &format!(", {}", self.reporter.stopped(grant)),
+            Standing::Holds(_) => "",
         };
         let who = match &grant.claim {
             // A claim depends on no process.
@@ -273,8 +275,8 @@ impl LockBlock<'_> {
 
     fn until(&self, (grant, standing): &Holder<'_>) -> String {
         match (&grant.lifetime, standing) {
-            (_, Err(EndReason::Expired)) => "its time was over".to_string(),
-            (Lifetime::OwnerDied, _) | (_, Err(_)) => "its process ended".to_string(),
+            (_, Standing::Ended(EndReason::Expired)) => "its time was over".to_string(),
+            (Lifetime::OwnerDied, _) | (_, Standing::Ended(_)) => "its process ended".to_string(),
             (Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_), _) => "its process ends".to_string(),
             (Lifetime::Keepalive(lease), _) => {
                 let end = self.reporter.time(lease.wall);
@@ -349,11 +351,13 @@ impl LockBlock<'_> {
             return Some(format!("a claim is permanent; `csalock unclaim --id {id} {typed}` gives it up"));
         }
         Some(match (standing, &grant.lifetime) {
-            (Err(_), _) => format!("not necessary: the next caller takes the lock over; {force} removes it now"),
-            (Ok(_), Lifetime::UntilReleased) => {
+            (Standing::Ended(_), _) => {
+                format!("not necessary: the next caller takes the lock over; {force} removes it now")
+            }
+            (Standing::Holds(_), Lifetime::UntilReleased) => {
                 format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
             }
-            (Ok(Liveness::Unknown | Liveness::Missing), Lifetime::Keepalive(lease)) => {
+            (Standing::Holds(Liveness::Unknown | Liveness::Missing), Lifetime::Keepalive(lease)) => {
                 let until = format!("with the lease at {} at the latest", self.reporter.time(lease.wall));
                 let ends = match grant.owner.supervisor {
                     Some(_) if !grant.owner.outlives_lock => format!("ends the holder and the lock, {until}"),
@@ -364,7 +368,7 @@ impl LockBlock<'_> {
                      the lock at once"
                 )
             }
-            (Ok(liveness @ (Liveness::Unknown | Liveness::Missing)), lifetime) => {
+            (Standing::Holds(liveness @ (Liveness::Unknown | Liveness::Missing)), lifetime) => {
                 let kill = self.reporter.owner(&grant.owner).filter(|_| *liveness == Liveness::Unknown);
                 let kill = kill.map(|owner| self.kill_elsewhere(grant, owner.pid)).unwrap_or_default();
                 let unseen = "csalock cannot see from here whether the holder lives; if it does not,";
@@ -376,7 +380,7 @@ impl LockBlock<'_> {
                     None => format!("{kill}{unseen} {force} ends the lock"),
                 }
             }
-            (Ok(_), _) => {
+            (Standing::Holds(_), _) => {
                 let pid = self.reporter.owner(&grant.owner)?.pid;
                 if self.reporter.is_stopped(grant) {
                     format!("`kill -CONT {pid}` continues the holder; {end} ends it and the lock")

@@ -76,7 +76,7 @@ pub fn check_limit() -> Result<()> {
 pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
     // Without an owner, no owner's death can end the grants.
     let has_lease = grants.iter().any(|grant| grant.lifetime.lease().is_some());
-    if !opened.need_leases() || !has_lease || keeping.owners.is_empty() {
+    if opened.lease().is_none() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
     keeping.shared_lease_end.start(opened, grants);

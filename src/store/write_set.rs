@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Leases, Version, Versioned, guarded};
+use super::{Call, Leases, Version, Versioned, guarded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryLimits;
 use crate::lock::Lease;
@@ -17,7 +17,7 @@ pub enum CommitResult {
     /// The store committed this version. After a removal, the version does not refer to a record.
     Done(Version),
     /// Another caller was faster, or the reply to our own success was lost. The caller must read again and first look
-    /// for its own step in the record, unless the store returns the record that the only change certainly conflicts with.
+    /// for its own step in the record, unless the store returns the record that the change certainly conflicts with.
     Conflict(Option<Versioned>),
 }
 
@@ -56,14 +56,14 @@ pub struct Write<'a> {
     pub options: WriteOptions,
 }
 
-/// A commit: changes, their conditions, and effects.
+/// A commit: the change of a record, its conditions, and effects.
 ///
 /// The effects follow a successful commit, and nothing that is correct depends on them: a process that dies in between
-/// loses them. A store carries them out with the changes, or when the commit is finished ([`super::Store::finish`]).
+/// loses them. A store carries them out with the change, or when the commit is finished ([`super::Store::finish`]).
 #[derive(Default)]
 pub struct WriteSet<'a> {
-    /// Changes of different names: all are made or none. All get the same version.
-    pub changes: Vec<Write<'a>>,
+    /// `None` for a commit of effects alone.
+    pub change: Option<Write<'a>>,
     /// Leases that must be over, or else the result is a conflict.
     pub expired: Vec<&'a Lease>,
     /// Leases that no record refers to after this commit.
@@ -117,39 +117,30 @@ impl Deref for LinesOfHistory<'_> {
 }
 
 impl<'a> WriteSet<'a> {
-    /// Returns a commit of one change without conditions and effects.
     pub fn of(name: &'a [u8], expect: Option<&Version>, body: Option<&'a [u8]>) -> WriteSet<'a> {
         WriteSet::from(Write { name, expect: expect.copied(), body, options: WriteOptions::default() })
     }
 
-    /// Refuses more than one change, for a store that makes one at a time.
-    pub(super) fn check_one_change(&self) -> Result<()> {
-        match self.changes.len() {
-            0 | 1 => Ok(()),
-            _ => Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
-        }
-    }
-
-    /// Makes the only change by `replace`, for a store that makes one change at a time. Checks the leases first, because
-    /// an expired lease cannot come back.
+    /// Makes the change alone by `replace`, without the effects. Checks the leases first, because an expired lease
+    /// cannot come back.
     pub(super) fn commit_alone(
         &self,
+        call: Call,
         leases: &dyn Leases,
         replace: impl FnOnce(&Write<'a>) -> Result<CommitResult>,
     ) -> Result<CommitResult> {
-        self.check_one_change()?;
         for lease in &self.expired {
-            if !leases.is_expired(lease)? {
+            if !leases.is_expired(call, lease)? {
                 return Ok(CommitResult::Conflict(None));
             }
         }
-        self.changes.first().map_or(Ok(CommitResult::Done(Version::default())), replace)
+        self.change.as_ref().map_or(Ok(CommitResult::Done(Version::default())), replace)
     }
 }
 
 impl<'a> From<Write<'a>> for WriteSet<'a> {
     fn from(change: Write<'a>) -> WriteSet<'a> {
-        WriteSet { changes: vec![change], ..WriteSet::default() }
+        WriteSet { change: Some(change), ..WriteSet::default() }
     }
 }
 

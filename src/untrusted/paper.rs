@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::{LockRef, LockStatus};
 use crate::host::{Fake, FileLock, Host};
-use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
+use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record, Standing};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, Reporter, Zone, json};
 use crate::store::{Location, Scope};
 
@@ -23,11 +23,11 @@ pub(super) fn show(record: Record) {
     let host: Arc<dyn Host> = Arc::new(Fake::new(1));
     let reporter = Reporter { host: host.as_ref(), scope: Scope::Local, zone: Zone::Utc };
     let standings = [
-        Ok(Liveness::Alive),
-        Ok(Liveness::Unknown),
-        Err(EndReason::Died),
-        Err(EndReason::Expired),
-        Err(EndReason::Released),
+        Standing::Holds(Liveness::Alive),
+        Standing::Holds(Liveness::Unknown),
+        Standing::Ended(EndReason::Died),
+        Standing::Ended(EndReason::Expired),
+        Standing::Ended(EndReason::Released),
     ];
     let status = LockStatus {
         holders: (0..record.holders.len()).map(|at| standings[at % standings.len()]).collect(),

@@ -17,7 +17,7 @@ use csalock::engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPol
 use csalock::error::Result;
 use csalock::host::{Host, Invocation, Unix, WakeAddress, WakeSet};
 use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release};
-use csalock::store::{Directory, Layout, Scope, Sqlite, Store, Verdict};
+use csalock::store::{Call as StoreCall, Directory, Layout, Scope, Sqlite, Store, Verdict};
 
 use self::disk::{Disk, Tree};
 use self::trace::Call;
@@ -303,10 +303,10 @@ impl Said {
 fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     let host = Arc::new(Rebooted { unix: Unix::new(), set_back });
     let store = rig.open(host.clone())?;
-    for finding in store.diagnose() {
+    for finding in store.diagnose(StoreCall::default()) {
         assert_ne!(finding.verdict, Verdict::Bad, "{finding:?}");
     }
-    store.read_history(&mut |_| {})?;
+    store.read_history(StoreCall::default(), &mut |_| {})?;
     let engine = Engine::new(store, host);
     let mut found = Known::default();
     for name in NAMES {
@@ -328,8 +328,8 @@ fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
         let may_be = [found.claims.contains_key(name), new.claims.contains_key(name)];
         go_on(&engine, rig, said, (name, may_be), set_back)?;
     }
-    engine.store().sweep(false)?;
-    engine.store().scan(&mut |place, stored| {
+    engine.store().sweep(StoreCall::default(), false)?;
+    engine.store().scan(StoreCall::default(), &mut |place, stored| {
         let stored = stored?;
         assert!(csalock::lock::is_auxiliary(&stored.body) || !stored.body.is_empty(), "{place}");
         Ok(())
@@ -362,11 +362,12 @@ fn go_on(
     };
     let applicant = AcquireRequest::for_itself(engine.new_handle()?, party, process);
     let answer = engine.acquire(&stored, &applicant, &WaitPolicy::NONE, None, &mut |_| None)?;
-    let AcquireResult::Granted(grant, _) = answer else {
-        assert!(matches!(answer, AcquireResult::Refused(_)), "{name}");
+    let AcquireResult::Granted(grants, _) = answer else {
+        assert!(matches!(answer, AcquireResult::Refused(..)), "{name}");
         assert!(claimed.contains(&true), "{name}: {answer:?}");
         return Ok(());
     };
+    let grant = &grants[0];
     assert!(!claimed[0], "{name}: {grant:?}");
     let floors = [said.versions.get(name), said.tokens.get(name).filter(|_| set_back.is_zero())];
     let floor = floors.into_iter().flatten().copied().max().unwrap_or(0);

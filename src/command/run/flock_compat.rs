@@ -7,6 +7,7 @@
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -33,8 +34,8 @@ pub(super) struct FlockCompat {
 
 impl FlockCompat {
     /// Returns `None` without these options. Among several names, only those that are paths have files.
-    pub(super) fn of(asked: &Run, targets: &LockSet) -> Result<Option<FlockCompat>> {
-        let given = [(asked.flock, FileLock::Flock), (asked.fcntl, FileLock::Fcntl)];
+    pub(super) fn of(options: &Run, targets: &LockSet) -> Result<Option<FlockCompat>> {
+        let given = [(options.flock, FileLock::Flock), (options.fcntl, FileLock::Fcntl)];
         let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
         let Some(first) = kinds.first() else { return Ok(None) };
         let paths = targets.all.iter().map(|target| &target.display_name).enumerate().filter(|(_, name)| is_path(name));
@@ -49,7 +50,7 @@ impl FlockCompat {
             return Err(Error::new(ErrorKind::InvalidInput, what, cure));
         }
         // fcntl(2) needs a writable descriptor; a directory has none, and flock(2) locks one.
-        if let Some((directory, _)) = files.iter().find(|(file, _)| asked.fcntl && file.is_dir()) {
+        if let Some((directory, _)) = files.iter().find(|(file, _)| options.fcntl && file.is_dir()) {
             let what = format!("--fcntl locks a file, and {} is a directory", escape_path(directory));
             return Err(Error::new(ErrorKind::InvalidInput, what, "name a file in it, or use --flock"));
         }
@@ -60,16 +61,16 @@ impl FlockCompat {
         self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
     }
 
-    /// Locks the files for the command to inherit, within the timeout. Returns an exit if that fails. Renews the grants
-    /// meanwhile.
+    /// Locks the files for the command to inherit, within the timeout. Breaks off with an exit if that fails. Renews
+    /// the grants meanwhile.
     pub(super) fn take(
         &self,
         call: &RunCall<'_>,
         opened: &OpenLockSet<'_>,
         grants: &mut [Grant],
         (child, wake_socket): (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
-    ) -> Result<std::result::Result<Vec<Flock>, Exit>> {
-        let policy = call.asked.taking.waiting.wait_policy(opened.lease());
+    ) -> Result<ControlFlow<Exit, Vec<Flock>>> {
+        let policy = call.options.taking.waiting.wait_policy(opened.lease());
         let until = policy.limit.map(|_| policy.end(call.began));
         let mut held: Vec<Flock> = Vec::new();
         for (file, at, kind) in self.each() {
@@ -97,26 +98,26 @@ impl FlockCompat {
             let wait = (!policy.is_none()).then_some(&mut wait);
             match Flock::take(kind, file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
-                Flocked::Interrupted(exit) => return Ok(Err(exit)),
+                Flocked::Interrupted(exit) => return Ok(ControlFlow::Break(exit)),
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
                     let by = by(call, (kind, file));
-                    call.asked
+                    call.options
                         .common
                         .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
-                    return Ok(Err(call.asked.taking.waiting.busy_exit()));
+                    return Ok(ControlFlow::Break(call.options.taking.waiting.busy_exit()));
                 }
             }
             if told {
                 keep(call, opened, grants)?;
             }
         }
-        Ok(Ok(held))
+        Ok(ControlFlow::Continue(held))
     }
 }
 
 fn tell_of_wait(call: &RunCall<'_>, target: &LockRef, file: (FileLock, &Path)) {
-    let common = &call.asked.common;
+    let common = &call.options.common;
     if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
         eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(call, file)));
     }
@@ -157,7 +158,8 @@ fn is_lost(call: &RunCall<'_>, opened: &OpenLockSet<'_>) -> bool {
 fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for ((target, engine), grant) in opened.each().zip(&mut *grants) {
         let credentials = engine.by_proof(call.guarded.handle.proof())?;
-        let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.asked.taking.lifetime()))?;
+        let lifetime =
+            engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.options.taking.lifetime()))?;
         match engine.apply(&target.name, &Renew { credentials, lifetime, begins: true })? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => return Err(lost_while_waiting(target, engine, &not_holder)),

@@ -10,13 +10,13 @@ use jiff::tz::TimeZone;
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::{Acquisition, TO_LOOK};
 use crate::command::context::eprint_line;
-use crate::engine::{AcquireAllResult, OpenLockSet};
+use crate::engine::{AcquireResult, Engine, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
 use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, in_future, millis_of, overdue, timestamp};
-use crate::store::StoreDeadline;
+use crate::store::Call;
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
 const RETRIES: u32 = 3;
@@ -25,29 +25,28 @@ const RETRIES: u32 = 3;
 const TO_GIVE_UP: Duration = Duration::from_secs(10);
 
 pub(super) struct Recurring<'a> {
-    asked: &'a Run,
+    options: &'a Run,
 }
 
 impl<'a> Recurring<'a> {
-    pub(super) fn of(asked: &'a Run) -> Option<Recurring<'a>> {
-        (asked.recurrence != Recurrence::default()).then_some(Recurring { asked })
+    pub(super) fn of(options: &'a Run) -> Option<Recurring<'a>> {
+        (options.recurrence != Recurrence::default()).then_some(Recurring { options })
     }
 
     pub(super) fn has_slots(&self) -> bool {
-        self.asked.recurrence.once_per.is_some()
+        self.options.recurrence.once_per.is_some()
     }
 
     /// Returns the slot at this time of the store, in milliseconds since 1970.
     fn slot(&self, now: Duration) -> Option<u64> {
-        self.asked.recurrence.once_per.map(|period| begin_of(period, now, local_zone()))
+        self.options.recurrence.once_per.map(|period| begin_of(period, now, local_zone()))
     }
 
     /// Returns true if the job has succeeded in this slot, so that its lock need not be acquired.
-    pub(super) fn is_done(&self, opened: &OpenLockSet<'_>) -> Result<bool> {
+    pub(super) fn is_done(&self, engine: &Engine, opened: &OpenLockSet<'_>) -> Result<bool> {
         if !self.has_slots() {
             return Ok(false);
         }
-        let engine = opened.engine(0);
         let job = engine.record(&opened.target(0).name)?.job;
         let Some(job) = job.filter(|job| job.success.as_ref().is_some_and(|success| success.slot.is_some())) else {
             return Ok(false);
@@ -63,9 +62,9 @@ impl<'a> Recurring<'a> {
     }
 
     /// Begins the run under the grant with this handle. Returns the exit of csalock if the command must not run.
-    pub(super) fn begin(&self, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
-        let (engine, target, reporter) = (opened.engine(0), opened.target(0), Reporter::new(opened.engine(0)));
-        let (recurrence, now) = (&self.asked.recurrence, engine.time()?);
+    pub(super) fn begin(&self, engine: &Engine, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
+        let (target, reporter) = (opened.target(0), Reporter::new(opened.engine(0)));
+        let (recurrence, now) = (&self.options.recurrence, engine.time()?);
         let request = BeginRun {
             credentials: engine.by_proof(proof)?,
             slot: self.slot(now),
@@ -78,7 +77,7 @@ impl<'a> Recurring<'a> {
             Ok(RunStart::Begun(doubtful)) => {
                 if let Some(success) = doubtful {
                     let lock = RefusedLock::new(target, &reporter);
-                    self.asked.common.note(&format!("{lock}: {}; the job runs", in_future(&success, Zone::Local)));
+                    self.options.common.note(&format!("{lock}: {}; the job runs", in_future(&success, Zone::Local)));
                 }
                 Ok(None)
             }
@@ -87,7 +86,7 @@ impl<'a> Recurring<'a> {
                 Ok(Some(Exit::Done))
             }
             Ok(RunStart::UsedUp(runs)) => {
-                if !self.give_up(opened, proof)? {
+                if !self.give_up(engine, opened, proof)? {
                     let lock = RefusedLock::new(target, &reporter);
                     let runs = if runs == 1 { "one run".to_string() } else { format!("{runs} runs") };
                     self.tell(&format!("{lock}: its job has not succeeded in this slot after {runs}; nothing was run"));
@@ -104,7 +103,7 @@ impl<'a> Recurring<'a> {
             }
             Err(not_holder) => {
                 let refusal = RefusedLock::new(target, &reporter).not_holder(&not_holder);
-                self.asked.common.note(&refusal.to_string());
+                self.options.common.note(&refusal.to_string());
                 Ok(Some(ErrorKind::Lost.into()))
             }
         }
@@ -112,19 +111,19 @@ impl<'a> Recurring<'a> {
 
     /// Returns the maximum number of runs in one slot.
     fn most(&self) -> u32 {
-        self.asked.recurrence.retries.unwrap_or(RETRIES).saturating_add(1)
+        self.options.recurrence.retries.unwrap_or(RETRIES).saturating_add(1)
     }
 
     /// Says that all runs of the slot have failed, unless a caller has said so. The exit code does not tell it, so
     /// `--quiet` does not hide it: cron(8) mails it once. Returns true if this caller has said it.
-    pub(super) fn give_up(&self, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
-        let (engine, target, reporter) = (opened.engine(0), opened.target(0), Reporter::new(opened.engine(0)));
+    pub(super) fn give_up(&self, engine: &Engine, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
+        let (target, reporter) = (opened.target(0), Reporter::new(opened.engine(0)));
         let most = self.most();
         if !self.has_slots() || most == Runs::UNLIMITED {
             return Ok(false);
         }
         // The command has ended, and the exit of csalock must not wait for a store that does not answer.
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_GIVE_UP));
+        let engine = engine.during(Call { until: Some(engine.host().boottime() + TO_GIVE_UP), ..engine.call() });
         let Some(runs) = engine.apply(&target.name, &GiveUp { by, most, now: millis(engine.time()?) })? else {
             return Ok(false);
         };
@@ -142,17 +141,17 @@ impl<'a> Recurring<'a> {
         &self,
         acquisition: &Acquisition<'_>,
         opened: &OpenLockSet<'_>,
-        result: &AcquireAllResult,
+        result: &AcquireResult,
         by: HandleHash,
     ) -> anyhow::Result<Exit> {
-        let (AcquireAllResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
-            (result, self.asked.recurrence.overdue)
+        let (AcquireResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
+            (result, self.options.recurrence.overdue)
         else {
             return acquisition.end(opened, result);
         };
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), Reporter::new(opened.engine(0)));
         // The wait is over.
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_LOOK));
+        let engine = engine.during(Call::until(engine.host().boottime() + TO_LOOK));
         let now = engine.time()?;
         let complain = Complain { by, span: millis(most), now: millis(now) };
         if engine.apply(&target.name, &complain)? != Complaint::Due {
@@ -164,7 +163,7 @@ impl<'a> Recurring<'a> {
         // A wait does not help a job that is late already: its holder does.
         let hint = format!("`csalock status -v {}` says how its holder ends", target.shell_arg);
         let refusal = RefusalReport { kind: ErrorKind::Overdue, message, hint, ..busy };
-        self.asked.common.note(&refusal.to_string());
+        self.options.common.note(&refusal.to_string());
         Ok(refusal.kind.into())
     }
 
@@ -177,15 +176,15 @@ impl<'a> Recurring<'a> {
     }
 
     fn tell(&self, text: &str) {
-        if self.asked.common.verbose {
-            self.asked.common.note(text);
+        if self.options.common.verbose {
+            self.options.common.note(text);
         }
     }
 }
 
 /// Returns a usage error if the slots begin by the local time, and the local time zone is not installed.
-pub(super) fn check_zone(asked: &Run) -> Result<()> {
-    if !matches!(asked.recurrence.once_per, Some(Period::Hour | Period::Day | Period::Week)) {
+pub(super) fn check_zone(options: &Run) -> Result<()> {
+    if !matches!(options.recurrence.once_per, Some(Period::Hour | Period::Day | Period::Week)) {
         return Ok(());
     }
     let zone = LocalZone::of_this_process();

@@ -37,7 +37,7 @@ enum Scan<'a> {
 /// A selection, and its results so far, which decide the exit of `status`.
 struct Selection<'a, 'v> {
     context: &'a Context,
-    asked: &'a Status,
+    options: &'a Status,
     visit: &'a mut Visit<'v>,
     /// The exit for the last unreadable record.
     unreadable: Option<Exit>,
@@ -46,13 +46,13 @@ struct Selection<'a, 'v> {
 }
 
 /// Shows the locks that the arguments select to `visit`. Returns the exit of `status`.
-pub(super) fn select(context: &Context, asked: &Status, visit: &mut Visit<'_>) -> anyhow::Result<Exit> {
-    let mut selection = Selection { context, asked, visit, unreadable: None, all_held: true };
+pub(super) fn select(context: &Context, options: &Status, visit: &mut Visit<'_>) -> anyhow::Result<Exit> {
+    let mut selection = Selection { context, options, visit, unreadable: None, all_held: true };
     let patterns = selection.visit_names()?;
-    if asked.names.is_empty() {
-        selection.scan(&context.store(&asked.common)?, &Scan::All)?;
+    if options.names.is_empty() {
+        selection.scan(&context.store(&options.common)?, &Scan::All)?;
     } else if !patterns.is_empty() {
-        selection.scan(&context.store(&asked.common)?, &Scan::Matches(patterns))?;
+        selection.scan(&context.store(&options.common)?, &Scan::Matches(patterns))?;
     }
     Ok(selection.exit())
 }
@@ -60,21 +60,21 @@ pub(super) fn select(context: &Context, asked: &Status, visit: &mut Visit<'_>) -
 /// Shows all locks of this store to `visit`, or those whose names or patterns are asked for. Returns the exit of `status`.
 pub(super) fn select_store(
     context: &Context,
-    asked: &Status,
+    options: &Status,
     store: &Location,
     visit: &mut Visit<'_>,
 ) -> anyhow::Result<Exit> {
-    let mut selection = Selection { context, asked, visit, unreadable: None, all_held: true };
-    let names: Vec<&[u8]> = asked.names.iter().map(|name| name.as_bytes()).collect();
+    let mut selection = Selection { context, options, visit, unreadable: None, all_held: true };
+    let names: Vec<&[u8]> = options.names.iter().map(|name| name.as_bytes()).collect();
     selection.scan(store, &if names.is_empty() { Scan::All } else { Scan::Matches(names) })?;
     Ok(selection.exit())
 }
 
 /// Returns the stores that `--all-stores` covers, each once, or why one is unknown.
-pub(super) fn stores(context: &Context, asked: &Status) -> Vec<Result<Location>> {
+pub(super) fn stores(context: &Context, options: &Status) -> Vec<Result<Location>> {
     let environment = &context.environment;
     let others = Environment::other_stores().into_iter().map(|url| Location::parse(&url, &environment.current));
-    let own = [context.store(&asked.common), environment.default_store(), Ok(Environment::store_of_root())];
+    let own = [context.store(&options.common), environment.default_store(), Ok(Environment::store_of_root())];
     let users = Environment::stores_of_users().into_iter().map(Ok);
     let mut stores: Vec<Result<Location>> = Vec::new();
     for store in own.into_iter().chain(users).chain(others) {
@@ -91,14 +91,14 @@ impl<'a> Selection<'a, '_> {
     /// among the arguments: a lock whose name looks like a pattern comes first.
     fn visit_names(&mut self) -> anyhow::Result<Vec<&'a [u8]>> {
         let mut patterns = Vec::new();
-        for typed in &self.asked.names {
+        for typed in &self.options.names {
             if is_directory(typed) {
-                let (store, directory) = self.context.store_in(&self.asked.common, typed)?;
+                let (store, directory) = self.context.store_in(&self.options.common, typed)?;
                 self.scan(&store, &Scan::Files(directory))?;
                 continue;
             }
             let is_pattern = glob::is_pattern(typed.as_bytes());
-            let target = match self.context.target(&self.asked.common, typed) {
+            let target = match self.context.target(&self.options.common, typed) {
                 Err(error) if is_pattern && error.kind() == ErrorKind::Unavailable => {
                     patterns.push(typed.as_bytes());
                     continue;
@@ -157,7 +157,7 @@ impl<'a> Selection<'a, '_> {
     }
 
     fn reporter<'e>(&self, engine: &'e Engine) -> Reporter<'e> {
-        let zone = if self.asked.utc { Zone::Utc } else { Zone::Local };
+        let zone = if self.options.utc { Zone::Utc } else { Zone::Local };
         Reporter { zone, ..Reporter::new(engine) }
     }
 

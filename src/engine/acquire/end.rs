@@ -2,20 +2,17 @@
 
 use std::time::Duration;
 
-use super::wait::AfterWait;
-use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT};
+use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT, granted};
 use crate::engine::Engine;
-use crate::engine::commit::CasRetry;
 use crate::engine::history::Remark;
-use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::end_abandoned;
-use crate::lock::{Cancel, EndedGrant, Grant, Lifetime, Record, Refusal};
-use crate::store::{SignalsEndCalls, WriteSet};
+use crate::lock::{Cancel, Cycle, EndedGrant, Grant, Lifetime, Record, Refusal};
+use crate::store::{Call, WriteSet};
 
 impl Engine {
-    /// Ends a holder whose lease is over, and which csalock has stopped and can neither continue nor end any more. Returns
-    /// true if there was one: the caller reads the record again.
+    /// Ends a holder whose lease is over and which csalock has stopped, if that csalock is gone: no other process
+    /// continues or ends the holder. Returns true if there was one: the caller reads the record again.
     pub(super) fn end_abandoned(&self, record: &Record) -> Result<bool> {
         for grant in &record.holders {
             if let Lifetime::Keepalive(lease) = &grant.lifetime
@@ -32,11 +29,11 @@ impl Engine {
 
 impl AcquireAttempt<'_> {
     /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
-    pub(super) fn found_grant(&mut self, grant: Box<Grant>, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
+    pub(super) fn found_grant(&mut self, grant: Grant, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
         if grant.proof != self.terms.entry.proof {
             self.leave_if_possible()?;
         }
-        Ok(AcquireResult::Granted(grant, before))
+        Ok(granted(grant, before))
     }
 
     /// Ends the attempt with this refusal. Returns `None` if the lock was granted in the meantime.
@@ -46,7 +43,7 @@ impl AcquireAttempt<'_> {
             Refusal::Claimed(_) => {
                 self.leave_if_possible()?;
             }
-            // A refusal that comes only during the wait finds this waiter in the queue, where it would block the next one.
+            // After a wait, this waiter is in the queue, where it would block the next one.
             Refusal::Deadlock(_) | Refusal::Stale(_) => {
                 let is_queued = self.terms.place.on_page().is_some() || record.waiter(&me).is_some();
                 if is_queued && self.leave_if_possible()?.is_some() {
@@ -58,40 +55,26 @@ impl AcquireAttempt<'_> {
             // These callers are not in the queue: they have lost their place, or only confirm a grant.
             Refusal::Replaced(_) | Refusal::Lost(_) => {}
         }
-        Ok(Some(AcquireResult::Refused(refusal)))
+        Ok(Some(AcquireResult::Refused(0, refusal)))
     }
 
-    /// Returns true if the store may still have an entry or a grant of this caller, so that its witness must stay. A
-    /// waiter that gave up may be in the queue, if the store refused its removal.
-    pub(super) fn may_leave_entry(&self, taken: &Result<AcquireResult>) -> bool {
-        match taken {
-            Ok(AcquireResult::Refused(Refusal::Busy(_))) => self.terms.queue,
-            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
+    /// True if the store may still have an entry or a grant of this caller, so that its witness must stay: a waiter
+    /// that gave up may be in the queue if the store refused its removal.
+    pub(super) fn may_leave_entry(&self, ended: &Result<AcquireResult>) -> bool {
+        match ended {
+            Ok(AcquireResult::Refused(_, Refusal::Busy(_))) => self.terms.queue,
+            Ok(AcquireResult::Refused(_, Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
                 self.terms.place.is_queued()
             }
-            Ok(AcquireResult::Refused(Refusal::Replaced(_) | Refusal::Lost(_))) => false,
+            Ok(AcquireResult::Refused(_, Refusal::Replaced(_) | Refusal::Lost(_))) => false,
             Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
         }
     }
 
-    /// Pauses after a lost commit, or ends the attempt at its deadline. Returns `None` for another try.
-    pub(super) fn after_lost_commit(
-        &mut self,
-        record: Record,
-        retry: &mut CasRetry<'_>,
-    ) -> Result<Option<AcquireResult>> {
-        if retry.backoff()? { Ok(None) } else { self.give_up(record) }
-    }
-
     /// Ends the attempt with busy if the store refused the waiter's entry at the deadline and the lock is still held.
-    pub(super) fn after_refused_entry(
-        &mut self,
-        record: Record,
-        error: Error,
-        clock: &WaitClock,
-    ) -> Result<AcquireResult> {
+    pub(super) fn after_refused_entry(&mut self, record: Record, error: Error) -> Result<AcquireResult> {
         if self.may_pass(&error)
-            && clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
+            && self.clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
             && let Some(busy) = self.give_up(record)?
         {
             return Ok(busy);
@@ -99,46 +82,39 @@ impl AcquireAttempt<'_> {
         Err(error)
     }
 
-    /// Ends the attempt at its deadline, on an interrupt or on a deadlock. Returns `None` if the record may have changed.
-    pub(super) fn after_wait(&mut self, after: AfterWait, record: Record) -> Result<Option<AcquireResult>> {
-        match after {
-            AfterWait::ReadAgain => Ok(None),
-            AfterWait::TimeOver => self.give_up(record),
-            AfterWait::Interrupted => Ok(Some(self.interrupted())),
-            AfterWait::GiveUp(cycle) => {
-                if self.leave_if_possible()?.is_some() {
-                    return Ok(None);
-                }
-                self.retract();
-                // The remaining waits may still form a cycle, and similar waits may be published now.
-                self.wake(cycle.members.iter().chain(record.waiters.iter().map(|waiter| &waiter.proof)));
-                Ok(Some(AcquireResult::Refused(Refusal::Deadlock(cycle.edges))))
-            }
+    /// Ends the attempt because of this deadlock. Returns `None` if the lock was granted in the meantime.
+    pub(super) fn end_cycle(&mut self, cycle: Cycle, record: &Record) -> Result<Option<AcquireResult>> {
+        if self.leave_if_possible()?.is_some() {
+            return Ok(None);
         }
+        self.retract();
+        // The remaining waits may still form a cycle, and similar waits may be published now.
+        self.wake(cycle.members.iter().chain(record.waiters.iter().map(|waiter| &waiter.proof)));
+        Ok(Some(AcquireResult::Refused(0, Refusal::Deadlock(cycle.edges))))
     }
 
     /// Ends the wait at its deadline: returns busy, or `None` if the lock was granted in the meantime.
-    fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
+    pub(super) fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
         if self.leave_if_possible()?.is_some() {
             return Ok(None);
         }
         self.engine.note_leases(&record);
-        Ok(Some(AcquireResult::Refused(Refusal::Busy(record.holders))))
+        Ok(Some(AcquireResult::Refused(0, Refusal::Busy(record.holders))))
     }
 
-    /// Returns true if the attempt waited for this grant until its deadline, because the process was stopped or slow.
-    pub(super) fn is_late(&self, taken: &Result<AcquireResult>, clock: &WaitClock) -> bool {
-        let is_mine = |grant: &Grant| grant.proof == self.terms.entry.proof;
-        matches!(taken, Ok(AcquireResult::Granted(grant, _)) if is_mine(grant))
+    /// A process that was stopped or slow may have its grant only after the deadline.
+    pub(super) fn is_late(&self, ended: &Result<AcquireResult>) -> bool {
+        let Ok(AcquireResult::Granted(grants, _)) = ended else { return false };
+        grants.iter().all(|grant| grant.proof == self.terms.entry.proof)
             && self.was_queued
-            && clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
+            && self.clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
     }
 
     /// Releases a grant that came too late.
     pub(super) fn give_back(&mut self) -> Result<AcquireResult> {
-        self.store_deadline.change(Some(self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT)));
+        self.engine.call = Call::until(self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT));
         let _ = self.engine.release(self.name, self.terms.entry.proof)?;
-        Ok(AcquireResult::Refused(Refusal::Busy(self.engine.read(self.name)?.1.holders)))
+        Ok(AcquireResult::Refused(0, Refusal::Busy(self.engine.read(self.name)?.1.holders)))
     }
 
     /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the next
@@ -156,13 +132,12 @@ impl AcquireAttempt<'_> {
     fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
-        let (engine, me) = (self.engine, self.terms.entry.proof);
+        let (engine, me) = (&self.engine, self.terms.entry.proof);
         let page = self.terms.place.on_page().map(|place| place.page);
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {
-            // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
-            // That waiter stands in the record too.
+            // If the page had been moved into the record, this waiter has created it anew and is in the record too.
             let (_, record) = engine.read(self.name)?;
             if !record.has_entry(&me) {
                 engine.remove_witness(self.name, &me);
@@ -175,8 +150,8 @@ impl AcquireAttempt<'_> {
             return Ok(granted);
         }
         if let Some(lease) = &self.terms.entry.lease {
-            let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
-            if engine.store.leases().is_expired(lease)? {
+            let _ = engine.store.commit(engine.call, &WriteSet { ended: vec![lease], ..WriteSet::default() });
+            if engine.store.leases().is_expired(engine.call, lease)? {
                 let (_, record) = engine.read(self.name)?;
                 return Ok(record.holder(&me).cloned());
             }
@@ -186,22 +161,15 @@ impl AcquireAttempt<'_> {
 
     /// Gives up because of the interrupt. Entries that cannot be removed immediately end on their own.
     pub(super) fn interrupted(&mut self) -> AcquireResult {
-        let _calls = SignalsEndCalls::begin(false);
         self.give_up_at = self.engine.host.boottime();
-        self.store_deadline.change(Some(self.give_up_at));
+        self.engine.call = Call::until(self.give_up_at);
         // Without an answer, this attempt has committed nothing, and a silent store would only delay the end.
-        if self.store_answered {
-            let _ = self.abandon();
+        if self.store_answered
+            && let Ok(Some(_)) = self.leave()
+        {
+            // A grant arrived in the meantime.
+            let _ = self.engine.release(self.name, self.terms.entry.proof);
         }
         AcquireResult::Interrupted
-    }
-
-    /// Leaves the queue, and releases a grant that arrived in the meantime.
-    fn abandon(&mut self) -> Result<()> {
-        if self.leave()?.is_some() {
-            // Whether the grant was still held makes no difference.
-            let _ = self.engine.release(self.name, self.terms.entry.proof)?;
-        }
-        Ok(())
     }
 }

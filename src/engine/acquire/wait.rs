@@ -2,57 +2,18 @@
 
 use std::time::Duration;
 
-use super::AcquireAttempt;
-use crate::engine::Engine;
+use super::{AcquireAttempt, AcquireResult};
+use crate::engine::VersionedRecord;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
-use crate::engine::wait_policy::WaitClock;
-use crate::error::{Error, Result};
+use crate::engine::wait_policy::{OnWait, Progress};
+use crate::error::Result;
 use crate::host::{WakeAddress, WakeReason, WakeSet, Watched};
-use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
+use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, WaitEdges};
 use crate::signals::Interrupt;
 use crate::store::{Topic, Version, guarded};
 
-/// Time past the end of a lease that covers the rounding of every clock.
+/// Covers the rounding of every clock, after the end of a lease.
 const ROUNDING: Duration = Duration::from_millis(1);
-
-/// Progress of a wait, for its callback.
-#[derive(Debug, Clone, Copy)]
-pub struct Waiting<'a> {
-    pub record: &'a Record,
-    pub ahead: usize,
-    /// Remaining time of the wait; `None` means no limit.
-    pub left: Option<Duration>,
-    /// Reason why the store cannot be read at the moment. The record is unknown then.
-    pub outage: Option<&'a Error>,
-}
-
-/// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
-pub(in crate::engine) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
-
-pub(super) enum AfterWait {
-    ReadAgain,
-    TimeOver,
-    Interrupted,
-    GiveUp(Cycle),
-}
-
-impl Engine {
-    /// Returns the maximum pause with `ahead` waiters in front, or `None` if the policy ends the wait.
-    fn pause(
-        &self,
-        clock: &mut WaitClock,
-        ahead: usize,
-        leases: &[Lease],
-        seen: &[Sighting],
-    ) -> Result<Option<Duration>> {
-        let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
-        for lease in leases {
-            pause = pause.min(self.store.leases().time_to_expiry(lease, seen)? + ROUNDING);
-        }
-        // A longer pause would let this waiter's lease expire, and others would consider it dead.
-        Ok(Some(if self.needs_leases() { pause.min(self.lease / 4) } else { pause }))
-    }
-}
 
 fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watched {
     let owner = record.owners().find(|owner| owner.domain == *domain && owner.processes.contains(process));
@@ -60,11 +21,12 @@ fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watch
 }
 
 impl<'a> AcquireAttempt<'a> {
-    /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
+    /// Gathers what others must know of a waiter, or of a caller that would have to wait. Returns true if that has
+    /// changed.
     pub(super) fn refresh_entry(&mut self) -> Result<bool> {
-        let (engine, entry) = (self.engine, &mut self.terms.entry);
+        let (engine, entry) = (&self.engine, &mut self.terms.entry);
         let mut changed = false;
-        // A waiter has time to inspect its callers twice, so only a caller that does not wait does so here.
+        // A waiter inspects its callers twice during the wait; a caller that does not wait does it only here.
         if !self.terms.queue
             && !std::mem::replace(&mut self.looked_for_caller, true)
             && let Some(within) = self.blocked_callers.immediately(&*engine.host)
@@ -73,11 +35,8 @@ impl<'a> AcquireAttempt<'a> {
             changed = true;
         }
         // If others cannot see whether a waiter lives, the waiter renews a lease.
-        let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
-        if self.terms.queue
-            && engine.needs_leases()
-            && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
-        {
+        let left = entry.lease.as_ref().and_then(|lease| engine.left_of_own(lease)).unwrap_or_default();
+        if self.terms.queue && engine.needs_leases() && left < engine.lease / 2 {
             match engine.grant_lease(engine.lease) {
                 Ok(lease) => {
                     entry.lease = Some(lease);
@@ -96,36 +55,43 @@ impl<'a> AcquireAttempt<'a> {
             Some(wake_set) => wake_set,
             none => {
                 let interrupt = self.interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                none.insert(self.engine.host.wake_set(&self.terms.entry.proof, interrupt)?)
+                none.insert(self.base.host.wake_set(&self.terms.entry.proof, interrupt)?)
             }
         })
     }
 
     /// Waits for one of these processes and leases to end, for a wake-up, or for the end of the pause that the policy
-    /// allows.
+    /// allows. Returns `None` if the record may have changed.
     pub(super) fn wait(
         &mut self,
-        (version, record): (&Option<Version>, &Record),
+        (version, record): VersionedRecord,
         processes: &[(PidDomain, ProcessId)],
         leases: &[Lease],
         ahead: usize,
-        clock: &mut WaitClock,
         on_wait: &mut OnWait<'_>,
-    ) -> Result<AfterWait> {
-        let engine = self.engine;
-        if engine.end_abandoned(record)? {
-            return Ok(AfterWait::ReadAgain);
+    ) -> Result<Option<AcquireResult>> {
+        let engine = self.engine.clone();
+        self.retry = self.base.cas_retry(self.name).until(self.give_up_at);
+        if engine.end_abandoned(&record)? {
+            return Ok(None);
         }
-        let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
-            return Ok(AfterWait::TimeOver);
+        let Some(mut pause) = self.clock.next_pause(engine.host.boottime(), ahead) else {
+            return self.give_up(record);
         };
-        let now = engine.host.boottime();
+        for lease in leases {
+            pause = pause.min(engine.store.leases().time_to_expiry(engine.call, lease, &record.sightings)? + ROUNDING);
+        }
+        if engine.needs_leases() {
+            // A longer pause would let this waiter's lease expire, and others would consider it dead.
+            pause = pause.min(engine.lease / 4);
+        }
+        let (clock, now) = (self.clock, engine.host.boottime());
         let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
-            on_wait(&Waiting { record, ahead, left, outage: None })
+            on_wait(&Progress { record: &record, ahead, left, outage: None, call: engine.call })
         };
-        self.wait_until(end, record, version.as_ref(), processes, &mut show)
+        self.wait_until(end, &record, version.as_ref(), processes, &mut show)
     }
 
     /// Waits until `end` at most. Calls `show` at the start and after each deadlock check.
@@ -136,8 +102,8 @@ impl<'a> AcquireAttempt<'a> {
         version: Option<&Version>,
         processes: &[(PidDomain, ProcessId)],
         show: &mut dyn FnMut() -> Option<Duration>,
-    ) -> Result<AfterWait> {
-        let engine = self.engine;
+    ) -> Result<Option<AcquireResult>> {
+        let engine = self.engine.clone();
         let here = engine.host.domain()?;
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
         let watched: Vec<Watched> = visible.map(|process| watched(record, process)).collect();
@@ -146,11 +112,12 @@ impl<'a> AcquireAttempt<'a> {
         let notifies = engine.store.abilities().notifies;
         let needs_channel = notifies || domains.any(|domain| domain.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_channel) {
-            self.subscription = engine.store.subscribe(Topic::Channel(&self.terms.entry.proof.channel(), *version));
+            self.subscription =
+                engine.store.subscribe(engine.call, Topic::Channel(&self.terms.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;
             if is_late && engine.version(self.name)?.as_ref() != Some(version) {
-                return Ok(AfterWait::ReadAgain);
+                return Ok(None);
             }
         }
         let since = *self.waits_since.get_or_insert_with(|| {
@@ -161,12 +128,12 @@ impl<'a> AcquireAttempt<'a> {
         loop {
             let now = engine.host.boottime();
             if self.look_at_callers_again(now)? {
-                return Ok(AfterWait::ReadAgain);
+                return Ok(None);
             }
             if self.next_check(since).is_some_and(|at| now >= at) {
                 // A failed check does not end the wait and is repeated; a full store, for example, may refuse an edge.
                 match self.check_deadlock().unwrap_or_default() {
-                    Some(cycle) if self.suspected_at.is_some() => return Ok(AfterWait::GiveUp(cycle)),
+                    Some(cycle) if self.suspected_at.is_some() => return self.end_cycle(cycle, record),
                     found => self.suspected_at = found.map(|_| now),
                 }
             }
@@ -176,11 +143,11 @@ impl<'a> AcquireAttempt<'a> {
             self.listen()?;
             let Some(wake_set) = &mut self.wake_set else { continue };
             // The check may have called the store.
-            engine.store.before_wait(false);
+            engine.store.before_wait(engine.call, false);
             match wake_set.wait(&watched, &mut self.subscription, at_most)? {
-                WakeReason::Interrupted => return Ok(AfterWait::Interrupted),
+                WakeReason::Interrupted => return Ok(Some(self.interrupted())),
                 WakeReason::TimeOver if engine.host.boottime() < end => {}
-                WakeReason::LookAgain | WakeReason::TimeOver => return Ok(AfterWait::ReadAgain),
+                WakeReason::LookAgain | WakeReason::TimeOver => return Ok(None),
             }
         }
     }
@@ -197,7 +164,7 @@ impl<'a> AcquireAttempt<'a> {
         Ok(true)
     }
 
-    /// Returns the time of the next deadlock check on CLOCK_BOOTTIME, if this wait may be part of a cycle.
+    /// Time of the next deadlock check on CLOCK_BOOTTIME, if this wait may be part of a cycle.
     fn next_check(&self, since: Duration) -> Option<Duration> {
         let blocks_others = self.blocked_callers.is_known() && !WaitEdges::keys(&self.terms.entry).is_empty();
         blocks_others.then(|| self.suspected_at.map_or(since + DEADLOCK_DELAY, |at| at + SECOND_CHECK_DELAY))
@@ -208,9 +175,9 @@ impl<'a> AcquireAttempt<'a> {
     /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the victim
     /// wakes all members, which inspect their callers again.
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
-        let (engine, me) = (self.engine, self.terms.entry.proof);
+        let (engine, me) = (&self.engine, self.terms.entry.proof);
         let was_published = std::mem::replace(&mut self.is_published, true);
-        // An unpublished wait is behind waits that block the same processes and check for cycles.
+        // Enough similar waits are published already; they look for the cycle for this one.
         if !engine.publish(self.name, &self.terms.entry)? {
             self.is_published = was_published;
             return Ok(None);
@@ -231,7 +198,7 @@ impl<'a> AcquireAttempt<'a> {
         }
     }
 
-    /// Leaves the edges of this wait, which has ended with a grant, to [`Engine::retract_granted`].
+    /// Leaves the edges of this wait, which has ended with a grant, to [`crate::engine::Engine::retract_granted`].
     pub(super) fn retract_later(&mut self) {
         if std::mem::take(&mut self.is_published) {
             guarded(&self.engine.granted_waits).push((self.name.to_vec(), self.terms.entry.clone()));

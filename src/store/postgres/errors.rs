@@ -123,6 +123,9 @@ fn unreachable_hint(line: &CallError) -> &'static str {
         CallError::Tls(why) if why.contains("UnknownIssuer") => {
             "set PGSSLROOTCERT to the certificate of the authority that signed the server's certificate"
         }
+        CallError::Tls(why) if why.contains("UnsupportedCertVersion") => {
+            "csalock refuses certificates of version 1: give the server one of version 3"
+        }
         CallError::Tls(_) => "check the server's certificate, ssl in postgresql.conf, and sslmode",
         _ => "check whether PostgreSQL runs there and whether the store's URL has the right host and port",
     }

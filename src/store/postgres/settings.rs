@@ -184,23 +184,23 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
     let is_in_url = of_url.iter().any(|(host, _)| !host.is_empty());
     let mut hosts: Vec<String> =
         if is_in_url { of_url.iter().map(|(host, _)| host.clone()).collect() } else { list("host") };
-    let addresses = list("hostaddr");
+    let address = from.find("hostaddr");
     if hosts.is_empty() {
-        hosts.clone_from(&addresses);
+        hosts.push(address.clone().unwrap_or_default());
     }
-    if hosts.is_empty() {
-        hosts.push(String::new());
+    if let Some(address) = &address
+        && (address.contains(',') || hosts.len() > 1)
+    {
+        return Err(refused("hostaddr", "PGHOSTADDR", address, "csalock takes one address, and for one host only"));
     }
     let ports: Vec<Option<String>> = match of_url.iter().any(|(_, port)| port.is_some()) {
         true => of_url.into_iter().map(|(_, port)| port).collect(),
         false => list("port").into_iter().map(Some).collect(),
     };
-    let fits = |what: &str, count: usize, least: usize| match count {
-        count if count == hosts.len() || count <= least => Ok(()),
-        count => Err(wrong(what, &count.to_string(), &format!("a list of {}, as that of hosts", hosts.len()))),
-    };
-    fits("PGHOSTADDR", addresses.len(), 0)?;
-    fits("PGPORT", ports.len(), 1)?;
+    if ports.len() > 1 && ports.len() != hosts.len() {
+        let expected = format!("a list of {}, as that of hosts", hosts.len());
+        return Err(wrong("PGPORT", &ports.len().to_string(), &expected));
+    }
     let passwords = from.find("passfile").map_or_else(|| from.home.join(".pgpass"), PathBuf::from);
     let target = |(at, host): (usize, &String)| {
         let host = if host.is_empty() { "/var/run/postgresql".to_string() } else { host.clone() };
@@ -212,8 +212,7 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
             Some(password) => Ok(password.into()),
             None => password_of(&passwords, &[place, &number.to_string(), database, user]),
         };
-        let address = addresses.get(at).filter(|address| !address.is_empty()).cloned();
-        Ok(Target { host, address, port: number, password })
+        Ok(Target { host, address: address.clone(), port: number, password })
     };
     hosts.iter().enumerate().map(target).collect()
 }
@@ -362,10 +361,14 @@ pub(super) fn check(find: &dyn Fn(&str, &str) -> Option<String>) -> Result<()> {
         let Only(allowed, why) = treatment else { continue };
         let found = find(key, variable).unwrap_or_default();
         if !found.is_empty() && !allowed.contains(&&found[..]) {
-            let what = format!("{key}={}: {why}", escape(found.as_bytes()));
-            let variable = if variable.is_empty() { key } else { variable };
-            return Err(Error::new(ErrorKind::InvalidInput, what, format!("leave out {key}, and unset {variable}")));
+            return Err(refused(key, variable, &found, why));
         }
     }
     Ok(())
+}
+
+fn refused(key: &str, variable: &str, found: &str, why: &str) -> Error {
+    let what = format!("{key}={}: {why}", escape(found.as_bytes()));
+    let variable = if variable.is_empty() { key } else { variable };
+    Error::new(ErrorKind::InvalidInput, what, format!("leave out {key}, and unset {variable}"))
 }

@@ -71,25 +71,6 @@ struct AnyHost {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl AnyHost {
-    /// Verifies a signature by the key in a certificate of version 1, which rustls refuses for other reasons than its key. A
-    /// certificate that must be signed by an authority has failed before.
-    fn verify_old(&self, error: TlsError, said: &[u8], end: &CertificateDer<'_>, by: &DigitallySignedStruct) -> Valid {
-        use SignatureScheme::{RSA_PKCS1_SHA1, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512};
-        let is_old = !matches!(error, TlsError::InvalidCertificate(CertificateError::BadSignature));
-        let is_weak = [RSA_PKCS1_SHA1, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512].contains(&by.scheme);
-        let Some(parts) = Parts::of(end).filter(|_| is_old && !is_weak && self.chain.is_none()) else {
-            return Err(error);
-        };
-        let known = self.algorithms.mapping.iter().filter(|(scheme, _)| *scheme == by.scheme);
-        let fits = known.flat_map(|(_, all)| *all).find(|one| one.public_key_alg_id().as_ref() == parts.key_algorithm);
-        match fits.map(|one| one.verify_signature(parts.key, said, by.signature())) {
-            Some(Ok(())) => Ok(HandshakeSignatureValid::assertion()),
-            _ => Err(error),
-        }
-    }
-}
-
 type Valid = std::result::Result<HandshakeSignatureValid, TlsError>;
 
 impl ServerCertVerifier for AnyHost {
@@ -112,11 +93,11 @@ impl ServerCertVerifier for AnyHost {
     }
 
     fn verify_tls12_signature(&self, said: &[u8], end: &CertificateDer<'_>, by: &DigitallySignedStruct) -> Valid {
-        verify_tls12_signature(said, end, by, &self.algorithms).or_else(|error| self.verify_old(error, said, end, by))
+        verify_tls12_signature(said, end, by, &self.algorithms)
     }
 
     fn verify_tls13_signature(&self, said: &[u8], end: &CertificateDer<'_>, by: &DigitallySignedStruct) -> Valid {
-        verify_tls13_signature(said, end, by, &self.algorithms).or_else(|error| self.verify_old(error, said, end, by))
+        verify_tls13_signature(said, end, by, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -124,18 +105,8 @@ impl ServerCertVerifier for AnyHost {
     }
 }
 
-/// Parts of a certificate, each without tag and length.
-pub(super) struct Parts<'a> {
-    signature: &'a [u8],
-    /// Identifier of the algorithm of its key, with its parameters.
-    pub(super) key_algorithm: &'a [u8],
-    pub(super) key: &'a [u8],
-}
-
 const SEQUENCE: u8 = 0x30;
-const BIT_STRING: u8 = 0x03;
 const OBJECT_ID: u8 = 0x06;
-const VERSION: u8 = 0xa0;
 
 /// Identifiers of algorithms that sign with SHA-384 and SHA-512: RSA, ECDSA; and with SHA-256 or a weaker hash.
 const SHA384: [&[u8]; 2] = [b"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0c", b"\x2a\x86\x48\xce\x3d\x04\x03\x03"];
@@ -163,35 +134,20 @@ fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     (*found == tag).then(|| rest.split_at_checked(length))?
 }
 
-fn skip(der: &[u8]) -> Option<&[u8]> {
-    element(der, *der.first()?).map(|(_, rest)| rest)
-}
-
-impl Parts<'_> {
-    pub(super) fn of(certificate: &[u8]) -> Option<Parts<'_>> {
-        let (certificate, _) = element(certificate, SEQUENCE)?;
-        let (signed, rest) = element(certificate, SEQUENCE)?;
-        let (signature, _) = element(rest, SEQUENCE)?;
-        let signed = element(signed, VERSION).map_or(signed, |(_, rest)| rest);
-        // Serial number, algorithm, issuer, validity and subject precede the key.
-        let key = (0..5).try_fold(signed, |rest, _| skip(rest))?;
-        let (key_algorithm, key) = element(element(key, SEQUENCE)?.0, SEQUENCE)?;
-        let key = element(key, BIT_STRING)?.0.strip_prefix(&[0])?;
-        Some(Parts { signature, key_algorithm, key })
-    }
-}
-
 /// Returns the hash of the certificate that stands for the connection in a login (RFC 5929, tls-server-end-point); `None` if
 /// its algorithm defines none.
-pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
-    let (id, _) = element(Parts::of(certificate)?.signature, OBJECT_ID)?;
+pub(super) fn end_point(der: &[u8]) -> Option<Vec<u8>> {
+    let (certificate, _) = element(der, SEQUENCE)?;
+    let (_, after_signed) = element(certificate, SEQUENCE)?;
+    let (signature, _) = element(after_signed, SEQUENCE)?;
+    let (id, _) = element(signature, OBJECT_ID)?;
     let algorithm = match id {
         id if SHA256.contains(&id) => &digest::SHA256,
         id if SHA384.contains(&id) => &digest::SHA384,
         id if SHA512.contains(&id) => &digest::SHA512,
         _ => return None,
     };
-    Some(digest::digest(algorithm, certificate).as_ref().to_vec())
+    Some(digest::digest(algorithm, der).as_ref().to_vec())
 }
 
 #[cfg(test)]
@@ -202,7 +158,7 @@ mod tests {
     fn other_bytes_are_no_certificate() {
         for bytes in [&b""[..], b"\x30", b"\x30\x80", b"\x30\x03\x30\x01\x00", b"\x30\x84\xff\xff\xff\xff", &[0x30; 40]]
         {
-            assert!(Parts::of(bytes).is_none() && end_point(bytes).is_none(), "{bytes:x?}");
+            assert!(end_point(bytes).is_none(), "{bytes:x?}");
         }
     }
 }

@@ -80,8 +80,7 @@ impl Fixture {
             Place::Sqlite => Kind::Sqlite,
             Place::Etcd => Kind::Etcd,
         });
-        let host = Arc::new(Unix::new());
-        let engine = Arc::new(Engine::new(open(&sandbox, place), host).tracing(sandbox.path(&TRACE[1..])));
+        let engine = Arc::new(engine(&sandbox, place));
         let mut fixture = Fixture {
             sandbox,
             place,
@@ -103,7 +102,7 @@ impl Fixture {
     }
 
     fn new_engine(&self) -> Engine {
-        Engine::new(open(&self.sandbox, self.place), Arc::new(Unix::new())).tracing(self.trace())
+        engine(&self.sandbox, self.place)
     }
 
     fn acquire_and_release(&self) {
@@ -229,7 +228,7 @@ impl Fixture {
     }
 
     pub(crate) fn trace(&self) -> PathBuf {
-        self.sandbox.path(&TRACE[1..])
+        trace(&self.sandbox)
     }
 
     pub(crate) fn typed(&self, name: &str) -> String {
@@ -287,6 +286,15 @@ impl Fixture {
         lines.sort();
         lines
     }
+}
+
+fn trace(sandbox: &Sandbox) -> PathBuf {
+    sandbox.path(&TRACE[1..])
+}
+
+fn engine(sandbox: &Sandbox, place: Place) -> Engine {
+    let host: Arc<dyn Host> = Arc::new(Unix::new());
+    Engine::new(csalock::trace::wrap(open(sandbox, place), &host, Some(trace(sandbox))), host)
 }
 
 pub(crate) fn open(sandbox: &Sandbox, place: Place) -> Box<dyn Store> {

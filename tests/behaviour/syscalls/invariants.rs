@@ -159,7 +159,7 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, unknown: boo
             .holders
             .iter()
             .zip(&sight.holders)
-            .filter(|(grant, standing)| standing.is_ok() && grant.claim.is_none())
+            .filter(|(grant, standing)| standing.holds() && grant.claim.is_none())
             .map(|(grant, _)| grant.clone())
             .collect();
         if standing.len() > 1 {

@@ -20,7 +20,7 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
     let steps = || names.iter().flat_map(|(key, steps)| steps.iter().map(move |step| (key, step)));
     let decided = || steps().filter_map(|(key, step)| Some((key, step, step.intent.decided.as_ref()?)));
     for (_, step, decided) in decided() {
-        for (lease, _) in decided.facts.over.values().flatten().filter(|(_, over)| *over) {
+        for (lease, _) in decided.facts.lease_expired.values().flatten().filter(|(_, over)| *over) {
             let first = over.entry(of_boot(step, lease)).or_insert((decided.until, step.who.1.pid.to_string()));
             first.0 = first.0.min(decided.until);
         }
@@ -28,19 +28,19 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
     for (key, step, decided) in decided() {
         let mut wrong = |why: String| report.wrong.push(format!("{}: {why}: {}", named(key), step.shown()));
         let processes =
-            decided.facts.fates.iter().flat_map(|(process, known)| known.iter().map(move |it| (process, it)));
+            decided.facts.liveness.iter().flat_map(|(process, known)| known.iter().map(move |it| (process, it)));
         for (process, (home, _)) in processes.filter(|(_, (_, fate))| *fate == Liveness::Dead) {
             let seen = last_seen.get(&(home.clone(), *process)).filter(|_| home.boot == step.who.0.boot);
             if let Some(at) = seen.filter(|at| **at > decided.until) {
                 wrong(format!("process {} is taken for dead, but commits at {at}", process.pid));
             }
         }
-        for (lease, is_over) in decided.facts.over.values().flatten() {
+        for (lease, is_over) in decided.facts.lease_expired.values().flatten() {
             if let Err(why) = may_be(step, lease, *is_over, decided, &over) {
                 wrong(why);
             }
         }
-        for (proof, _) in decided.facts.decided.iter().filter(|(_, made)| *made) {
+        for (proof, _) in decided.facts.committed.iter().filter(|(_, made)| *made) {
             let of_it = steps().filter(|((_, name), _)| *name == CommitRecord::key(proof));
             let bodies = of_it.filter_map(|(_, step)| csalock::trace::decision(&step.intent.body.as_ref()?.0));
             if !bodies.into_iter().any(|decision| decision.committed) {
@@ -64,7 +64,8 @@ fn place_of(names: &BTreeMap<Key, Vec<Step>>, name: &[u8]) -> String {
 
 /// A lease, with the boot on whose clock the log has the times; and the process, where each counts for itself.
 fn of_boot(step: &Step, lease: &Lease) -> String {
-    let process = matches!(lease.clock, LeaseClock::FileSystem(_)).then_some(step.who.1.pid);
+    // A host may have processes of one number in several pid namespaces.
+    let process = matches!(lease.clock, LeaseClock::FileSystem(_)).then_some((&step.who.0.pids, step.who.1));
     format!("{} {process:?} {lease:?}", step.who.0.boot)
 }
 

@@ -91,7 +91,7 @@ fn what_the_url_omits_comes_from_the_environment() {
 }
 
 #[test]
-fn lists_of_hosts_addresses_and_ports_belong_together() {
+fn lists_of_hosts_and_ports_belong_together() {
     let seen = |url: &str, variables: &[(&'static str, &str)]| {
         let found = settings(url, variables).unwrap();
         found.targets.iter().map(Target::place).collect::<Vec<_>>().join(" ")
@@ -104,7 +104,12 @@ fn lists_of_hosts_addresses_and_ports_belong_together() {
     assert_eq!(seen("postgres:///d", &[("PGHOSTADDR", "::1")]), "[::1]:5432");
     assert!(settings("postgres://n/d", &[("PGHOSTADDR", "::1")]).unwrap().servers().starts_with("n:"));
     assert!(refused("postgres://a,b,c/d", &[("PGPORT", "7,8")]).contains("a list of 3"));
-    assert!(refused("postgres://a,b/d", &[("PGHOSTADDR", "::1")]).contains("a list of 2"));
+    for (url, addresses) in [("postgres://a,b/d", "::1"), ("postgres://a,b/d", "::1,::2"), ("postgres:///d", "::1,::2")]
+    {
+        let said = refused(url, &[("PGHOSTADDR", addresses)]);
+        assert!(said.contains(&format!("hostaddr={addresses}: csalock takes one address, and for one host")), "{said}");
+        assert!(said.contains("unset PGHOSTADDR"), "{said}");
+    }
 }
 
 #[test]
