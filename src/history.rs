@@ -23,7 +23,6 @@ use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
-    /// The name of the lock, as its record has it.
     #[serde(skip)]
     pub name: Vec<u8>,
     pub token: Option<u64>,
@@ -31,18 +30,17 @@ pub struct Past {
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
     pub holder: Who,
-    /// The start, in milliseconds since 1970, as [`Grant::since`].
+    /// In milliseconds since 1970, as [`Grant::since`].
     pub from: u64,
-    /// The end, in milliseconds since 1970. `None`: the lock is still held, or the end was not recorded.
+    /// In milliseconds since 1970. `None`: the lock is still held, or the end was not recorded.
     pub to: Option<u64>,
-    /// The time of waiting, in milliseconds.
     #[serde(default, skip_serializing_if = "is_default")]
     pub waited: u64,
-    /// The reason for the end. `None`: the lock is held.
+    /// `None`: the lock is held.
     pub how: Option<EndReason>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,
-    /// The process that asked the holder to end. `None`: no process did, or the lock is still held.
+    /// `None`: no process did, or the lock is still held.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ended_by: Option<EndedBy>,
     /// How the command of `run` ended. `None`: there was no command, or its supervisor did not see its end.
@@ -60,7 +58,7 @@ pub struct EndedBy {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunEnd {
-    /// The exit status as the shell counts it: 128 + N after signal N.
+    /// As the shell counts: 128 + N after signal N.
     pub exit: u8,
     #[serde(default, skip_serializing_if = "is_default")]
     pub signal: Option<i32>,
@@ -68,7 +66,7 @@ pub struct RunEnd {
     pub ran: u64,
 }
 
-/// What the holder did under a lock that it releases, as far as the caller knows.
+/// The use of a lock by the holder that releases it, as far as the caller knows.
 #[derive(Debug, Clone, Copy)]
 pub enum Use {
     Unknown,
@@ -79,7 +77,6 @@ pub enum Use {
     Nothing,
 }
 
-/// A process, described for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
     pub pid: Option<i32>,
@@ -128,7 +125,7 @@ impl Past {
         Past { to: Some(to), how: Some(ending.reason), ..Past::held(name, &ending.grant, pid) }
     }
 
-    /// Returns true if this may be the last run of its job: it failed, or the end of its command is known.
+    /// This may be the last run of its job: it failed, or the end of its command is known.
     pub fn is_run(&self) -> bool {
         self.run.is_some() || self.how != Some(EndReason::Released)
     }
@@ -178,7 +175,7 @@ impl HistoryLimits {
         HistoryLimits { size: 0, ..self }
     }
 
-    /// Returns true if this grant ended late enough to be shown at the time `now` since 1970.
+    /// A grant that ended late enough is shown at the time `now` since 1970.
     pub fn keep(&self, past: &Past, now: Duration) -> bool {
         past.to.is_some_and(|to| to >= now.saturating_sub(self.age).as_millis() as u64)
     }

@@ -31,7 +31,7 @@ use rustix::stdio::{stderr, stdin, stdout};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 
-/// The signals that csalock ignores: a broken pipe and a limit on file sizes cause an error message, not a silent death.
+/// csalock ignores them: a broken pipe and a limit on file sizes cause an error message, not a silent death.
 pub const TAKEN: [Signal; 2] = [Signal::SIGPIPE, Signal::SIGXFSZ];
 
 /// Bit set: the number of each ignored signal of [`TAKEN`], and from [`CLOSED`] on a bit for each closed descriptor of
@@ -47,7 +47,6 @@ const CLOSED: u32 = 40;
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = observe;
 
-/// The ignored signals and closed descriptors at process start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartupState(u64);
 
@@ -133,13 +132,12 @@ const NOT_QUEUED: [Signal; 8] = [
     Signal::SIGXFSZ,
 ];
 
-/// The signals without an effect on a process that does not handle them. They end no wait.
+/// Signals without an effect on a process that does not handle them end no wait.
 const WITHOUT_EFFECT: [Signal; 3] = [Signal::SIGCHLD, Signal::SIGURG, Signal::SIGWINCH];
 
-/// The set of signals that end a wait and that a [`Signals`] of this process queues: see [`bit`].
+/// A set of signals that end a wait and that a [`Signals`] of this process queues: see [`bit`].
 static QUEUED: AtomicU64 = AtomicU64::new(0);
 
-/// The set of signals that this process has blocked since its start.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,12 +150,11 @@ pub struct ReceivedSignal {
 }
 
 impl ReceivedSignal {
-    /// Returns true for a signal that the command must get from csalock.
+    /// The command must get such a signal from csalock.
     pub fn is_forwarded(self) -> bool {
         !self.from_terminal && self.signal != Signal::SIGCHLD as i32
     }
 
-    /// Returns true if the signal ends a process that does not handle it.
     pub fn ends(self) -> bool {
         ends(self.signal)
     }
@@ -177,7 +174,6 @@ pub struct Signals {
     /// The same for a wait that other signals do not end.
     interrupt: OnceLock<Option<SignalFd>>,
     all: SigSet,
-    /// True if SIGCHLD was ignored at the start.
     ignored_children: bool,
 }
 
@@ -235,13 +231,13 @@ impl Signals {
         self.descriptor.get().ok_or_else(|| failed(Errno::EBADF))
     }
 
-    /// Returns the exit status after an interrupted wait: the signal that interrupted it.
+    /// After an interrupted wait: the signal that interrupted it.
     pub fn exit(&self) -> Exit {
         let ending = std::iter::from_fn(|| self.next()).find(|received| received.ends());
         ending.map_or(ErrorKind::System.into(), |received| Exit::Signal(received.signal))
     }
 
-    /// Returns true if a signal that ends a wait is pending. The signal stays available to [`Signals::exit`].
+    /// A signal that ends a wait is pending. It stays available to [`Signals::exit`].
     pub fn pending(&self) -> bool {
         !self.no_signal_within(Duration::ZERO)
     }
@@ -253,7 +249,7 @@ impl Signals {
         !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
     }
 
-    /// Returns the next signal in the queue that is not ignored, if a signal arrived.
+    /// `None` if no signal arrived that is not ignored.
     pub fn next(&self) -> Option<ReceivedSignal> {
         const FROM_TERMINAL: [i32; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH];
         loop {
@@ -290,7 +286,6 @@ pub fn restore_for(program: &mut Command) {
     };
 }
 
-/// Restores the signal mask and the dispositions of [`TAKEN`].
 pub fn restore_most(inherited: StartupState) {
     for signal in TAKEN {
         let _ = set_ignored(signal, inherited.ignored(signal));
@@ -350,7 +345,7 @@ fn numbers(bits: u64) -> impl Iterator<Item = i32> {
     (1..=64).filter(move |signal| bits & bit(*signal) != 0)
 }
 
-/// Returns a set without the signals that the C library reserves for itself.
+/// Omits the signals that the C library reserves for itself.
 fn set_of(bits: u64) -> SigSet {
     let mut set = *SigSet::empty().as_ref();
     // SAFETY: the set is initialised, and sigaddset(3) rejects other signals.

@@ -9,13 +9,12 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp, tcgetwinsize};
 
-/// Path of the controlling terminal, whatever its real name is.
 const OURS: &CStr = c"/dev/tty";
 
 /// Number of bytes that a pipe takes completely or not at all: pipe(7).
 pub const PIPE_BUF: usize = 4096;
 
-/// Returns the rows and columns, or 24 and 80 if the size is unknown (a serial line).
+/// Rows and columns, or 24 and 80 if the size is unknown (a serial line).
 pub fn size(terminal: impl AsFd) -> (usize, usize) {
     known_size(terminal).unwrap_or((24, 80))
 }
@@ -25,12 +24,12 @@ fn known_size(terminal: impl AsFd) -> Option<(usize, usize)> {
     Some((size.ws_row.into(), size.ws_col.into()))
 }
 
-/// Returns true if this is the controlling terminal and this process is in its foreground.
+/// This is the controlling terminal, and this process is in its foreground.
 pub fn is_foreground(terminal: impl AsFd) -> bool {
     tcgetpgrp(terminal).is_ok_and(|front| front == getpgrp())
 }
 
-/// Returns true if a write would stop this process: it is in the background, and `stty tostop` is set.
+/// A write would stop this process, because it is in the background, and `stty tostop` is set.
 pub fn would_get_sigttou(terminal: impl AsFd) -> bool {
     tcgetpgrp(&terminal).is_ok_and(|front| front != getpgrp())
         && tcgetattr(&terminal).is_ok_and(|modes| modes.local_modes.contains(LocalModes::TOSTOP))

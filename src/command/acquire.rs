@@ -77,7 +77,7 @@ impl<'a> Acquisition<'a> {
         progress.locks_file = self.locks_file;
         let mut ends: Option<Vec<HolderEnd<'_>>> = None;
         let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
-            let (lock, reporter) = ((opened.target(at), opened.engine(at)), opened.reporter(at));
+            let (lock, reporter) = ((opened.target(at), opened.engine(at)), Reporter::new(opened.engine(at)));
             let replace = self.end_holders(&mut ends, lock, request, waiting);
             progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
         })?;
@@ -117,7 +117,7 @@ impl<'a> Acquisition<'a> {
         opened: &OpenLockSet<'_>,
         work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
-        let (target, engine, reporter) = (opened.target(0), opened.engine(0), opened.reporter(0));
+        let (target, engine, reporter) = (opened.target(0), opened.engine(0), Reporter::new(opened.engine(0)));
         let mut progress = WaitProgress::new(self.common);
         let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
         engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
@@ -175,7 +175,7 @@ impl<'a> Acquisition<'a> {
             AcquireResult::Granted(..) => Ok(Exit::Done),
             AcquireResult::Interrupted => Ok(self.signals.exit()),
             AcquireResult::Refused(at, refusal) => {
-                let reporter = opened.reporter(*at);
+                let reporter = Reporter::new(opened.engine(*at));
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
                 lock.settings = self.settings;
                 let mut report = lock.refusal(refusal);
@@ -285,7 +285,8 @@ pub(super) fn report_taken(
 ) {
     if let Some((at, ending)) = evicted {
         let before = if ending.reason == EndReason::Broken { "held before by" } else { "taken over from" };
-        let (name, ending) = (escape(&opened.target(*at).display_name), opened.reporter(*at).ending(ending));
+        let name = escape(&opened.target(*at).display_name);
+        let ending = Reporter::new(opened.engine(*at)).ending(ending);
         common.note(&format!("lock {name} was {before} {ending}"));
     }
     if !common.verbose {
@@ -295,7 +296,7 @@ pub(super) fn report_taken(
         let (name, token) = (escape(&target.display_name), grant.token.unwrap_or_default());
         let details = owner.map(|owner| {
             let store = escape(target.location.url().as_bytes());
-            format!(", {}, store {store}", opened.reporter(at).owner_and_command(owner))
+            format!(", {}, store {store}", Reporter::new(opened.engine(at)).owner_and_command(owner))
         });
         common.note(&format!("lock {name} was acquired, token {token}{}", details.unwrap_or_default()));
     }

@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::host::ThisProcess;
 use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
-use crate::report::{RefusalReport, RefusedLock, json, name_and_store};
+use crate::report::{RefusalReport, RefusedLock, Reporter, json, name_and_store};
 use crate::signals::Signals;
 use crate::store::Call;
 
@@ -100,7 +100,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
             claims.push(claim);
             continue;
         }
-        let reporter = opened.reporter(at);
+        let reporter = Reporter::new(opened.engine(at));
         let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
         let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
@@ -128,7 +128,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
     }
     if options.common.json {
         let document = |(at, target): (usize, &LockRef)| {
-            json::outcome(&target.display_name, "released", [&claims[at]], &opened.reporter(at))
+            json::outcome(&target.display_name, "released", [&claims[at]], &Reporter::new(opened.engine(at)))
         };
         documents.extend(targets.all.iter().enumerate().map(document));
         print_json(&documents)?;

@@ -119,7 +119,7 @@ fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Grante
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
     // The time limit starts when the grant is confirmed.
     let expires = options.taking.ttl.map(|span| context.host.wall().saturating_add(span));
-    json_line(&json::acquired(&targets.all, handle, grants, ending, expires, &opened.reporter(at)))
+    json_line(&json::acquired(&targets.all, handle, grants, ending, expires, &Reporter::new(opened.engine(at))))
 }
 
 /// The locks that a script asks for, and their terms.
@@ -311,7 +311,7 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
     let (whole, began) = (options.waiting.wait_policy(opened.lease()), context.host.boottime());
     let mut documents = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
-        let reporter = opened.reporter(at);
+        let reporter = Reporter::new(opened.engine(at));
         let policy = whole.rest(whole.end(began), context.host.boottime());
         let enclosing = context.enclosing_grants();
         let status = engine.wait_until_free(&target.name, &policy, &enclosing)?;

@@ -58,16 +58,16 @@ fn collect(
     wanted.each_lock(engine, &mut |status| match status {
         Ok(status) => statuses.push(status),
         Err(error) => {
-            metrics.add_unreadable();
+            metrics.unreadable += 1;
             unreadable = Some(error);
         }
     })?;
-    metrics.set_up();
+    metrics.is_up = true;
     match engine.each_past(limits, &mut |past| endings.push(past)) {
         // A monitor that may only look gets everything else.
         Err(error) if error.kind() == ErrorKind::Denied => {
             options.common.note(&error.to_string());
-            metrics.set_without_history();
+            metrics.lacks_history = true;
         }
         read => drop(read?),
     }

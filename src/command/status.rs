@@ -233,7 +233,7 @@ impl<'a> Page<'a> {
         let names = self.texts.iter().map(|(_, name)| name);
         names.chain(&self.block).try_for_each(|line| writeln!(out, "{line}"))?;
         let mut is_first = true;
-        for (store, table) in self.tables.iter_mut().filter(|(_, table)| !table.is_empty()) {
+        for (store, table) in self.tables.iter_mut().filter(|(_, table)| table.len() > 0) {
             table.sort();
             if let Some(store) = store {
                 let gap = if std::mem::take(&mut is_first) { "" } else { "\n" };
@@ -363,7 +363,7 @@ impl View {
     fn headline(&self, context: &Context, options: &Status) -> String {
         let now = self.style.zone.full(context.host.wall());
         let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
-        let (holders, waiters) = self.table.parties();
+        let LockTable { holders, waiters, .. } = self.table;
         let known = [count(self.table.len(), "lock"), count(holders, "holder"), count(waiters, "waiter")];
         let counts = if self.failed { "no answer".to_string() } else { known.join(", ") };
         let only_files = !options.names.is_empty() && options.names.iter().all(|name| is_path(name.as_bytes()));

@@ -12,7 +12,7 @@ use std::path::Path;
 /// Maximum number of reads of the kernel's list before the list counts as empty.
 const LOOKS: usize = 10;
 
-/// The system call that locks a file. The locks of one do not exclude those of the other.
+/// Locks of one do not exclude those of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileLock {
     Flock,
@@ -23,7 +23,7 @@ pub enum FileLock {
 impl FileLock {
     pub const ALL: [FileLock; 2] = [FileLock::Flock, FileLock::Fcntl];
 
-    /// Returns the name of the option and of the system call.
+    /// Of the option and of the system call.
     pub fn name(self) -> &'static str {
         match self {
             FileLock::Flock => "flock",
@@ -31,7 +31,6 @@ impl FileLock {
         }
     }
 
-    /// Returns the words for its locks in the kernel's lists.
     fn words(self) -> &'static [&'static str] {
         match self {
             FileLock::Flock => &["FLOCK"],
@@ -58,7 +57,6 @@ pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
     shown.collect()
 }
 
-/// Returns the lines about locks of the descriptors by which a process has the file open.
 fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<String> {
     let descriptors = format!("/proc/{pid}/fd");
     let is_it = |link: &str| {
@@ -83,7 +81,7 @@ pub fn posix_holders(path: &Path) -> Vec<i32> {
     other_callers(path, "POSIX")
 }
 
-/// Returns the visible other processes with an exclusive lock on a file, as [`posix_holders`].
+/// As [`posix_holders`], but exclusive locks only.
 pub fn exclusive_holders(path: &Path) -> Vec<i32> {
     other_callers(path, "WRITE")
 }

@@ -6,20 +6,18 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::lock::{Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
-/// Set of hosts that may use a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Every process that uses the store runs under this kernel, or ran under it before a reboot.
     Local,
-    /// Other hosts may use the store.
     Shared,
 }
 
 pub trait Subscription {
-    /// Returns a descriptor that becomes readable when a notification may have come.
+    /// Becomes readable when a notification may have come.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Returns true after a notification or the end of the subscription; the caller then reads and subscribes anew.
+    /// True after a notification or the end of the subscription; the caller then reads and subscribes anew.
     fn is_notified(&mut self) -> bool;
 }
 
@@ -29,22 +27,21 @@ pub struct Invocation {
     pub ignores_interrupt: bool,
 }
 
-/// Clocks, identity, liveness of processes, and waiting.
 pub trait Host: Send + Sync {
-    /// Returns CLOCK_BOOTTIME, which counts suspend and cannot be set.
+    /// CLOCK_BOOTTIME, which counts suspend and cannot be set.
     fn boottime(&self) -> Duration;
 
-    /// Returns the milliseconds by which [`Host::boottime`] is ahead of the clock of the kernel, in a time namespace.
+    /// Milliseconds by which [`Host::boottime`] is ahead of the clock of the kernel, in a time namespace.
     fn boottime_offset(&self) -> Result<i64> {
         Ok(0)
     }
 
-    /// Returns the wall clock since 1970, for display and as the lower bound of new tokens.
+    /// Since 1970, for display and as the lower bound of new tokens.
     fn wall(&self) -> Duration;
 
     fn domain(&self) -> Result<PidDomain>;
 
-    /// Returns the part of the pid domain that needs fewer files to be read.
+    /// A part of the pid domain that needs fewer files to be read.
     fn pid_space(&self) -> Result<PidSpace> {
         self.domain().map(PidSpace::from)
     }
@@ -55,10 +52,8 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Returns the host's name, for display.
     fn name(&self) -> String;
 
-    /// Returns the effective numeric user id of this process.
     fn uid(&self) -> u32;
 
     fn this_process(&self) -> Result<ProcessId>;
@@ -69,7 +64,7 @@ pub trait Host: Send + Sync {
     /// With `some_time_later` the answer is more precise.
     fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId>;
 
-    /// Returns false if the called process is certainly none of these processes and was called by none of them.
+    /// False only if the called process is certainly none of these processes and was called by none of them.
     fn may_be_called_by(&self, _called: &Invocation, _processes: &[ProcessId]) -> bool {
         true
     }
@@ -80,7 +75,7 @@ pub trait Host: Send + Sync {
     /// parent is then about to release the locks of the process.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
 
-    /// Returns true if the process is seen here, and its control group is frozen.
+    /// The process is seen here, and its control group is frozen.
     fn is_frozen(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
         false
     }
@@ -93,7 +88,7 @@ pub trait Host: Send + Sync {
 
     fn sleep(&self, span: Duration);
 
-    /// Returns true if a signal that ends the waits of this process is pending and unread.
+    /// A signal that ends the waits of this process is pending and unread.
     fn is_interrupted(&self) -> bool;
 
     /// Records in this machine's memory, until shutdown, that this machine wrote the entry with this key.
@@ -108,10 +103,9 @@ pub trait Host: Send + Sync {
     /// Removes this user's witnesses of at least this age, for every store.
     fn remove_old_witnesses(&self, age: Duration);
 
-    /// Returns random bytes that cannot be guessed.
     fn random(&self) -> Result<[u8; 16]>;
 
-    /// Returns a number that no other call returns, on no host. It may be guessed.
+    /// No other call returns this number, on no host. It may be guessed.
     fn unique_number(&self) -> Result<u64> {
         self.random().map(|random| u64::from_be_bytes(*random.first_chunk().unwrap_or(&[0; 8])))
     }
@@ -152,7 +146,7 @@ pub trait WakeSet {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watched {
     pub process: ProcessId,
-    /// The parent that notices its end, and then changes the record and wakes the waiter.
+    /// A parent that notices its end, and then changes the record and wakes the waiter.
     pub supervisor: Option<ProcessId>,
 }
 

@@ -42,7 +42,7 @@ pub(super) fn machine(name: &str) -> Result<String> {
     Ok(format!("{}@{name}", hash.unwrap_or_default()))
 }
 
-/// Returns true if two machine names mean one machine, among the users of a store of one host.
+/// Two machine names mean one machine, among the users of a store of one host.
 pub(super) fn is_this_machine(here: &str, there: &str) -> bool {
     let (Some((here_id, here_name)), Some((there_id, there_name))) = (here.split_once('@'), there.split_once('@'))
     else {
@@ -62,7 +62,7 @@ const PROC: u64 = 0x9fa0;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Reads the first bytes of a small file with one read(2).
+/// One read(2) gets all of a small file.
 fn read_short(path: &str) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 64];
     let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
@@ -80,7 +80,7 @@ pub(super) fn boot_id() -> Result<String> {
     Ok(boot)
 }
 
-/// Returns the number of a namespace of this process, or 0 if the kernel has no namespaces of that kind.
+/// 0 if the kernel has no namespaces of that kind.
 pub(super) fn namespace(kind: &str) -> Result<u64> {
     // The text of the link, `pid:[4026531836]`, needs no inode of the namespace, so it costs less than stat(2).
     match nix::fcntl::readlink(format!("/proc/self/ns/{kind}").as_str()) {
@@ -94,12 +94,12 @@ pub(super) fn namespace(kind: &str) -> Result<u64> {
     }
 }
 
-/// Returns the number of the pid namespace in the pids of a domain, which are `PID_NAMESPACE.TIME_NAMESPACE`.
+/// In the pids of a domain, which are `PID_NAMESPACE.TIME_NAMESPACE`.
 pub(super) fn pid_namespace_of(pids: &str) -> Option<u64> {
     pids.split_once('.')?.0.parse().ok()
 }
 
-/// Returns true if these pids of a domain are counted in the kernel's first time namespace.
+/// Pids of a domain are counted in a pid namespace and in a time namespace.
 pub(super) fn is_in_first_time_namespace(pids: &str) -> bool {
     pids.split_once('.').is_some_and(|(_, time)| FIRST_TIME_NAMESPACES.contains(&time))
 }
@@ -123,7 +123,7 @@ fn offset_in(offsets: &str) -> Option<i64> {
     seconds.checked_mul(1000)?.checked_add(nanoseconds / 1_000_000)
 }
 
-/// Returns true if the boot id that this process reads is that of the kernel. Some container managers mount a file over it.
+/// Some container managers mount another boot id over it.
 pub(super) fn has_boot_id_of_kernel() -> bool {
     let is_mounted_over = || {
         let found = statx(CWD, BOOT_ID, AtFlags::empty(), StatxFlags::empty());
@@ -148,7 +148,7 @@ pub(super) fn wall(time: Duration) -> Duration {
     time
 }
 
-/// Returns the time of a file, since 1970, from its seconds and nanoseconds. All comparisons with a clock use it.
+/// All comparisons with a clock use it.
 pub fn file_time(seconds: i64, nanoseconds: i64) -> Duration {
     let time = Duration::new(seconds.max(0) as u64, nanoseconds.max(0) as u32);
     #[cfg(debug_assertions)]
@@ -156,7 +156,7 @@ pub fn file_time(seconds: i64, nanoseconds: i64) -> Duration {
     time
 }
 
-/// Returns a time of a server as this process sees it, in builds for tests moved as the times of files.
+/// In builds for tests moved as the times of files.
 pub fn server_time(time: Duration) -> Duration {
     #[cfg(debug_assertions)]
     let time = moved(time, 1);

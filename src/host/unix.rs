@@ -229,7 +229,7 @@ impl Host for Unix {
     }
 }
 
-/// Returns a fact that cannot change, and learns it if it is not known yet.
+/// Learns a fact that cannot change, if it is not known yet.
 fn known<T>(fact: &OnceLock<T>, learn: impl FnOnce() -> Result<T>) -> Result<&T> {
     match fact.get() {
         Some(known) => Ok(known),
@@ -241,7 +241,7 @@ fn known<T>(fact: &OnceLock<T>, learn: impl FnOnce() -> Result<T>) -> Result<&T>
 #[cfg(debug_assertions)]
 pub static FIRST_PIDS: OnceLock<Option<u64>> = OnceLock::new();
 
-/// Returns the number of the kernel's first pid namespace: PID_NS_INIT_INO in linux/nsfs.h.
+/// PID_NS_INIT_INO in linux/nsfs.h.
 fn first_pid_namespace() -> u64 {
     let number = 0xEFFF_FFFC;
     #[cfg(debug_assertions)]

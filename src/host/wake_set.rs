@@ -24,25 +24,23 @@ use super::processes::{self, ProcStat};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, ProcessId};
 
-/// Maximum length of a queue of datagrams.
 const MOST_WAKE_UPS: usize = 1024;
 
 /// Number of wake-ups in a second after which each one costs a pause. A user who may read a record can send as many as
 /// that user likes, and csalock reads the store after each.
 const MANY_A_SECOND: u64 = 32;
 
-/// The pause after a wake-up of a flood.
 const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub struct WakeSocket {
     socket: Arc<OwnedFd>,
-    /// The current second on CLOCK_BOOTTIME, and the number of wake-ups in it.
+    /// The current second on CLOCK_BOOTTIME.
     second: AtomicU64,
     in_second: AtomicU64,
 }
 
-/// The socket of this process's supervisor, which sends wake-ups as well as a new one.
+/// If this process is a supervisor, its socket sends wake-ups as well as a new one.
 static OF_SUPERVISOR: OnceLock<Weak<OwnedFd>> = OnceLock::new();
 
 impl WakeSocket {

@@ -8,7 +8,6 @@ use super::OutputStyle;
 use super::table::{cell, wrapped};
 use crate::store::{Finding, Verdict};
 
-/// Returns the word for a verdict, and its colour.
 fn shown(verdict: Verdict) -> (&'static str, &'static str) {
     match verdict {
         Verdict::Good => ("ok", "\x1b[32m"),

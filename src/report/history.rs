@@ -22,13 +22,13 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     let begin = first.max(begin.as_millis() as u64).min(u64::MAX - 1);
     let end = grants.iter().map(|past| past.until(millis)).max().unwrap_or(millis).max(begin.saturating_add(1));
     let columns = [
-        Column::new("NAME").shrinks_to(12),
+        Column { least: Some(12), ..Column::new("NAME") },
         Column::new(from_title(now, style)),
         Column::new("HELD"),
-        Column::new("WAITED").leaves(2),
-        Column::new("END").coloured(end_colour),
-        Column::new(format!("IN {}", span(Duration::from_millis(end - begin)))).leaves(1),
-        Column::new("HOLDER").shrinks_to(24),
+        Column { rank: Some(2), ..Column::new("WAITED") },
+        Column { colour: end_colour, ..Column::new("END") },
+        Column { rank: Some(1), ..Column::new(format!("IN {}", span(Duration::from_millis(end - begin)))) },
+        Column { least: Some(24), ..Column::new("HOLDER") },
     ];
     let mut table = Table::new(columns, style);
     for past in grants {
@@ -78,7 +78,6 @@ fn end_colour(cell: &str) -> &'static str {
     }
 }
 
-/// Returns how a grant ended, or how its command failed.
 pub(super) fn ended(past: &Past) -> String {
     match past.run.filter(|run| run.exit != 0) {
         Some(RunEnd { signal: Some(signal), .. }) => signal_name(signal),
@@ -98,7 +97,7 @@ pub(crate) fn failure(past: &Past, zone: Zone) -> Option<String> {
     (how != EndReason::Released.word()).then(|| format!("its last run ended{at}: {how}"))
 }
 
-/// Returns how long a grant was held, or `?` if no process noticed its end.
+/// `?` if no process noticed its end.
 pub(super) fn held_for(past: &Past, now: Duration) -> String {
     match (past.to, past.how) {
         (None, Some(_)) => "?".to_string(),
@@ -116,7 +115,7 @@ impl Past {
         self.from.saturating_sub(self.waited)
     }
 
-    /// Returns when the grant ended, in milliseconds since the epoch; for an unknown end, returns when it began.
+    /// In milliseconds since 1970; for an unknown end, the time when the grant began.
     pub(crate) fn until(&self, now: u64) -> u64 {
         match (self.to, self.how) {
             (Some(to), _) => to,
@@ -126,7 +125,7 @@ impl Past {
     }
 }
 
-/// Returns the bar: `-` while the caller waited, `#` while it held the lock, `>` if it still holds it.
+/// `-` while the caller waited, `#` while it held the lock, `>` if it still holds it.
 fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
     let at = |time: u64| {
         let into = time.clamp(begin, end) - begin;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::Zone;
 use crate::duration::shown as span;
-use crate::engine::{Engine, LockRef, LockStatus, OpenLockSet};
+use crate::engine::{Engine, LockRef, LockStatus};
 use crate::host::{FileLock, Host, command_of, file_locks, user_name};
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId, Standing};
 use crate::name::escape;
@@ -20,7 +20,7 @@ const MOST_NAMED: usize = 3;
 /// A holder's grant, and the liveness of its owner or the reason why it has ended.
 pub(super) type Holder<'a> = (&'a Grant, Standing);
 
-/// Returns the grants of a record that hold the lock, or that ended without a release.
+/// Grants that hold the lock, or that ended without a release.
 pub(super) fn holders(status: &LockStatus) -> Vec<Holder<'_>> {
     let all = status.record.holders.iter().zip(status.holders.iter().copied());
     all.filter(|(_, standing)| *standing != Standing::Ended(EndReason::Released)).collect()
@@ -30,7 +30,6 @@ pub(super) fn waiting(status: &LockStatus) -> usize {
     status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count()
 }
 
-/// The context that sentences about holders need in addition to the record.
 pub(crate) struct Reporter<'a> {
     pub(crate) host: &'a dyn Host,
     pub(crate) scope: Scope,
@@ -43,14 +42,8 @@ impl<'a> Reporter<'a> {
     }
 }
 
-impl OpenLockSet<'_> {
-    pub(crate) fn reporter(&self, at: usize) -> Reporter<'_> {
-        Reporter::new(self.engine(at))
-    }
-}
-
 impl Reporter<'_> {
-    /// Returns the owner process whose life counts now: the first process that is not dead.
+    /// The process whose life counts now is the first one that is not dead.
     pub(crate) fn owner(&self, party: &Owner) -> Option<ProcessId> {
         let lives = |owner: &&ProcessId| self.host.liveness(&party.domain, owner, self.scope).may_live_here();
         party.processes.iter().find(lives).or(party.processes.last()).copied()
@@ -69,12 +62,12 @@ impl Reporter<'_> {
         span(self.host.wall().saturating_sub(Duration::from_millis(millis)))
     }
 
-    /// Returns one line with process, host, start, end and command of a grant.
+    /// One line with process, host, start, end and command.
     pub(crate) fn holder(&self, grant: &Grant) -> String {
         self.grant(grant, &format!(", {}", self.until(grant)))
     }
 
-    /// Returns a clause that tells whether the lock is held or claimed, and by which holder.
+    /// A clause: held or claimed, and by which holder.
     pub(crate) fn holding(&self, grant: &Grant) -> String {
         let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
         let who = shown_user(grant.owner.uid);
@@ -82,7 +75,7 @@ impl Reporter<'_> {
         format!("claimed permanently under id {}, by {who} on {host} since {}", escape(id), self.time(grant.since))
     }
 
-    /// Returns one line like [`Reporter::holder`] with this text in the place of the end.
+    /// One line like [`Reporter::holder`], with this text in the place of the end.
     pub(crate) fn grant(&self, grant: &Grant, until: &str) -> String {
         let who = self.party(&grant.owner);
         let since = format!("since {} ({} ago)", self.time(grant.since), self.age(grant.since));
@@ -120,7 +113,6 @@ impl Reporter<'_> {
         (!found.is_empty()).then_some(FileLocks(found))
     }
 
-    /// Returns true if the owner is stopped, and cannot release the lock.
     pub(super) fn is_stopped(&self, grant: &Grant) -> bool {
         grant.claim.is_none() && self.liveness(&grant.owner) == Liveness::Stopped
     }
@@ -129,7 +121,7 @@ impl Reporter<'_> {
         if self.host.is_abandoned(grant) { "stopped, and its csalock was killed" } else { "stopped" }
     }
 
-    /// Returns true if the grant ends without a release: with its lease, or with an owner that is alive here.
+    /// The grant ends without a release: with its lease, or with an owner that is alive here.
     pub(super) fn ends_by_itself(&self, grant: &Grant) -> bool {
         match grant.lifetime {
             Lifetime::UntilReleased => grant.claim.is_some(),
@@ -138,7 +130,7 @@ impl Reporter<'_> {
         }
     }
 
-    /// Returns true if a break may be right: the grant lasts until it is released, or its owner is not seen alive here.
+    /// A break may be right: the grant lasts until it is released, or its owner is not seen alive here.
     pub(super) fn may_need_force(&self, grant: &Grant) -> bool {
         let lasts = grant.lifetime == Lifetime::UntilReleased || !self.liveness(&grant.owner).is_seen_alive();
         grant.claim.is_none() && lasts
@@ -220,10 +212,9 @@ impl Reporter<'_> {
     }
 }
 
-/// The pid and the command of a visible process.
+/// Pid and command of a visible process.
 type Seen = (i32, Vec<u8>);
 
-/// The locks of a file, each with the visible processes that hold it.
 pub(crate) struct FileLocks(pub(crate) Vec<(FileLock, Vec<Seen>)>);
 
 impl fmt::Display for FileLocks {
@@ -234,7 +225,7 @@ impl fmt::Display for FileLocks {
 }
 
 impl FileLocks {
-    /// Returns how the file becomes free, as a command to the reader.
+    /// A command to the reader.
     pub(super) fn how_to_free(&self) -> String {
         let pids: BTreeSet<i32> = self.0.iter().flat_map(|(_, holders)| holders).map(|(pid, _)| *pid).collect();
         let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
@@ -275,7 +266,7 @@ pub(super) fn label_and_command(label: Option<&Vec<u8>>, command: &[u8]) -> Stri
     format!("{label}{}", escape(command))
 }
 
-/// Returns the user for people, escaped: the user database may be untrusted, too.
+/// Escaped, because the user database may be untrusted, too.
 pub(super) fn shown_user(uid: u32) -> String {
     escape(user(uid).as_bytes())
 }

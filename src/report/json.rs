@@ -132,7 +132,7 @@ pub(super) fn mode(mode: Mode) -> &'static str {
     }
 }
 
-/// The document of `status` for a lock. `store` is given if the locks of several stores are shown.
+/// `store` is given if the locks of several stores are shown.
 pub(crate) fn status(
     name: &[u8],
     status: &LockStatus,
@@ -195,7 +195,6 @@ fn holders_now<'a>(grants: impl IntoIterator<Item = &'a Grant>, reporter: &Repor
     grants.into_iter().map(|grant| holder(grant, reporter.liveness(&grant.owner), reporter)).collect()
 }
 
-/// A holder, or a waiter, which has no grant.
 fn party(
     owner: &Owner,
     wanted: Mode,
@@ -231,7 +230,6 @@ fn party(
         .with_some("renewed_until", renewed_until)
 }
 
-/// The last success of a job, and how often it must succeed.
 fn job(job: &JobState, now: Duration) -> Document {
     let promise = job.promise.as_ref();
     Document::new()
@@ -244,7 +242,7 @@ fn job(job: &JobState, now: Duration) -> Document {
         .with("runs_allowed", job.runs.as_ref().and_then(Runs::allowed))
 }
 
-/// The document of `overdue` for the job under the lock of this name, at the time `now` of its store.
+/// The time `now` is that of the store.
 pub(crate) fn overdue(name: &[u8], state: &JobState, last: Option<&Past>, now: Duration) -> Document {
     let is_overdue = state.is_overdue(now.as_millis() as u64);
     Document::new()
@@ -273,7 +271,7 @@ impl RefusalReport {
     }
 }
 
-/// The document of a record that cannot be read, instead of its result.
+/// A record that cannot be read has this document instead of its result.
 pub(crate) fn unreadable(error: &Error) -> Document {
     RefusalReport::from(error).json(error.kind().into(), None)
 }
@@ -301,7 +299,7 @@ fn reason(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// The document of `lock` for acquired locks, each with its grant; `expires` is the wall-clock time of expiry.
+/// `expires` is a time of the wall clock.
 pub(crate) fn acquired(
     locks: &[LockRef],
     handle: &Handle,
@@ -351,7 +349,7 @@ pub(crate) fn outcome<'a>(
     document.with_list("holders", holders_now(grants, reporter))
 }
 
-/// The document for a lock of these holders that was not released or renewed; `refusal` is the reason, if it is one.
+/// A lock of these holders was not released or renewed; `refusal` is the reason, if it is one.
 pub(crate) fn not_done(
     name: &[u8],
     holders: &[Grant],
@@ -388,7 +386,7 @@ pub(crate) fn value(
     }
 }
 
-/// The document of `get --lock` if the value does not exist: the lock is held all the same.
+/// `get --lock` holds the lock even if the value does not exist.
 pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): (&Handle, Option<u64>)) -> Document {
     refusal.json(refusal.kind.into(), None).with("handle", handle.to_string()).with("token", token)
 }
@@ -397,7 +395,7 @@ pub(crate) fn claimed(locks: &[LockRef], id: &[u8], grants: &[Grant]) -> Documen
     Document::new().with("names", names(locks)).with("id", text(id)).with("tokens", tokens(grants))
 }
 
-/// The document of `claim` if no name was claimed: the names that are claimed already, each with its id.
+/// No name was claimed, because these are claimed already, each under its id.
 pub(crate) fn taken(taken: &[(LockRef, Grant)], refusal: &RefusalReport) -> Document {
     let ids = taken.iter().map(|(lock, grant)| id_of(&lock.display_name, grant.claim.as_deref().unwrap_or_default()));
     Document::new().with_list("taken", ids).and(refusal.json(refusal.kind.into(), None))
@@ -407,7 +405,7 @@ pub(crate) fn id_of(name: &[u8], id: &[u8]) -> Document {
     Document::new().with("name", text(name)).with("id", text(id))
 }
 
-/// The document of `lookup` for an id, with the records that cannot be read and may have the id too.
+/// The records of the errors cannot be read, and may have the id too.
 pub(crate) fn names_of(id: &[u8], names: &[Vec<u8>], errors: &[Error]) -> Document {
     let names: Vec<String> = names.iter().map(|name| text(name)).collect();
     let document = Document::new().with("id", text(id)).with("names", names);
@@ -431,7 +429,6 @@ pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {
     Document::new().with("store", text(url)).with_list("findings", documents).with("verdict", word(worst))
 }
 
-/// How a grant and the command of `run` under it ended, as far as that is known.
 fn run(past: &Past) -> Document {
     Document::new()
         .with("ended", past.how.map(EndReason::word))
@@ -444,7 +441,6 @@ fn last_run(past: &Past) -> Document {
     Document::new().with("at", past.to.map(time)).and(run(past))
 }
 
-/// The document of `history` for a past or present grant.
 pub(crate) fn past(past: &Past) -> Document {
     let who = |who: &Who| {
         let document = Document::new().with("pid", who.pid).with("host", who.host.as_str());

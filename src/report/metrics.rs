@@ -12,12 +12,10 @@ use crate::name::escape;
 
 const KINDS: [EndReason; 4] = [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken];
 
-/// The value of a sample of a lock or of its endings (their number, and the time of the last), if there is one.
-type OfLock = fn(&LockMetrics) -> Option<String>;
-type OfEndings = fn((usize, Duration)) -> Option<String>;
+type ValueOf = fn(&LockMetrics) -> Option<String>;
 
-/// The families with a sample for each lock that has the value.
-const OF_LOCK: [(&str, &str, OfLock); 13] = [
+/// Name, help and value of each family with a sample for each lock that has the value.
+const OF_LOCK: [(&str, &str, ValueOf); 13] = [
     ("csalock_holders", "Holders of the lock.", |lock| number(lock.holders)),
     (
         "csalock_stale_holders",
@@ -59,31 +57,18 @@ const OF_LOCK: [(&str, &str, OfLock); 13] = [
     }),
 ];
 
-/// The families with a sample for each lock and kind of ending that has the value.
-const OF_ENDINGS: [(&str, &str, OfEndings); 2] = [
-    (
-        "csalock_history_endings",
-        "Grants in the history that ended in this way; old ones leave the history.",
-        |(endings, _)| number(endings),
-    ),
-    (
-        "csalock_last_ending_timestamp_seconds",
-        "Time of the last grant in the history that ended in this way.",
-        |(endings, last)| if endings > 0 { seconds(last) } else { None },
-    ),
-];
-
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     /// URL of the store, as a label.
     store: String,
-    is_up: bool,
-    unreadable: usize,
-    /// The locks by name, as labels.
+    /// The store has answered.
+    pub(crate) is_up: bool,
+    pub(crate) unreadable: usize,
+    /// By name, as a label.
     locks: BTreeMap<String, LockMetrics>,
     omitted: usize,
-    /// True if the caller may not read the history.
-    lacks_history: bool,
+    /// The caller may not read the history.
+    pub(crate) lacks_history: bool,
 }
 
 #[derive(Debug, Default)]
@@ -91,15 +76,13 @@ struct LockMetrics {
     is_named: bool,
     holders: usize,
     stale_holders: usize,
-    /// Time since the oldest grant of a holder.
     held: Duration,
     waiters: usize,
-    /// Time since the oldest waiter came.
     oldest_wait: Duration,
     job: Option<JobState>,
-    /// The end of the last run in the history, if its supervisor saw it.
+    /// `None` also if its supervisor did not see the end.
     last_run: Option<RunEnd>,
-    /// The time of the store, in milliseconds since 1970.
+    /// Of the store, in milliseconds since 1970.
     now: u64,
     /// Number of endings of each kind, and the time of the last one since 1970.
     endings: [(usize, Duration); KINDS.len()],
@@ -108,18 +91,6 @@ struct LockMetrics {
 impl Metrics {
     pub(crate) fn new(store: &str) -> Metrics {
         Metrics { store: label(store), ..Metrics::default() }
-    }
-
-    pub(crate) fn set_up(&mut self) {
-        self.is_up = true;
-    }
-
-    pub(crate) fn add_unreadable(&mut self) {
-        self.unreadable += 1;
-    }
-
-    pub(crate) fn set_without_history(&mut self) {
-        self.lacks_history = true;
     }
 
     /// Adds a lock that is shown even if it was never held.
@@ -189,15 +160,24 @@ impl Metrics {
             let samples = self.locks.iter().map(|(name, lock)| Some((format!(",name=\"{name}\""), value(lock)?)));
             self.add(&mut text, name, help, samples.flatten());
         }
-        for (name, help, value) in OF_ENDINGS.into_iter().filter(|_| !self.lacks_history) {
-            let of_lock = |(name, lock): (&String, &LockMetrics)| {
-                let endings = KINDS.iter().zip(lock.endings);
-                let labels = |kind: &EndReason| format!(",name=\"{name}\",ending=\"{}\"", kind.word());
-                endings.filter_map(|(kind, ending)| Some((labels(kind), value(ending)?))).collect::<Vec<_>>()
-            };
-            self.add(&mut text, name, help, self.locks.iter().flat_map(of_lock));
+        if !self.lacks_history {
+            let help = "Grants in the history that ended in this way; old ones leave the history.";
+            let numbers = self.endings().map(|(labels, number, _)| (labels, number.to_string()));
+            self.add(&mut text, "csalock_history_endings", help, numbers);
+            let help = "Time of the last grant in the history that ended in this way.";
+            let known = self.endings().filter(|(_, number, _)| *number > 0);
+            let times = known.filter_map(|(labels, _, last)| Some((labels, seconds(last)?)));
+            self.add(&mut text, "csalock_last_ending_timestamp_seconds", help, times);
         }
         text
+    }
+
+    /// Labels, number and time of the last for each lock and kind of ending.
+    fn endings(&self) -> impl Iterator<Item = (String, usize, Duration)> {
+        self.locks.iter().flat_map(|(name, lock)| {
+            let labels = move |kind: &EndReason| format!(",name=\"{name}\",ending=\"{}\"", kind.word());
+            KINDS.iter().zip(lock.endings).map(move |(kind, (number, last))| (labels(kind), number, last))
+        })
     }
 
     /// Adds a family of samples, each with its labels and value; nothing without samples. All families are gauges: no
@@ -236,7 +216,7 @@ mod tests {
     fn labels_are_escaped() {
         assert_eq!(label("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
         let mut metrics = Metrics::new("dir:/a\"b");
-        metrics.set_up();
+        metrics.is_up = true;
         metrics.add_name(b"x\"\n\\");
         let wanted = "csalock_waiters{store=\"dir:/a\\\"b\",name=\"x\\\"\\\\n\\\\\\\\\"} 0\n";
         assert!(metrics.text().contains(wanted), "{}", metrics.text());

@@ -11,7 +11,6 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind};
 use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 use crate::name::{escape, shell_quote};
-use crate::store::Location;
 
 /// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
 #[derive(Debug, Clone)]
@@ -20,9 +19,9 @@ pub(crate) struct RefusalReport {
     /// Name for display, if the report is about one lock.
     pub(crate) lock: Option<Vec<u8>>,
     pub(crate) message: String,
-    /// The next step; empty if there is none.
+    /// Empty if there is no next step.
     pub(crate) hint: String,
-    /// The grants of other holders, or those that ended.
+    /// Grants of other holders, or those that ended.
     pub(crate) holders: Vec<Grant>,
 }
 
@@ -63,9 +62,9 @@ pub(crate) struct RefusedLock<'a> {
     lock: &'a LockRef,
     reporter: &'a Reporter<'a>,
     pub(crate) settings: &'static SettingNames,
-    /// The handle that the caller presented, in words.
+    /// A handle in words.
     pub(crate) presented: Option<&'static str>,
-    /// The lock that is held under a similar name, which the caller may mean.
+    /// Is held, and the caller may mean it.
     pub(crate) similar: Option<LockRef>,
     /// The other processes that have locked the file of the lock, for which its holders may wait.
     pub(crate) file: Option<FileLocks>,
@@ -121,8 +120,7 @@ impl<'a> RefusedLock<'a> {
         }
     }
 
-    /// Returns the report about a value that was not written. `expected` is the version that it must have; if `unlocks`,
-    /// the option --even-if-stale may help.
+    /// `expected` is the version that the value must have; if `unlocks`, the option --even-if-stale may help.
     pub(crate) fn not_written(&self, refusal: &WriteRefusal, expected: Option<u64>, unlocks: bool) -> RefusalReport {
         match refusal {
             WriteRefusal::Busy(holders) => self.busy(holders),
@@ -169,7 +167,7 @@ impl<'a> RefusedLock<'a> {
         self.report(ErrorKind::Busy, format!("{self} is busy: {holding}"), hint, holders)
     }
 
-    /// Returns the report about a wait that would close this cycle. A cycle of one edge is the caller's own lock.
+    /// A cycle of one edge is the caller's own lock.
     fn deadlock(&self, cycle: &[Edge]) -> RefusalReport {
         let LockRef { name, display_name, .. } = self.lock;
         let of_this_lock = cycle.iter().filter(|edge| edge.name == *name);
@@ -220,7 +218,7 @@ impl<'a> RefusedLock<'a> {
         self.report(ErrorKind::NotHeld, format!("{self} is not held"), hint, &[])
     }
 
-    /// Returns a hint if the caller may mean the lock of the file of this name.
+    /// A hint, if the caller may mean the lock of the file of this name.
     pub(crate) fn lock_of_file(&self) -> Option<String> {
         let name = Path::new(OsStr::from_bytes(&self.lock.display_name));
         // The bare name of a file means another lock than the file's path.
@@ -228,7 +226,7 @@ impl<'a> RefusedLock<'a> {
         is_file.then(|| format!("the lock of the file is ./{}", escape(&self.lock.display_name)))
     }
 
-    /// Returns the report about a lock that only other callers hold, and about the end of the caller's own grant.
+    /// `ending` is that of the caller's own grant.
     fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> RefusalReport {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
@@ -320,13 +318,13 @@ impl<'a> RefusedLock<'a> {
         Some(format!("to give it up, use {}", self.csalock(&format!("unclaim --id {id}"))))
     }
 
-    /// Returns a hint if no holder is seen alive here, or one keeps the lock until it is released.
+    /// `None` if all holders are seen alive here, and none keeps the lock until it is released.
     fn how_to_break(&self, grants: &[Grant]) -> Option<String> {
         let may_be_needed = grants.iter().any(|grant| self.reporter.may_need_force(grant));
         may_be_needed.then(|| self.how_to_end(grants).unwrap_or_else(|| format!("break it with {}", self.force())))
     }
 
-    /// Returns how to end the holders, if that is possible from here: it is better than a break, after which a holder
+    /// `None` if that is not possible from here. An end is better than a break, after which a holder
     /// may go on beside the next. While another process has locked the file, the end of a holder would free nothing.
     fn how_to_end(&self, grants: &[Grant]) -> Option<String> {
         let holder = if grants.len() == 1 { "holder" } else { "holders" };
@@ -338,7 +336,6 @@ impl<'a> RefusedLock<'a> {
     }
 }
 
-/// Writes the word "lock", the name for display and, unless it is obvious, the store.
 impl fmt::Display for RefusedLock<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "lock {}", name_and_store(self.lock))
@@ -350,23 +347,17 @@ pub(crate) fn describe_value(value: &Value) -> String {
     format!("version {} and {} byte{plural}", value.version.unwrap_or_default(), value.size)
 }
 
-/// Returns the name of a lock for display and, unless it is obvious, its store. The default store is obvious, and so is the
-/// store beside the file.
+/// Omits a store that is obvious: the default store, and the store beside the file.
 pub(crate) fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) -> String {
     let shown = escape(display_name);
-    let default = || Environment::of_this_process().default_store();
     let is_beside_file = location.is_beside() && name != display_name;
-    if is_beside_file || default().is_ok_and(|store| store.url() == location.url()) {
-        shown
-    } else {
-        format!("{shown} in store {}", shown_store(location))
+    if is_beside_file || Environment::of_this_process().default_store().is_ok_and(|store| store.url() == location.url())
+    {
+        return shown;
     }
+    format!("{shown} in store {}", escape(location.url().as_bytes()))
 }
 
 fn join(texts: impl Iterator<Item = String>) -> String {
     texts.collect::<Vec<_>>().join("; and ")
-}
-
-fn shown_store(location: &Location) -> String {
-    escape(location.url().as_bytes())
 }

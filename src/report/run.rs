@@ -65,7 +65,7 @@ fn remaining(ended: &str, names: &str, processes: &[ProcessId]) -> String {
     format!("processes of the ended {ended} go on without lock {names}: pid {}", pids.join(", pid "))
 }
 
-/// Returns a message about these processes, which a holder had started before another process ended it.
+/// The holder had started these processes before another process ended it.
 pub(crate) fn left_by_end(name: &str, holder: &Owner, processes: &[ProcessId]) -> String {
     let left = remaining("holder", name, processes);
     // The supervisor of a tree is one of the owners, and a command without a supervisor is its own.
@@ -74,7 +74,7 @@ pub(crate) fn left_by_end(name: &str, holder: &Owner, processes: &[ProcessId]) -
     format!("{left}; kill them if they do harm{tree}")
 }
 
-/// Returns the error about a lock that was lost before its file was locked, so that no command ran.
+/// The lock was lost before its file was locked, so no command ran.
 pub(crate) fn lost_while_waiting(lock: &LockRef, engine: &Engine, not_holder: &NotHolder) -> Error {
     let (lock, how) = (escape(&lock.display_name), how_lost(engine, Some(not_holder)));
     let what = format!("lost during the wait for its file: lock {lock}: {how}");
@@ -93,7 +93,7 @@ fn how_lost(engine: &Engine, not_holder: Option<&NotHolder>) -> String {
     }
 }
 
-/// Returns a clause about a job that has not succeeded in time, at the time `now` of its store.
+/// The time `now` is that of the store.
 pub(crate) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
     let within = within(job).map(|within| format!(", and {within}")).unwrap_or_default();
     if let Some(success) = job.doubtful_success(now.as_millis() as u64) {
@@ -121,7 +121,7 @@ pub(super) fn within(job: &JobState) -> Option<String> {
     Some(format!("must succeed once in {}", span(within)))
 }
 
-/// Returns a clause about the runs of the newest slot in which a run has failed: how many have begun of how many.
+/// A clause about the newest slot in which a run has failed: how many runs have begun of how many.
 pub(crate) fn runs(job: &JobState, zone: Zone) -> Option<String> {
     let runs = job.runs.as_ref()?;
     let of = runs.allowed().map(|allowed| format!(" of {allowed}")).unwrap_or_default();
@@ -130,7 +130,6 @@ pub(crate) fn runs(job: &JobState, zone: Zone) -> Option<String> {
     Some(format!("{}{of} {noun} used in the slot from {slot}", runs.count))
 }
 
-/// Returns a clause about the time by which the job must succeed.
 pub(crate) fn due(job: &JobState, now: Duration, zone: Zone) -> Option<String> {
     let due = zone.full(Duration::from_millis(job.due(now.as_millis() as u64)?));
     let word = if job.is_overdue(now.as_millis() as u64) { "overdue since" } else { "next by" };

@@ -20,7 +20,7 @@ const HOST: usize = 4;
 /// Width of the names of the facts, with the blanks that follow.
 const MARGIN: usize = 9;
 
-/// The rows of `status`, sorted by name.
+/// A row for each lock.
 #[derive(Debug, Clone)]
 pub(crate) struct LockTable {
     table: Table,
@@ -29,22 +29,22 @@ pub(crate) struct LockTable {
     /// Name of this host, which a terminal does not repeat in each row.
     here: String,
     has_other_host: bool,
-    holders: usize,
-    waiters: usize,
+    pub(crate) holders: usize,
+    pub(crate) waiters: usize,
 }
 
 impl LockTable {
     pub(crate) fn new(style: OutputStyle, host: &str, now: Duration) -> LockTable {
         let columns = [
-            Column::new("NAME").shrinks_to(12),
-            Column::new("STATE").coloured(state_colour),
-            Column::new("WAITERS").coloured(|cell| if cell == "0" { "" } else { "\x1b[33m" }),
-            Column::new("PID").leaves(4),
-            Column::new("HOST").shrinks_to(8).leaves(3),
-            Column::new("USER").shrinks_to(8).leaves(2),
+            Column { least: Some(12), ..Column::new("NAME") },
+            Column { colour: state_colour, ..Column::new("STATE") },
+            Column { colour: |cell| if cell == "0" { "" } else { "\x1b[33m" }, ..Column::new("WAITERS") },
+            Column { rank: Some(4), ..Column::new("PID") },
+            Column { least: Some(8), rank: Some(3), ..Column::new("HOST") },
+            Column { least: Some(8), rank: Some(2), ..Column::new("USER") },
             Column::new("SINCE"),
-            Column::new("UNTIL").leaves(1),
-            Column::new("COMMAND").shrinks_to(20),
+            Column { rank: Some(1), ..Column::new("UNTIL") },
+            Column { least: Some(20), ..Column::new("COMMAND") },
         ];
         let table = Table::new(columns, style);
         let here = escape(host.as_bytes());
@@ -93,15 +93,7 @@ impl LockTable {
         self.table.len()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.table.len() == 0
-    }
-
-    pub(crate) fn parties(&self) -> (usize, usize) {
-        (self.holders, self.waiters)
-    }
-
-    /// Returns the header and a function that returns the row with a given index.
+    /// A header, and a function from the index to the row.
     pub(crate) fn lines(&self) -> (String, impl Fn(usize) -> String) {
         let is_obvious = self.style.width.is_some() && !self.has_other_host;
         self.table.lines(is_obvious.then_some(HOST))
@@ -170,7 +162,6 @@ pub(crate) struct LockBlock<'a> {
     pub(crate) reporter: &'a Reporter<'a>,
     /// Grants of this lock that have ended, the last one last.
     pub(crate) past: &'a [Past],
-    /// The processes that have locked the file of this name, from [`Reporter::file_lock`].
     pub(crate) file: Option<&'a FileLocks>,
     pub(crate) style: OutputStyle,
 }
@@ -208,7 +199,6 @@ impl LockBlock<'_> {
         lines
     }
 
-    /// Adds a fact, in as many lines as it needs.
     fn add(&self, lines: &mut Vec<String>, name: &str, text: &str) {
         let width = self.style.width.map_or(usize::MAX, |width| width.saturating_sub(MARGIN).max(1));
         self.add_rows(lines, name, &wrapped(text, width));
@@ -219,10 +209,10 @@ impl LockBlock<'_> {
         lines.extend(names.zip(rows).map(|(name, row)| format!("{name:MARGIN$}{row}")));
     }
 
-    /// Returns a table of this number of columns beside the names; the last one may be cut.
+    /// Stands beside the names of facts; its last column may be cut.
     fn table(&self, columns: usize) -> Table {
         let mut columns = vec![Column::new(""); columns - 1];
-        columns.push(Column::new("").shrinks_to(0));
+        columns.push(Column { least: Some(0), ..Column::new("") });
         let width = self.style.width.map(|width| width.saturating_sub(MARGIN));
         Table::new(columns, OutputStyle { width, colour: false, ..self.style })
     }
@@ -351,7 +341,7 @@ impl LockBlock<'_> {
         table.rows()
     }
 
-    /// Returns how to end a grant now, or `None` if its owner has no process.
+    /// `None` if the owner has no process.
     fn how_to_break(&self, (grant, standing): &Holder<'_>) -> Option<String> {
         let typed = &self.lock.shell_arg;
         let force = format!("`csalock unlock --force {typed}`");
@@ -403,7 +393,7 @@ impl LockBlock<'_> {
         })
     }
 
-    /// Returns the beginning of a text: where a kill of this process, which is not visible here, ends the lock.
+    /// The beginning of a text: where a kill of this process, which is not visible here, ends the lock.
     fn kill_elsewhere(&self, grant: &Grant, pid: i32) -> String {
         let (host, here) = (&grant.owner.host, self.reporter.host.name());
         let is_here = *host == here;

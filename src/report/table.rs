@@ -10,7 +10,6 @@ use super::times::Zone;
 /// Number of blanks between two columns; on a terminal that is too narrow for that, one.
 const GAP: usize = 2;
 
-/// Properties of the output that shows a table or a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutputStyle {
     pub(crate) colour: bool,
@@ -20,7 +19,7 @@ pub(crate) struct OutputStyle {
 }
 
 impl OutputStyle {
-    /// Returns a time as its readers need it: a file may be read at any time and place.
+    /// A file may be read at any time and place.
     pub(super) fn time(&self, millis: u64, now: Duration) -> String {
         let time = Duration::from_millis(millis);
         if self.width.is_some() { self.zone.brief(time, now) } else { self.zone.word(time) }
@@ -29,33 +28,20 @@ impl OutputStyle {
 
 #[derive(Debug, Clone)]
 pub(super) struct Column {
-    title: String,
+    pub(super) title: String,
     /// Width to which the column shrinks on a narrow terminal; `None` if it keeps its width.
-    least: Option<usize>,
+    pub(super) least: Option<usize>,
     /// Rank in which columns are left out on a terminal that is still too narrow; `None` if the column stays.
-    rank: Option<usize>,
-    width: usize,
-    /// Returns the escape sequence for the colour of a cell; empty for none.
-    colour: fn(&str) -> &'static str,
+    pub(super) rank: Option<usize>,
+    pub(super) width: usize,
+    /// Escape sequence for the colour of a cell; empty for none.
+    pub(super) colour: fn(&str) -> &'static str,
 }
 
 impl Column {
     pub(super) fn new(title: impl Into<String>) -> Column {
         let title = title.into();
         Column { width: title.width(), title, least: None, rank: None, colour: |_| "" }
-    }
-
-    pub(super) fn shrinks_to(self, least: usize) -> Column {
-        Column { least: Some(least), ..self }
-    }
-
-    /// Returns a column that may be left out, in the order of these ranks.
-    pub(super) fn leaves(self, rank: usize) -> Column {
-        Column { rank: Some(rank), ..self }
-    }
-
-    pub(super) fn coloured(self, colour: fn(&str) -> &'static str) -> Column {
-        Column { colour, ..self }
     }
 }
 
@@ -66,13 +52,6 @@ pub(super) struct Table {
     style: OutputStyle,
     /// Cells that end with a newline, which no cell contains.
     rows: Vec<Box<str>>,
-}
-
-#[derive(Debug)]
-struct Layout {
-    /// Width of each column; `None` for a column that is left out.
-    columns: Vec<Option<usize>>,
-    gap: usize,
 }
 
 impl Table {
@@ -95,19 +74,20 @@ impl Table {
         self.rows.len()
     }
 
-    /// Returns the header and a function that returns the row with a given index. The column `omitted` is left out.
+    /// A header, and a function from the index to the row. The column `omitted` is left out.
     pub(super) fn lines(&self, omitted: Option<usize>) -> (String, impl Fn(usize) -> String) {
-        let layout = self.layout(omitted);
+        let (widths, gap) = self.layout(omitted);
         let titles = self.columns.iter().map(|column| column.title.as_str());
-        let header = self.line(titles, &layout, false);
-        (header, move |at| self.line(self.rows[at].split_terminator('\n'), &layout, self.style.colour))
+        let header = self.line(titles, &widths, gap, false);
+        (header, move |at| self.line(self.rows[at].split_terminator('\n'), &widths, gap, self.style.colour))
     }
 
     pub(super) fn rows(&self) -> Vec<String> {
         (0..self.len()).map(self.lines(None).1).collect()
     }
 
-    fn layout(&self, omitted: Option<usize>) -> Layout {
+    /// Width of each column, `None` for a column that is left out, and the gap between them.
+    fn layout(&self, omitted: Option<usize>) -> (Vec<Option<usize>>, usize) {
         let all = (0..).zip(&self.columns);
         let mut columns: Vec<_> = all.map(|(at, column)| (omitted != Some(at)).then_some(column.width)).collect();
         let limit = self.style.width.unwrap_or(usize::MAX);
@@ -120,7 +100,7 @@ impl Table {
                 Some((_, at)) if reserve < excess => columns[at] = None,
                 _ => {
                     self.shrink(&mut columns, excess);
-                    return Layout { columns, gap };
+                    return (columns, gap);
                 }
             }
         }
@@ -144,15 +124,21 @@ impl Table {
         columns[at].map_or(0, |width| width.saturating_sub(least))
     }
 
-    fn line<'c>(&self, cells: impl Iterator<Item = &'c str>, layout: &Layout, has_colours: bool) -> String {
-        let last = layout.columns.iter().rposition(Option::is_some);
+    fn line<'c>(
+        &self,
+        cells: impl Iterator<Item = &'c str>,
+        widths: &[Option<usize>],
+        gap: usize,
+        has_colours: bool,
+    ) -> String {
+        let last = widths.iter().rposition(Option::is_some);
         let mut line = String::new();
         for (at, (text, column)) in cells.zip(&self.columns).enumerate() {
-            let Some(width) = layout.columns[at] else { continue };
+            let Some(width) = widths[at] else { continue };
             let colour = if has_colours { (column.colour)(text) } else { "" };
             let end = if colour.is_empty() { "" } else { "\x1b[0m" };
             let shown = clip(text, width);
-            let rest = if Some(at) == last { 0 } else { width + layout.gap - shown.width() };
+            let rest = if Some(at) == last { 0 } else { width + gap - shown.width() };
             line.push_str(&format!("{colour}{shown}{end}{:rest$}", ""));
         }
         let line = self.style.width.map_or_else(|| line.clone(), |width| cut(&line, width));
@@ -162,12 +148,6 @@ impl Table {
 
 fn total(columns: &[Option<usize>], gap: usize) -> usize {
     columns.iter().flatten().map(|width| width + gap).sum::<usize>().saturating_sub(gap)
-}
-
-const INDENT: &str = "  ";
-
-fn fits(text: &str, width: usize) -> bool {
-    text.width() <= width
 }
 
 pub(super) fn cell(text: &str, width: usize) -> String {
@@ -181,8 +161,8 @@ pub(super) fn cell(text: &str, width: usize) -> String {
 pub(super) fn clip(text: &str, width: usize) -> String {
     let rest = width.saturating_sub(1);
     let is_path = text.starts_with('/') && !text.contains(' ');
-    match text.char_indices().find(|(at, _)| fits(&text[*at..], rest)) {
-        _ if fits(text, width) => text.to_string(),
+    match text.char_indices().find(|(at, _)| text[*at..].width() <= rest) {
+        _ if text.width() <= width => text.to_string(),
         Some((at, _)) if is_path => format!("~{}", &text[at..]),
         _ => cut(text, rest) + "~",
     }
@@ -220,9 +200,9 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Returns the text in lines of at most `width` columns, of which all but the first are indented.
+/// Lines of at most `width` columns, of which all but the first are indented.
 pub(crate) fn indented(text: &str, width: usize) -> String {
-    wrapped(text, width.saturating_sub(INDENT.len()).max(1)).join(&format!("\n{INDENT}"))
+    wrapped(text, width.saturating_sub(2).max(1)).join("\n  ")
 }
 
 fn words(text: &str) -> Vec<&str> {
@@ -248,10 +228,10 @@ mod tests {
 
     fn table(width: Option<usize>) -> Table {
         let columns = vec![
-            Column::new("NAME").shrinks_to(6),
-            Column::new("PID").leaves(2),
-            Column::new("UNTIL").leaves(1),
-            Column::new("COMMAND").shrinks_to(7),
+            Column { least: Some(6), ..Column::new("NAME") },
+            Column { rank: Some(2), ..Column::new("PID") },
+            Column { rank: Some(1), ..Column::new("UNTIL") },
+            Column { least: Some(7), ..Column::new("COMMAND") },
         ];
         let mut table = Table::new(columns, OutputStyle { colour: false, width, zone: Zone::Utc });
         table.add(&["zz", "4711", "alive", "a command"]);

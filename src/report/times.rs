@@ -28,18 +28,18 @@ impl Zone {
         timestamp(time).to_zoned_datetime(self.rules().clone())
     }
 
-    /// Returns a time with its date and zone: `2026-11-21 02:13:05 CET`.
+    /// `2026-11-21 02:13:05 CET`.
     pub(crate) fn full(self, time: Duration) -> String {
         self.at(time).strftime("%F %T %Z").to_string()
     }
 
-    /// Returns a time as one word, with its offset from UTC (RFC 3339): `2026-11-21T02:13:05+01:00`.
+    /// RFC 3339, with the offset from UTC: `2026-11-21T02:13:05+01:00`.
     pub(crate) fn word(self, time: Duration) -> String {
         let format = if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" };
         self.at(time).strftime(format).to_string()
     }
 
-    /// Returns a time without the parts of its date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
+    /// Leaves out the parts of the date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
     pub(crate) fn brief(self, time: Duration, now: Duration) -> String {
         let at = self.at(time);
         let now = self.at(now);
@@ -51,18 +51,18 @@ impl Zone {
         at.strftime(format).to_string()
     }
 
-    /// Returns the offset from UTC at this time: `+01:00`.
+    /// `+01:00`.
     pub(crate) fn offset(self, time: Duration) -> String {
         self.at(time).strftime("%:z").to_string()
     }
 
-    /// Returns the abbreviation of the zone at this time: `CET`, `UTC`, `-03`.
+    /// `CET`, `UTC`, `-03`.
     pub(crate) fn name(self, time: Duration) -> String {
         self.at(time).strftime("%Z").to_string()
     }
 }
 
-/// Returns the time, or the last possible one: untrusted input may contain any.
+/// At most the last possible time, because untrusted input may contain any.
 pub(crate) fn timestamp(since_1970: Duration) -> Timestamp {
     let seconds = i64::try_from(since_1970.as_secs()).ok();
     seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(Timestamp::MAX)
@@ -74,8 +74,9 @@ pub enum Moment {
     Ago(Duration),
     /// A time whose zone was typed too, in seconds since 1970.
     Exact(u64),
-    /// A day or a time of a day, in the user's zone.
-    Civil(Day, Option<Clock>),
+    /// A day, or a time of a day and its length: milliseconds of a minute or, if seconds were typed, of a second. Both are
+    /// in the user's zone.
+    Civil(Day, Option<(Time, u64)>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,17 +87,10 @@ pub enum Day {
     Date(Date),
 }
 
-/// A time of day, and true if its seconds were typed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clock(Time, bool);
-
 impl Moment {
     pub(crate) fn parse(text: &str) -> Result<Moment, String> {
-        let problem = || {
-            let forms = "12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or 2026-11-21T02:13:05Z";
-            format!("is not a time or a duration; use for example {forms}")
-        };
-        let is_duration = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.');
+        const PROBLEM: &str = "is not a time or a duration; use for example 12h, 02:13, yesterday, 2026-11-21, \
+                               \"2026-11-21 02:13\" or 2026-11-21T02:13:05Z";
         if text == "now" {
             return Ok(Moment::Ago(Duration::ZERO));
         }
@@ -110,13 +104,14 @@ impl Moment {
             ));
         }
         if text.ends_with("am") || text.ends_with("pm") {
-            return Err(problem());
+            return Err(PROBLEM.to_string());
         }
-        if is_duration(text) && text.starts_with(|char: char| char.is_ascii_digit() || char == '.') {
+        let is_duration = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.');
+        if is_duration && text.starts_with(|char: char| char.is_ascii_digit() || char == '.') {
             return parse_duration(text).map(Moment::Ago);
         }
         let exact = text.parse::<Timestamp>().ok().and_then(|time| u64::try_from(time.as_second()).ok());
-        exact.map(Moment::Exact).ok_or_else(problem)
+        exact.map(Moment::Exact).ok_or_else(|| PROBLEM.to_string())
     }
 
     /// Returns the first and the last millisecond of this moment since 1970, as seen at `now`.
@@ -143,7 +138,6 @@ impl Moment {
     }
 }
 
-/// Parses `DAY`, `TIME` or `DAY TIME`.
 fn civil_moment(text: &str) -> Option<Moment> {
     let (day, clock) = match text.split_once([' ', 'T']) {
         Some((day, clock)) => (day, Some(clock)),
@@ -166,7 +160,7 @@ fn civil_moment(text: &str) -> Option<Moment> {
             if !matches!(clock.len(), 5 | 8) || clock.as_bytes()[2] != b':' {
                 return None;
             }
-            Some(Clock(clock.parse().ok()?, clock.len() == 8))
+            Some((clock.parse().ok()?, if clock.len() == 8 { 1000 } else { 60_000 }))
         }
     };
     (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
@@ -179,15 +173,14 @@ pub(crate) fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
     u64::try_from(time.as_millisecond()).unwrap_or(0)
 }
 
-/// Returns the first and the last millisecond of a day, minute or second.
-fn span_of(date: Date, clock: Option<Clock>, zone: Zone) -> (u64, u64) {
+fn span_of(date: Date, clock: Option<(Time, u64)>, zone: Zone) -> (u64, u64) {
     let millis = |at: DateTime| millis_of(at, zone.rules());
-    let Some(Clock(time, has_seconds)) = clock else {
+    let Some((time, length)) = clock else {
         let start = date.to_datetime(Time::midnight());
         return (millis(start), millis(start.saturating_add(1.day())).saturating_sub(1));
     };
     let start = millis(date.to_datetime(time));
-    (start, start + if has_seconds { 999 } else { 59_999 })
+    (start, start + length - 1)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::environment::{LocalZone, local_zone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
-use crate::report::{RefusalReport, RefusedLock, Zone, in_future, millis_of, overdue, timestamp};
+use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, in_future, millis_of, overdue, timestamp};
 use crate::store::Call;
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
@@ -63,7 +63,7 @@ impl<'a> Recurring<'a> {
 
     /// Begins the run under the grant with this handle. Returns the exit of csalock if the command must not run.
     pub(super) fn begin(&self, engine: &Engine, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
-        let (target, reporter) = (opened.target(0), opened.reporter(0));
+        let (target, reporter) = (opened.target(0), Reporter::new(opened.engine(0)));
         let (recurrence, now) = (&self.options.recurrence, engine.time()?);
         let request = BeginRun {
             credentials: engine.by_proof(proof)?,
@@ -117,7 +117,7 @@ impl<'a> Recurring<'a> {
     /// Says that all runs of the slot have failed, unless a caller has said so. The exit code does not tell it, so
     /// `--quiet` does not hide it: cron(8) mails it once. Returns true if this caller has said it.
     pub(super) fn give_up(&self, engine: &Engine, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
-        let (target, reporter) = (opened.target(0), opened.reporter(0));
+        let (target, reporter) = (opened.target(0), Reporter::new(opened.engine(0)));
         let most = self.most();
         if !self.has_slots() || most == Runs::UNLIMITED {
             return Ok(false);
@@ -149,7 +149,7 @@ impl<'a> Recurring<'a> {
         else {
             return acquisition.end(opened, result);
         };
-        let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
+        let (engine, target, reporter) = (opened.engine(0), opened.target(0), Reporter::new(opened.engine(0)));
         // The wait is over.
         let engine = engine.during(Call::until(engine.host().boottime() + TO_LOOK));
         let now = engine.time()?;
@@ -168,7 +168,7 @@ impl<'a> Recurring<'a> {
     }
 
     fn tell_done(&self, opened: &OpenLockSet<'_>, success: &Success) {
-        let reporter = opened.reporter(0);
+        let reporter = Reporter::new(opened.engine(0));
         let lock = RefusedLock::new(opened.target(0), &reporter);
         let (host, at) = (crate::name::escape(success.host.as_bytes()), Duration::from_millis(success.at));
         let at = Zone::Local.full(at);
