@@ -16,7 +16,7 @@ use crate::host;
 use crate::lock::{AskToEnd, EndRequest, Grant, Owner, ProcessId};
 use crate::name::escape;
 use crate::report::{Reporter, left_by_end};
-use crate::run::child::{remaining, started_by};
+use crate::run::tree::{descendants_of, survivors};
 use crate::store::Call;
 
 /// Number of searches for processes below a supervisor, after which it counts as one that waits for none.
@@ -79,7 +79,7 @@ impl<'a> HolderEnd<'a> {
         if self.replaces() && self.engine.during(call).record(&self.target.name)?.holder(&self.grant.proof).is_none() {
             return Ok(None);
         }
-        self.started.extend(started_by(process));
+        self.started.extend(descendants_of(process));
         let next = if kill_at.is_some() { self.kill(process)? } else { self.ask(call, process)? };
         self.asked = Some((process, now.saturating_add(next)));
         Ok(Some(next))
@@ -113,7 +113,7 @@ impl<'a> HolderEnd<'a> {
         let owner = &self.grant.owner;
         let outlasts_command = owner.supervisor == Some(process) && owner.processes.first() != Some(&process);
         let waits = outlasts_command && host::is_csalock(&process);
-        let below: Vec<ProcessId> = started_by(process).collect();
+        let below: Vec<ProcessId> = descendants_of(process).collect();
         // A process whose parent ends meanwhile may be missed once.
         self.searches_in_vain = if below.is_empty() { self.searches_in_vain + 1 } else { 0 };
         let is_below = waits && self.searches_in_vain < MOST_SEARCHES_IN_VAIN;
@@ -144,7 +144,7 @@ impl<'a> HolderEnd<'a> {
 
     /// Tells which of the processes that the holder had started go on.
     pub(super) fn tell_of_remaining(self) {
-        let remaining = remaining(self.engine.host(), self.started);
+        let remaining = survivors(self.engine.host(), self.started);
         if !remaining.is_empty() {
             self.common.note_unless_json(&left_by_end(&self.name, &self.grant.owner, &remaining));
         }

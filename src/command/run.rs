@@ -22,7 +22,7 @@ use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
 use crate::report::notice;
-use crate::run::child::{SleepingChild, leave_others};
+use crate::run::child::{SleepingChild, supervise_in_child};
 use crate::run::exec::{CommandLine, GrantNumbers};
 use crate::run::flock::Flock;
 use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
@@ -42,7 +42,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let handle = context.new_handle()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
-    if let Some(exit) = leave_others(options.tree, &signals)? {
+    if let Some(exit) = supervise_in_child(options.tree, &signals)? {
         return Ok(exit);
     }
     let this = context.host.this_process()?;

@@ -50,7 +50,7 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
             shown(lock)
         ),
         Notice::NotReleased(lock, error) => format!("{} could not be released: {error}", shown(lock)),
-        Notice::Remaining(processes) => {
+        Notice::Survivors(processes) => {
             format!("{}; to end them too, use --tree", remaining("command", &names, processes))
         }
         Notice::Silent => format!(

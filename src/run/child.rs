@@ -44,8 +44,8 @@ use crate::signals::{self, Interrupt, Signals, StartupState};
 const FILE: &[u8] = b"F";
 
 /// Number of looks at the processes that an ended process had started, and the time between two of them.
-const LOOKS_AT_REMAINING: u32 = 10;
-const TO_LOOK_AGAIN: Duration = Duration::from_millis(10);
+const SURVIVOR_CHECKS: u32 = 10;
+const SURVIVOR_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The child before the start. It is killed if this value is dropped.
 pub struct SleepingChild<'a> {
@@ -74,7 +74,7 @@ pub struct Tree {
     pub(super) supervisor: ProcessId,
     command: ProcessId,
     /// Earlier children of the supervisor: ssh(1) for a store.
-    others: Vec<ProcessId>,
+    earlier_children: Vec<ProcessId>,
 }
 
 impl<'a> SleepingChild<'a> {
@@ -248,11 +248,11 @@ impl RunningCommand {
 
     /// Reaps ended children that this process did not start. The first process of a container, for example, adopts
     /// orphans that no other process can reap.
-    pub(super) fn reap_others(&self, known: Option<Pid>) {
+    pub(super) fn reap_adopted(&self, keeper: Option<Pid>) {
         let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         let next = || nix::sys::wait::waitid(Id::All, peek).ok().and_then(|status| status.pid());
-        // Other code reaps the command and the known child, and then this function runs again.
-        while let Some(pid) = next().filter(|pid| *pid != self.pid && Some(*pid) != known) {
+        // Other code reaps the command and the keeper, and then this function runs again.
+        while let Some(pid) = next().filter(|pid| *pid != self.pid && Some(*pid) != keeper) {
             if waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
                 break;
             }
@@ -282,7 +282,7 @@ impl RunningCommand {
 /// and those that the first process of a container adopts. Returns `None` in the supervisor. The other process passes
 /// signals on to it, and returns its exit.
 /// Fails if the kernel does not show the children of a process, or has no room for another process.
-pub fn leave_others(is_tree: bool, signals: &Signals) -> Result<Option<Exit>> {
+pub fn supervise_in_child(is_tree: bool, signals: &Signals) -> Result<Option<Exit>> {
     let this = Pid::this().as_raw();
     if !is_tree || (this != 1 && processes::children_of(this).map_err(cannot_follow)?.is_empty()) {
         return Ok(None);
@@ -327,16 +327,16 @@ impl Tree {
 
     /// Returns true if a process other than the command, which has ended, may live. Reaps the others that have ended. Only
     /// the supervisor may call this; `keeper` is its keeper.
-    pub(super) fn remains(&self, keeper: Option<Pid>) -> bool {
+    pub(super) fn has_survivors(&self, keeper: Option<Pid>) -> bool {
         for _ in 0..MOST_SEARCHES {
             let Ok(children) = processes::children_of(self.supervisor.pid) else { return true };
             let mut has_reaped = false;
             let known = [Some(self.command.pid), keeper.map(Pid::as_raw)];
             for pid in children.into_iter().filter(|pid| !known.contains(&Some(*pid))) {
-                let is_other = || matches!(processes::read(pid), Ok(Some(stat)) if self.is_other(&stat));
+                let is_foreign = || matches!(processes::read(pid), Ok(Some(stat)) if self.is_foreign(&stat));
                 match rustix::process::waitpid(rustix::process::Pid::from_raw(pid), WaitOptions::NOHANG) {
                     Ok(Some(_)) => has_reaped = true,
-                    _ if is_other() => {}
+                    _ if is_foreign() => {}
                     _ => return true,
                 }
             }
@@ -349,24 +349,24 @@ impl Tree {
     }
 
     /// Returns the processes, parents first. `keeper` is the keeper of this process, which may still have its name.
-    fn processes(&self, keeper: Option<Pid>) -> Vec<ProcessId> {
-        let is_other = |child: &ProcStat| Some(Pid::from_raw(child.id().pid)) == keeper || self.is_other(child);
-        processes::descendants(&[self.supervisor, self.command], &is_other)
+    fn descendants(&self, keeper: Option<Pid>) -> Vec<ProcessId> {
+        let is_foreign = |child: &ProcStat| Some(Pid::from_raw(child.id().pid)) == keeper || self.is_foreign(child);
+        processes::descendants(&[self.supervisor, self.command], &is_foreign)
     }
 
     /// Returns true if a signal has stopped all processes.
     pub(super) fn is_stopped(&self, keeper: Option<Pid>) -> bool {
-        let all = self.processes(keeper);
+        let all = self.descendants(keeper);
         let is_stopped = |process: &ProcessId| *process == self.supervisor || host::is_stopped(process.pid);
         // One of them may have forked after its children were read, and then stopped.
-        all.iter().all(is_stopped) && self.processes(keeper) == all
+        all.iter().all(is_stopped) && self.descendants(keeper) == all
     }
 
     /// Sends a signal to all processes but the command itself. Returns false if permission is denied for one of them.
     pub(super) fn send(&self, signal: i32, keeper: Option<Pid>) -> bool {
         let (mut reached, mut is_allowed) = (BTreeSet::from([self.supervisor, self.command]), true);
         for _ in 0..MOST_SEARCHES {
-            let found = self.processes(keeper).into_iter();
+            let found = self.descendants(keeper).into_iter();
             let new: Vec<ProcessId> = found.filter(|process| reached.insert(*process)).collect();
             if new.is_empty() {
                 break;
@@ -377,8 +377,8 @@ impl Tree {
         is_allowed
     }
 
-    fn is_other(&self, child: &ProcStat) -> bool {
-        self.others.contains(&child.id()) || is_keeper(child)
+    fn is_foreign(&self, child: &ProcStat) -> bool {
+        self.earlier_children.contains(&child.id()) || is_keeper(child)
     }
 }
 
@@ -388,22 +388,22 @@ fn is_keeper(process: &ProcStat) -> bool {
 }
 
 /// Returns the processes that come from this one and live, without keepers.
-pub(crate) fn started_by(process: ProcessId) -> impl Iterator<Item = ProcessId> {
+pub(crate) fn descendants_of(process: ProcessId) -> impl Iterator<Item = ProcessId> {
     processes::descendants(&[process], &is_keeper).into_iter().skip(1)
 }
 
 /// Returns which of these processes go on. Some may have received the signal that ended their parent, and are about to
 /// end, so this takes up to 100 ms.
-pub(crate) fn remaining(host: &dyn Host, processes: BTreeSet<ProcessId>) -> Vec<ProcessId> {
-    let mut remaining: Vec<ProcessId> = processes.into_iter().collect();
-    for _ in 0..LOOKS_AT_REMAINING {
-        remaining.retain(|process| host.process(process.pid).is_ok_and(|found| found == Some(*process)));
-        if remaining.is_empty() {
+pub(crate) fn survivors(host: &dyn Host, processes: BTreeSet<ProcessId>) -> Vec<ProcessId> {
+    let mut survivors: Vec<ProcessId> = processes.into_iter().collect();
+    for _ in 0..SURVIVOR_CHECKS {
+        survivors.retain(|process| host.process(process.pid).is_ok_and(|found| found == Some(*process)));
+        if survivors.is_empty() {
             break;
         }
-        let _ = wait_readable([], Some(TO_LOOK_AGAIN));
+        let _ = wait_readable([], Some(SURVIVOR_CHECK_INTERVAL));
     }
-    remaining
+    survivors
 }
 
 pub(super) fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {

@@ -119,7 +119,7 @@ pub struct Keeper<'a> {
     /// inherits it.
     wake_socket: Option<&'a WakeSocket>,
     /// An eventfd by which the keeper reports a new end of the lease.
-    new_end: OwnedFd,
+    lease_changed: OwnedFd,
     pid: Cell<Option<Pid>>,
     was_started: Cell<bool>,
     /// True if the keeper ended by itself because no lease is left to renew.
@@ -127,13 +127,13 @@ pub struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    pub fn new_end_event() -> Result<OwnedFd> {
+    pub fn lease_changed_event() -> Result<OwnedFd> {
         new_event().map_err(|errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), ""))
     }
 
-    pub fn new(config: KeeperConfig<'a>, wake_socket: Option<&'a WakeSocket>, new_end: OwnedFd) -> Keeper<'a> {
+    pub fn new(config: KeeperConfig<'a>, wake_socket: Option<&'a WakeSocket>, lease_changed: OwnedFd) -> Keeper<'a> {
         let (pid, was_started, done) = (Cell::new(None), Cell::new(false), Cell::new(false));
-        Keeper { config, wake_socket, new_end, pid, was_started, done }
+        Keeper { config, wake_socket, lease_changed, pid, was_started, done }
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
@@ -142,9 +142,9 @@ impl<'a> Keeper<'a> {
             let supervisor = Pid::this();
             // An earlier keeper may have received a wake-up that it did not handle, and a socket of its own comes later.
             let is_late = self.was_started.replace(true) || self.wake_socket.is_none();
-            let work = || self.config.run(None, Some(supervisor), Some(&self.new_end), self.wake_socket, is_late);
+            let work = || self.config.run(None, Some(supervisor), Some(&self.lease_changed), self.wake_socket, is_late);
             let keep: Vec<_> =
-                [Some(self.new_end.as_fd()), self.wake_socket.map(AsFd::as_fd)].into_iter().flatten().collect();
+                [Some(self.lease_changed.as_fd()), self.wake_socket.map(AsFd::as_fd)].into_iter().flatten().collect();
             // If the keeper does not start, the supervisor ends the command before the lease ends.
             self.pid.set(detach::spawn(Detach::Child, &keep, work).unwrap_or(None));
         }
@@ -160,12 +160,12 @@ impl<'a> Keeper<'a> {
 
     /// Returns a descriptor that becomes readable when the lease has a new end, or the keeper has ended.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.new_end.as_fd()
+        self.lease_changed.as_fd()
     }
 
     /// Returns true if that happened since the last call.
     pub fn drain(&self) -> bool {
-        let is_new = drain(self.new_end.as_fd());
+        let is_new = drain(self.lease_changed.as_fd());
         let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
         let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
         if ended {

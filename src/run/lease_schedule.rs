@@ -32,18 +32,18 @@
 use std::time::Duration;
 
 /// Maximum difference between two readings of the same end.
-const ROUNDING: Duration = Duration::from_millis(5);
+const READING_TOLERANCE: Duration = Duration::from_millis(5);
 
 /// Minimum time without a call for which connections are given back. Most commands end sooner.
-pub const REST: Duration = Duration::from_secs(2);
+pub const IDLE_BEFORE_REST: Duration = Duration::from_secs(2);
 
 /// Minimum delay of a limit that was missed, and of one that not even a busy machine sees so late.
-const MIN_DELAY: Duration = Duration::from_millis(10);
-const MIN_SLEEP: Duration = Duration::from_secs(1);
+const SHORTEST_DELAY: Duration = Duration::from_millis(10);
+const SHORTEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Minimum time that a command stays stopped for a store that does not answer: a machine that wakes up needs several seconds
 /// for its network.
-const MIN_PATIENCE: Duration = Duration::from_secs(10);
+const SHORTEST_PAUSE_AFTER_SLEEP: Duration = Duration::from_secs(10);
 
 /// The time when csalock ends a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl LeaseSchedule {
     /// Returns the schedule of a lease that is seen to end then. It is the `known` one, unless that has another end.
     pub fn seen(known: Option<LeaseSchedule>, ends: Duration, now: Duration) -> LeaseSchedule {
         match known {
-            Some(known) if known.ends.abs_diff(ends) < ROUNDING => {
+            Some(known) if known.ends.abs_diff(ends) < READING_TOLERANCE => {
                 LeaseSchedule { ends: known.ends.min(ends), span: known.span }
             }
             // It started and ended while this process did not run.
@@ -112,9 +112,9 @@ impl LeaseSchedule {
     /// of this machine ran in time either, and the lock may still be ours.
     pub fn pause(self, due: StopTimes, now: Duration) -> Option<Pause> {
         let (delay, soon) = (now.saturating_sub(due.term), now + retry_pause(self.span));
-        let has_slept = delay >= MIN_SLEEP.max(self.span / 20);
-        let until = if has_slept { now + MIN_PATIENCE.max(self.span / 2) } else { soon };
-        let is_missed = delay >= MIN_DELAY && !self.span.is_zero();
+        let has_slept = delay >= SHORTEST_SLEEP.max(self.span / 20);
+        let until = if has_slept { now + SHORTEST_PAUSE_AFTER_SLEEP.max(self.span / 2) } else { soon };
+        let is_missed = delay >= SHORTEST_DELAY && !self.span.is_zero();
         is_missed.then_some(Pause { lease_end: self.ends, began: now, until })
     }
 
@@ -134,7 +134,7 @@ pub struct Pause {
 }
 
 /// Interval between checks that the command is still stopped: other processes may continue it.
-pub const STOP_INTERVAL: Duration = Duration::from_millis(100);
+pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PauseStep {
@@ -150,7 +150,7 @@ impl Pause {
     /// noticed the loss.
     pub fn step(self, ends: Duration, now: Duration) -> PauseStep {
         match ends {
-            _ if ends > now && ends > self.lease_end + ROUNDING => PauseStep::Resume,
+            _ if ends > now && ends > self.lease_end + READING_TOLERANCE => PauseStep::Resume,
             _ if now >= self.until || (self.began..=now).contains(&ends) => PauseStep::End,
             _ => PauseStep::Wait,
         }

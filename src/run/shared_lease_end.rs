@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, Lease, LeaseClock};
-use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_INTERVAL, StopTimes};
+use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_CHECK_INTERVAL, StopTimes};
 
 /// Maximum number of locks; together with the other fields they fill a page.
 const MOST_LOCKS: usize = 507;
@@ -163,7 +163,7 @@ impl CommandPause {
                     self.has_stopped = true;
                     shared.0.paused_until.store(pause.until.as_millis() as u64, Ordering::SeqCst);
                 }
-                (stop, Some(pause.until.min(now + STOP_INTERVAL)))
+                (stop, Some(pause.until.min(now + STOP_CHECK_INTERVAL)))
             }
             (Some(PauseStep::End), _) => {
                 shared.end_pause();

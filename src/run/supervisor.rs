@@ -8,7 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use self::while_running::{EventLoop, ExitReport};
-use super::child::{RunningCommand, SleepingChild, Tree, remaining};
+use super::child::{RunningCommand, SleepingChild, Tree, survivors};
 use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
@@ -32,8 +32,8 @@ pub struct Supervisor<'a> {
     /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
     wake_socket: Option<WakeSocket>,
     /// An eventfd for the reports of the keeper, if there must be one.
-    new_end: Option<OwnedFd>,
-    tell: &'a (dyn Fn(&Notice<'_>) + Sync),
+    lease_changed: Option<OwnedFd>,
+    report: &'a (dyn Fn(&Notice<'_>) + Sync),
     released: RefCell<BTreeSet<usize>>,
 }
 
@@ -57,7 +57,7 @@ pub enum Notice<'a> {
     /// The locks could not be released, because the store is silent.
     Silent,
     /// These processes, which the ended command had started, go on without its locks.
-    Remaining(&'a [ProcessId]),
+    Survivors(&'a [ProcessId]),
 }
 
 impl<'a> Supervisor<'a> {
@@ -65,11 +65,11 @@ impl<'a> Supervisor<'a> {
     pub fn new(
         guarded: &'a GuardedCommand<'a>,
         opened: &'a OpenLockSet<'a>,
-        tell: &'a (dyn Fn(&Notice<'_>) + Sync),
+        report: &'a (dyn Fn(&Notice<'_>) + Sync),
     ) -> Result<Supervisor<'a>> {
         let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&guarded.handle.proof()));
-        let new_end = guarded.shared_lease_end.map(|_| Keeper::new_end_event()).transpose()?;
-        Ok(Supervisor { guarded, opened, wake_socket, new_end, tell, released: RefCell::default() })
+        let lease_changed = guarded.shared_lease_end.map(|_| Keeper::lease_changed_event()).transpose()?;
+        Ok(Supervisor { guarded, opened, wake_socket, lease_changed, report, released: RefCell::default() })
     }
 
     /// Returns the socket that receives a wake-up when another process changes or ends a grant.
@@ -88,15 +88,15 @@ impl<'a> Supervisor<'a> {
         files: Vec<Flock>,
         numbers: GrantNumbers,
     ) -> Result<Exit> {
-        let (wake_socket, new_end) = (self.wake_socket.take(), self.new_end.take());
+        let (wake_socket, lease_changed) = (self.wake_socket.take(), self.lease_changed.take());
         let tree = self.guarded.supervisor.filter(|_| self.guarded.limits.tree);
         let tree = match tree.map(|supervisor| Tree::adopt(supervisor, process)).transpose() {
             Ok(tree) => tree,
             Err(error) => return self.give_up(None, error),
         };
-        let keeper = self.guarded.keeper(process).zip(new_end);
-        let keeper = keeper.map(|(config, new_end)| {
-            Keeper::new(KeeperConfig { tree: tree.as_ref(), ..config }, wake_socket.as_ref(), new_end)
+        let keeper = self.guarded.keeper(process).zip(lease_changed);
+        let keeper = keeper.map(|(config, lease_changed)| {
+            Keeper::new(KeeperConfig { tree: tree.as_ref(), ..config }, wake_socket.as_ref(), lease_changed)
         });
         let mut command = match self.start(child, grants, &files, numbers, keeper.as_ref()) {
             Ok(command) => command,
@@ -116,9 +116,9 @@ impl<'a> Supervisor<'a> {
             (None, None) => Ok(self.release_and_report(&ended, None, wake_socket)),
         };
         command.reap();
-        let remaining = remaining(self.guarded.context.host.as_ref(), ended.remaining);
-        if !remaining.is_empty() {
-            (self.tell)(&Notice::Remaining(&remaining));
+        let survivors = survivors(self.guarded.context.host.as_ref(), ended.descendants);
+        if !survivors.is_empty() {
+            (self.report)(&Notice::Survivors(&survivors));
         }
         exit
     }
@@ -155,13 +155,13 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
-    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare: Option<WakeSocket>) -> Exit {
+    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare_socket: Option<WakeSocket>) -> Exit {
         let exit = exit_of_report(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.guarded.limits.ttl.is_some() || keeper.is_none();
         let release = || {
             self.report_success(exit);
-            self.release(ended, spare)
+            self.release(ended, spare_socket)
         };
         // The keeper goes on if the store does not answer.
         let (lost, had_limit) = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
@@ -176,7 +176,7 @@ impl<'a> Supervisor<'a> {
                 why => why,
             },
         };
-        ended.was_paused.then_some(Notice::Paused).iter().chain(&why).for_each(self.tell);
+        ended.was_paused.then_some(Notice::Paused).iter().chain(&why).for_each(self.report);
         if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }
     }
 
@@ -205,7 +205,7 @@ impl<'a> Supervisor<'a> {
                     let ending = record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
                     let is_released = ending.is_some_and(|ending| ending.reason == EndReason::Released);
                     if is_released {
-                        self.hear_of_release(at, target, engine);
+                        self.acknowledge_release(at, target, engine);
                     }
                     (!is_released).then_some(Duration::ZERO)
                 }
@@ -243,33 +243,33 @@ fn exit_of_report(ended: &ExitReport) -> Exit {
 
 /// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its
 /// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
-const SILENCE: Duration = Duration::from_secs(5);
+const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
 /// Interval between checks that the store has answered.
-const LOOK: Duration = Duration::from_millis(250);
+const SILENCE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Maximum time that a store may take to answer a release, however long the lease is.
-const TO_RELEASE: Duration = Duration::from_secs(10);
+const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
 impl Supervisor<'_> {
     /// Runs `what`. Ends the process if a store is silent for too long, with `exit` if the record lacks no success.
     fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
-        let (tell, why) = (self.tell, why(ended, self.guarded.limits.ttl.is_some()));
+        let (report, why) = (self.report, why(ended, self.guarded.limits.ttl.is_some()));
         let (guarded, opened) = (self.guarded, self.opened);
         let (done, is_done) = channel::<()>();
         let watch = move || {
             let (mut heard, mut looks) = (opened.answers(), 0);
-            while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            while is_done.recv_timeout(SILENCE_CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let now = opened.answers();
                 looks = if now == heard && !guarded.awaits_record() { looks + 1 } else { 0 };
                 heard = now;
-                if LOOK * looks < SILENCE {
+                if SILENCE_CHECK_INTERVAL * looks < LONGEST_SILENCE {
                     continue;
                 }
                 let is_unrecorded = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::is_unrecorded);
                 let silent = Error::new(ErrorKind::Unavailable, "the store does not answer", "");
                 let not_reported = is_unrecorded.then_some(Notice::NotReported(opened.target(0), &silent));
-                [not_reported, Some(Notice::Silent), why].iter().flatten().for_each(tell);
+                [not_reported, Some(Notice::Silent), why].iter().flatten().for_each(report);
                 detach::exit_now(if is_unrecorded { guarded.exit_without_record() } else { exit }.code());
             }
         };
@@ -283,14 +283,14 @@ impl Supervisor<'_> {
 
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
     fn report_success(&self, exit: Exit) {
-        let Some(report) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
+        let Some(success) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
         let (engine, target) = (self.opened.engine(0), self.opened.target(0));
-        let shared = self.guarded.shared_lease_end.filter(|_| report.in_slot);
+        let shared = self.guarded.shared_lease_end.filter(|_| success.in_slot);
         shared.inspect(|shared| shared.set_unrecorded(true));
         let go_on = || self.guarded.awaits_record() && self.guarded.signals.no_signal_within(RETRY_INTERVAL);
-        match engine.report_success(&target.name, self.guarded.handle.proof(), report.in_slot, &go_on) {
+        match engine.report_success(&target.name, self.guarded.handle.proof(), success.in_slot, &go_on) {
             Err(error) => {
-                (self.tell)(&Notice::NotReported(target, &error));
+                (self.report)(&Notice::NotReported(target, &error));
                 if shared.is_some() {
                     // The keeper goes on while the lease lasts.
                     detach::exit_now(self.guarded.exit_without_record().code());
@@ -304,7 +304,7 @@ impl Supervisor<'_> {
                     }
                     false => ("the lock was lost before", "see `csalock history`"),
                 };
-                (self.tell)(&Notice::NotReported(target, &Error::new(ErrorKind::NotHeld, what, hint)));
+                (self.report)(&Notice::NotReported(target, &Error::new(ErrorKind::NotHeld, what, hint)));
             }
             Ok(Ok(())) => {}
         }
@@ -312,22 +312,22 @@ impl Supervisor<'_> {
     }
 
     /// Releases the locks of a command that has ended like this. If descriptors are scarce, the release takes that of
-    /// the `spare` socket. Returns whether a lock was lost while the command ran, and whether the last lease of a lock was
+    /// the `spare_socket`. Returns whether a lock was lost while the command ran, and whether the last lease of a lock was
     /// a time limit that a caller set.
-    fn release(&self, ended: &ExitReport, spare: Option<WakeSocket>) -> (bool, bool) {
+    fn release(&self, ended: &ExitReport, spare_socket: Option<WakeSocket>) -> (bool, bool) {
         let now = self.guarded.context.host.boottime();
         let opened = self.opened;
         // The keeper may have renewed the lease while the success was recorded.
         let lease_ends = self.guarded.shared_lease_end.map_or(ended.lease_ends, SharedLeaseEnd::load);
         // A release after the end of the lease is not needed any more.
-        let call = Call { until: lease_ends.map(|ends| ends.min(now + TO_RELEASE)), interruptible: false };
+        let call = Call { until: lease_ends.map(|ends| ends.min(now + LONGEST_RELEASE)), interruptible: false };
         let (mut lost, mut had_limit) = (false, false);
         let (proof, used) = (self.guarded.handle.proof(), Use::Run(run_end(ended)));
         let mut released = opened.release(call, proof, used);
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
-        if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
-            drop(spare);
+        if spare_socket.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
+            drop(spare_socket);
             for (answer, (target, engine)) in released.iter_mut().zip(opened.each()) {
                 if answer.as_ref().is_err_and(is_of_system) {
                     *answer = engine.during(call).release_after(&target.name, proof, used);
@@ -335,7 +335,7 @@ impl Supervisor<'_> {
             }
         } else {
             // The process ends soon, and the kernel closes its descriptors.
-            std::mem::forget(spare);
+            std::mem::forget(spare_socket);
         }
         for (at, ((target, engine), released)) in opened.each().zip(&released).enumerate() {
             match released {
@@ -346,10 +346,10 @@ impl Supervisor<'_> {
                 Ok(Err(NotHolder { ending: Some(ending), .. }))
                     if matches!(ending.reason, EndReason::Died | EndReason::Released) => {}
                 Err(error) if lease_ends.is_none_or(|ends| now < ends) => {
-                    (self.tell)(&Notice::NotReleased(target, error));
+                    (self.report)(&Notice::NotReleased(target, error));
                 }
                 lost_by => {
-                    (self.tell)(&Notice::Lost(target, engine, lost_by));
+                    (self.report)(&Notice::Lost(target, engine, lost_by));
                     lost = true;
                 }
             }
@@ -364,7 +364,7 @@ impl Supervisor<'_> {
     }
 
     /// Notes that the command released this lock, so that the record need not keep its end any longer.
-    fn hear_of_release(&self, at: usize, target: &LockRef, engine: &Engine) {
+    fn acknowledge_release(&self, at: usize, target: &LockRef, engine: &Engine) {
         self.released.borrow_mut().insert(at);
         // If that fails, the record keeps it until the command has ended.
         let _ = engine.release(&target.name, self.guarded.handle.proof());

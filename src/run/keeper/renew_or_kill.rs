@@ -19,7 +19,7 @@ use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, Proc
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
 use crate::run::lease_schedule::{
-    LeaseSchedule, REST, STOP_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
+    LeaseSchedule, IDLE_BEFORE_REST, STOP_CHECK_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
 };
 use crate::run::shared_lease_end::CommandPause;
 use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
@@ -120,7 +120,7 @@ impl KeeperConfig<'_> {
         timer: &BoottimeTimer,
         wake_socket: Option<&WakeSocket>,
         renew_now: BorrowedFd<'_>,
-        new_end: BorrowedFd<'_>,
+        lease_changed: BorrowedFd<'_>,
     ) -> bool {
         let mut lease_watch = LeaseWatch::default();
         loop {
@@ -139,8 +139,8 @@ impl KeeperConfig<'_> {
             let pidfds = owners.iter().filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()));
             let parent_fd = parent.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
             let others = wake_socket.map(AsFd::as_fd).into_iter().chain(parent_fd.map(AsFd::as_fd));
-            let _ = wait_readable(pidfds.chain([new_end, timer.as_fd()]).chain(others), None);
-            drain(new_end);
+            let _ = wait_readable(pidfds.chain([lease_changed, timer.as_fd()]).chain(others), None);
+            drain(lease_changed);
             if wake_socket.is_some_and(WakeSocket::was_woken) {
                 notify(renew_now);
             }
@@ -169,7 +169,7 @@ impl KeeperConfig<'_> {
             self.signal(owners, Signal::TERM);
             self.signal(owners, Signal::CONT);
         }
-        Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + STOP_INTERVAL))
+        Some([term, kill].into_iter().find(|at| *at > now).unwrap_or(now + STOP_CHECK_INTERVAL))
     }
 
     /// Stops the owners while their lease may be over unnoticed, and continues them then. Returns the time of the next check
@@ -337,7 +337,7 @@ impl KeeperConfig<'_> {
             if changes.listen(opened, now) {
                 next = now;
             }
-            if next > now + REST {
+            if next > now + IDLE_BEFORE_REST {
                 opened.rest();
             }
         }

@@ -16,27 +16,27 @@ use crate::exit::Exit;
 use crate::history::RunEnd;
 use crate::host::{WakeSocket, is_stopped};
 use crate::lock::ProcessId;
-use crate::run::child::{RunningCommand, Tree, started_by};
+use crate::run::child::{RunningCommand, Tree, descendants_of};
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
-use crate::run::lease_schedule::{LeaseSchedule, REST, StopReason, StopTimes};
+use crate::run::lease_schedule::{LeaseSchedule, IDLE_BEFORE_REST, StopReason, StopTimes};
 use crate::run::shared_lease_end::{CommandPause, SharedLeaseEnd};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
-const WITHOUT_TIMER: Duration = Duration::from_secs(1);
+const LONGEST_WAIT_WITHOUT_TIMER: Duration = Duration::from_secs(1);
 
 /// Time that a child has to end by a signal before it has executed the command. Its program may be on a file system that
 /// does not answer, and the sender must not wait for that.
-const TO_END_BEFORE_EXEC: Duration = Duration::from_millis(20);
+const LONGEST_END_BEFORE_EXEC: Duration = Duration::from_millis(20);
 
 /// Maximum time between two looks at processes that go on after their command has ended.
-const TO_LOOK_AT_TREE: Duration = Duration::from_secs(1);
+const TREE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The signals that reach the whole tree of `--tree`.
-const TO_END: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
-/// A command, as far as its end is known.
+/// How the command ended.
 pub(super) struct ExitReport {
     /// Error number if the child could not execute the command.
     pub(super) not_executed: Option<Errno>,
@@ -56,7 +56,7 @@ pub(super) struct ExitReport {
     /// True if the command was stopped until its lease was renewed.
     pub(super) was_paused: bool,
     /// Processes that the command had started when it was asked to end, without `--tree`.
-    pub(super) remaining: BTreeSet<ProcessId>,
+    pub(super) descendants: BTreeSet<ProcessId>,
 }
 
 /// A command that runs, and what the supervisor knows about it.
@@ -79,7 +79,7 @@ pub(super) struct EventLoop<'a> {
     next_check: Option<Duration>,
     child_ended: bool,
     /// True if the command has ended, and others of its tree go on.
-    is_left: bool,
+    tree_outlives_command: bool,
     /// The signal that arrived before the child had executed the command, and when the child must have ended.
     ends_before_exec: Option<(i32, Duration)>,
     report: ExitReport,
@@ -102,13 +102,13 @@ impl<'a> EventLoop<'a> {
             keeper,
             wake_socket,
             began,
-            rests_at: keeper.map(|_| began + REST),
+            rests_at: keeper.map(|_| began + IDLE_BEFORE_REST),
             lease: None,
             limits: Vec::new(),
             pause: CommandPause::default(),
             next_check: None,
             child_ended: false,
-            is_left: false,
+            tree_outlives_command: false,
             ends_before_exec: None,
             report: ExitReport {
                 not_executed: None,
@@ -119,7 +119,7 @@ impl<'a> EventLoop<'a> {
                 out_of_reach: false,
                 lease_ends: None,
                 was_paused: false,
-                remaining: BTreeSet::new(),
+                descendants: BTreeSet::new(),
             },
         }
     }
@@ -142,10 +142,10 @@ impl<'a> EventLoop<'a> {
             let signals = self.supervisor.guarded.signals.all_events()?;
             let events = [Some(signals), self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
-            let left = |next: Duration| next.saturating_sub(self.boottime()).min(WITHOUT_TIMER);
+            let left = |next: Duration| next.saturating_sub(self.boottime()).min(LONGEST_WAIT_WITHOUT_TIMER);
             let at_most = next.filter(|_| timer.is_none()).map(left);
-            let at_most = at_most.into_iter().chain(self.is_left.then_some(TO_LOOK_AT_TREE));
-            let unprotected = cleaners.is_needed().then_some(cleaners::PAUSE);
+            let at_most = at_most.into_iter().chain(self.tree_outlives_command.then_some(TREE_CHECK_INTERVAL));
+            let unprotected = cleaners.is_needed().then_some(cleaners::UNPROTECTED_TIME);
             match wait_readable(events.into_iter().flatten(), at_most.chain(unprotected).min()) {
                 Ok(true) => {}
                 Ok(false) => cleaners.protect(),
@@ -153,8 +153,8 @@ impl<'a> EventLoop<'a> {
             }
             self.forward_signal();
             if let Some(status) = self.command.ended()? {
-                self.is_left = self.tree_remains();
-                if !self.is_left {
+                self.tree_outlives_command = self.tree_has_survivors();
+                if !self.tree_outlives_command {
                     return Ok(self.exit_report(exit_of_status(&status), status.terminating_signal()));
                 }
             }
@@ -168,7 +168,7 @@ impl<'a> EventLoop<'a> {
     fn react(&mut self) -> Result<()> {
         let event = self.drain();
         if std::mem::take(&mut self.child_ended) {
-            self.command.reap_others(self.keeper_pid());
+            self.command.reap_adopted(self.keeper_pid());
         }
         // A process that was killed may have forked before.
         if let (Some(tree), Some((_, true))) = (self.tree, self.report.stopped) {
@@ -184,8 +184,8 @@ impl<'a> EventLoop<'a> {
         self.send_due_signals(self.boottime())
     }
 
-    fn tree_remains(&self) -> bool {
-        self.tree.is_some_and(|tree| tree.remains(self.keeper_pid()))
+    fn tree_has_survivors(&self) -> bool {
+        self.tree.is_some_and(|tree| tree.has_survivors(self.keeper_pid()))
     }
 
     fn keeper_pid(&self) -> Option<Pid> {
@@ -196,7 +196,7 @@ impl<'a> EventLoop<'a> {
     fn send(&mut self, signal: Signal) -> bool {
         // The parents may end now, and without --tree nothing tells later that their children came from the command.
         if self.tree.is_none() && matches!(signal, Signal::SIGTERM | Signal::SIGKILL) {
-            self.report.remaining.extend(started_by(self.process));
+            self.report.descendants.extend(descendants_of(self.process));
         }
         let (is_allowed, keeper) = (self.command.send(signal as i32), self.keeper_pid());
         self.tree.is_none_or(|tree| tree.send(signal as i32, keeper)) && is_allowed
@@ -267,7 +267,7 @@ impl<'a> EventLoop<'a> {
     fn send_due_signals(&mut self, now: Duration) -> Result<()> {
         if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
             // The loop reports a command that has ended by itself.
-            if self.command.ended()?.is_some() && !self.tree_remains() {
+            if self.command.ended()?.is_some() && !self.tree_has_survivors() {
                 return Ok(());
             }
             let why = self.report.stopped.map_or(due.why, |(why, _)| why);
@@ -314,18 +314,18 @@ impl<'a> EventLoop<'a> {
             if came.ends() && (came.from_terminal || comes_first) {
                 self.report.shared_signal = Some(came.signal);
             }
-            match TO_END.into_iter().find(|signal| *signal as i32 == came.signal) {
+            match ENDING_SIGNALS.into_iter().find(|signal| *signal as i32 == came.signal) {
                 // A shell makes jobs in the background deaf to Ctrl-C.
-                Some(_) if self.is_left && is_repeated => _ = self.send(Signal::SIGTERM),
+                Some(_) if self.tree_outlives_command && is_repeated => _ = self.send(Signal::SIGTERM),
                 // Those that are left may not be in the process group of the terminal.
-                Some(signal) if came.is_forwarded() || self.is_left => _ = self.send(signal),
+                Some(signal) if came.is_forwarded() || self.tree_outlives_command => _ = self.send(signal),
                 None if came.is_forwarded() => _ = self.command.send(came.signal),
                 _ => {}
             }
             if comes_first {
                 // A stopped child hears no other signal.
                 self.command.send(Signal::SIGCONT as i32);
-                let at = self.boottime() + TO_END_BEFORE_EXEC;
+                let at = self.boottime() + LONGEST_END_BEFORE_EXEC;
                 self.ends_before_exec.get_or_insert((came.signal, at));
             }
         }
