@@ -16,7 +16,9 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{self, ThisProcess, command_of};
-use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
+use crate::lock::{
+    EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Standing,
+};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
@@ -264,7 +266,7 @@ pub(super) fn request(
 
 pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
     let all = status.record.holders.into_iter().zip(status.holders);
-    all.filter_map(|(grant, holds)| holds.is_ok().then_some(grant)).collect()
+    all.filter_map(|(grant, holds)| matches!(holds, Standing::Holds(_)).then_some(grant)).collect()
 }
 
 pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {

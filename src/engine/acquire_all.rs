@@ -198,7 +198,8 @@ impl<'a> MultiAcquire<'a, '_> {
         let stores = self.stores();
         let mut confirmed = Ok(true);
         for (engine, names) in &stores {
-            confirmed = confirmed.and_then(|so_far| Ok(so_far && engine.during(self.call).commit_all(&proof, names, durability)?));
+            confirmed = confirmed
+                .and_then(|so_far| Ok(so_far && engine.during(self.call).commit_all(&proof, names, durability)?));
         }
         confirmed = confirmed.and_then(|so_far| Ok(so_far && self.confirm_each()?));
         for (engine, _) in stores {
