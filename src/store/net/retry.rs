@@ -160,8 +160,6 @@ mod tests {
 
     #[test]
     fn a_silent_server_is_given_less_time_until_it_answers() {
-        let mut state = Contact::default();
-        let error = || Error::new(ErrorKind::Unavailable, "gone", "");
         let calls = Calls::new(Arc::new(Fake::new(1)), false);
         let is_unreached = |retry| {
             let error = Error::new(ErrorKind::Unavailable, "gone", "");

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use super::Remote;
 use super::wire::Garbled;
 use crate::error::{Error, ErrorKind};
-use crate::name::shell_quote;
+use crate::name::{escape, shell_quote};
 use crate::store::net::errors::{CallError, Cause, Retry};
 
 /// Parts of the lines in which ssh(1) itself names a trouble that no repetition ends.
@@ -58,58 +58,55 @@ impl SshCause {
             Some(126 | 127) => Some(last),
             Some(_) => lines.find(|line| line.starts_with("csalock:")),
         };
-        SshCause::Ended(crate::name::escape(lasting.unwrap_or(last).as_bytes()), lasting.is_some())
+        SshCause::Ended(escape(lasting.unwrap_or(last).as_bytes()), lasting.is_some())
     }
 }
 
 /// Returns the error about this store, which `program` in the place of ssh(1) reaches.
 pub(super) fn explain(error: &SshError, remote: &Remote, program: &OsStr) -> Error {
-    let place = remote.url();
     let port = remote.port.map(|port| format!("-p {port} ")).unwrap_or_default();
     let ssh = format!("ssh {port}{}", remote.destination);
-    let works = format!("see that `{ssh} true` works without a question, then try again");
-    let (kind, problem, cure) = match error {
-        CallError::Net(error) => (ErrorKind::Unavailable, error.to_string(), works),
-        CallError::Server(cause) => match cause {
-            SshCause::Refused(error) => return error.clone().of_server(&place),
-            SshCause::NotStarted(error) => (
-                ErrorKind::Unavailable,
-                format!("cannot start {}: {}", shell_quote(program.as_encoded_bytes()), error),
-                "install an ssh client, or name its program, without arguments, in CSALOCK_SSH".to_string(),
-            ),
-            SshCause::Ended(said, true) if said.contains("Permission denied") => (
-                ErrorKind::Denied,
-                said.clone(),
-                format!(
-                    "see that `{ssh} true` works without a password: a key in its authorized_keys, and an agent or a key without a passphrase here"
-                ),
-            ),
-            // An older version knows no `serve`.
-            SshCause::Ended(said, _) if said.starts_with("csalock: unknown command") => {
-                (ErrorKind::Unavailable, said.clone(), "install the same version of csalock on both hosts".to_string())
-            }
-            SshCause::Ended(said, true) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => (
-                ErrorKind::Unavailable,
-                said.clone(),
-                "install csalock on that host, where commands of ssh find it (/usr/bin or /usr/local/bin)".to_string(),
-            ),
-            SshCause::Ended(said, _) if said.is_empty() => {
-                (ErrorKind::Unavailable, "the connection ended without an answer".to_string(), works)
-            }
-            SshCause::Ended(said, _) => (ErrorKind::Unavailable, said.clone(), works),
-            SshCause::Strange | SshCause::NoServer => (
-                ErrorKind::Unavailable,
-                "the answer is not that of csalock".to_string(),
-                format!("see that `{ssh} csalock --version` prints one line, and the shell there nothing else"),
-            ),
-            SshCause::OtherVersion(program) => (
-                ErrorKind::Unavailable,
-                format!("csalock {} there speaks another protocol", crate::name::escape(program.as_bytes())),
-                "install the same version on both hosts".to_string(),
-            ),
-        },
+    let failed = |kind, problem: &str, hint: &str| {
+        Error::new(kind, format!("{} cannot be reached: {problem}", remote.url()), hint)
     };
-    Error::new(kind, format!("{place} cannot be reached: {problem}"), cure)
+    let away = |problem: &str, hint: &str| failed(ErrorKind::Unavailable, problem, hint);
+    let works = format!("see that `{ssh} true` works without a question, then try again");
+    let cause = match error {
+        CallError::Net(error) => return away(&error.to_string(), &works),
+        CallError::Server(cause) => cause,
+    };
+    match cause {
+        SshCause::Refused(error) => error.clone().of_server(&remote.url()),
+        SshCause::NotStarted(why) => away(
+            &format!("cannot start {}: {why}", shell_quote(program.as_encoded_bytes())),
+            "install an ssh client, or name its program, without arguments, in CSALOCK_SSH",
+        ),
+        SshCause::Ended(said, true) if said.contains("Permission denied") => failed(
+            ErrorKind::Denied,
+            said,
+            &format!(
+                "see that `{ssh} true` works without a password: a key in its authorized_keys, and an agent or a key \
+                 without a passphrase here"
+            ),
+        ),
+        // An older version knows no `serve`.
+        SshCause::Ended(said, _) if said.starts_with("csalock: unknown command") => {
+            away(said, "install the same version of csalock on both hosts")
+        }
+        SshCause::Ended(said, true) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => {
+            away(said, "install csalock on that host, where commands of ssh find it (/usr/bin or /usr/local/bin)")
+        }
+        SshCause::Ended(said, _) if said.is_empty() => away("the connection ended without an answer", &works),
+        SshCause::Ended(said, _) => away(said, &works),
+        SshCause::Strange | SshCause::NoServer => away(
+            "the answer is not that of csalock",
+            &format!("see that `{ssh} csalock --version` prints one line, and the shell there nothing else"),
+        ),
+        SshCause::OtherVersion(program) => away(
+            &format!("csalock {} there speaks another protocol", escape(program.as_bytes())),
+            "install the same version on both hosts",
+        ),
+    }
 }
 
 impl From<Garbled> for SshError {
