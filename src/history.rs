@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::codec::{is_default, open, seal, text};
+use crate::lock::line::{open, seal};
+use crate::lock::text::{self, is_default};
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

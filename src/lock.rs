@@ -9,17 +9,22 @@ pub(crate) mod codec;
 mod deadlock;
 mod ending;
 mod facts;
+mod grant;
 mod handle;
 mod job;
 mod lifetime;
+pub(crate) mod line;
 mod owner;
 mod protocol;
 mod queue;
 mod record;
-mod refusal;
 mod release;
 mod request;
+mod runs;
+pub(crate) mod text;
 mod value;
+mod waiter;
+mod write;
 
 pub use auxiliary::{CommitRecord, WaitEdges};
 pub(crate) use codec::{
@@ -28,21 +33,20 @@ pub(crate) use codec::{
 };
 pub use codec::{decode, encode, is_auxiliary};
 pub use deadlock::{Cycle, WaitNode, find_cycle};
-pub use ending::{EndReason, EndRequest, EndedGrant};
 pub use facts::{Facts, Liveness, Query};
+pub use grant::{EndReason, EndRequest, EndedGrant, Grant, MOST_SLOTS, Mode};
 pub use handle::{Handle, HandleHash};
-pub use job::{
-    BeginRun, Complain, Complaint, ForgetJob, GiveUp, JobState, Promise, ReportSuccess, RunStart, Runs, Success,
-};
+pub use job::{JobState, Promise, Runs, Success};
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
 pub use protocol::{Standing, decide};
-pub use queue::{Page, Pages, is_free, is_gone};
-pub use queue::{Replacement, Successor, effective_owner};
-pub use record::{Grant, MOST_SLOTS, Mode, Record, Waiter};
-pub use refusal::{Edge, NotHolder, Refusal};
+pub use queue::{is_free, is_gone};
+pub use record::Record;
 pub use request::{
-    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Gc, Note, Orphan, OwnerDied, Phase, Prepare,
-    QueuePlace, QueuePosition, Release, Renew, Request, Transition,
+    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Edge, Gc, NotHolder, Note, Orphan, OwnerDied, Phase,
+    Prepare, Refusal, Release, Renew, Request, Successor, Transition,
 };
-pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};
+pub use runs::{BeginRun, Complain, Complaint, ForgetJob, GiveUp, ReportSuccess, RunStart};
+pub use value::{MOST_VALUE, Value};
+pub use waiter::{Page, Pages, QueuePlace, QueuePosition, Replacement, Waiter};
+pub use write::{Precondition, WriteRefusal, Writing, Written};

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::lock::codec::text;
+use crate::lock::text;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
 use crate::store::{
     Abilities, Call, CommitResult, Finding, Leases, Store, Subscription, Swept, Topic, Upkeep, Version, Versioned,

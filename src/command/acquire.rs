@@ -16,9 +16,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{self, ThisProcess, command_of};
-use crate::lock::{
-    EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Standing,
-};
+use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
@@ -40,7 +38,7 @@ pub(super) struct Acquisition<'a> {
     /// With `--busy replace`: how long after it was asked to end a holder is killed.
     pub(super) kill_holders_after: Option<Duration>,
     pub(super) slots: Option<u32>,
-    /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
+    /// The caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
     pub(super) locks_file: bool,
 }
 
@@ -153,7 +151,7 @@ impl<'a> Acquisition<'a> {
         held.filter_map(|end| end.step(call).unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
     }
 
-    /// Writes a value, after a wait for its lock if that is busy, and reports the wait.
+    /// Waits for a busy lock before the write, and reports the wait.
     pub(super) fn write(
         &self,
         engine: &Engine,
@@ -266,7 +264,7 @@ pub(super) fn request(
 
 pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
     let all = status.record.holders.into_iter().zip(status.holders);
-    all.filter_map(|(grant, holds)| matches!(holds, Standing::Holds(_)).then_some(grant)).collect()
+    all.filter_map(|(grant, holds)| holds.holds().then_some(grant)).collect()
 }
 
 pub(super) fn command_of_caller(this: &ThisProcess) -> Vec<u8> {
@@ -315,7 +313,7 @@ impl Waiting {
         self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
     }
 
-    /// The exit code of a failure, or that of `-E` if the store was locked until the timeout.
+    /// A store that was locked until the timeout counts as a busy lock.
     pub(super) fn exit_of_failure(&self, error: &anyhow::Error) -> Exit {
         match super::exit_of(error) {
             exit if exit == ErrorKind::Busy.into() => self.busy_exit(),

@@ -37,7 +37,7 @@ pub(super) struct WaitProgress<'a> {
     since: Option<Duration>,
     /// `None`: no line was needed yet. `Some(None)`: no line can be drawn.
     line: Option<Option<StatusLine>>,
-    /// The holder as text, which may need a slow user database.
+    /// With its text, which may need a slow user database.
     holder: Option<(Grant, String)>,
 }
 

@@ -27,16 +27,16 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How an attempt ended to acquire one lock, or several ([`super::acquire_all`]): an index counts the locks of the
+/// How an attempt ended to acquire one lock, or several (`acquire_all`): an index counts the locks of the
 /// call.
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder
     /// did not release, with its index. A provisional caller has yet to [confirm](super::confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
-    /// The call holds nothing, because of the lock with this index.
+    /// Nothing is held, because of the lock with this index.
     Refused(usize, Refusal),
-    /// The call holds nothing, because of the interrupt; what the stores did not remove ends by itself.
+    /// Nothing is held, because of the interrupt; what the stores did not remove ends by itself.
     Interrupted,
 }
 
@@ -116,9 +116,9 @@ impl Engine {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndsWith {
-    /// The grant ends with the process that acquires it. Its end without a release leaves a stale lock.
+    /// Ends with the process that acquires the grant. Its end without a release leaves a stale lock.
     Process,
-    /// The grant ends with the process that acquires it, and that end is a normal release.
+    /// Ends with the process that acquires the grant, and that end is a normal release.
     Exit,
     /// The grant ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
     Owner,
@@ -137,13 +137,13 @@ pub struct AcquireRequest {
     pub latest_only: bool,
     pub lifetime: Lifetime,
     pub slots: Option<u32>,
-    /// The request fails if a holder ended without a release.
+    /// Fails if a holder ended without a release.
     pub refuse_stale: bool,
     pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
     /// several names in order.
     pub enclosing_grants: Vec<HandleHash>,
-    /// The process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
+    /// Process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
     pub invocation: Option<Invocation>,
 }
 
@@ -210,7 +210,7 @@ struct AcquireAttempt<'a> {
     clock: WaitClock,
     /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
-    /// The record as the last commit left or found it. A step without such a record reads the store.
+    /// Left or found by the last commit; a step without it reads the store.
     known: Option<VersionedRecord>,
     retry: CasRetry<'a>,
     /// Lifetime of a grant whose commit lost to another writer.

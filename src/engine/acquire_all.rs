@@ -112,7 +112,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         }
     }
 
-    /// True if the wait is over: this process may have been stopped since its last grant.
+    /// A wait may be over although the call has its grants: this process may have been stopped since the last one.
     fn is_late(&self) -> bool {
         self.waited && self.rest_of_policy().limit == Some(Duration::ZERO)
     }

@@ -122,7 +122,7 @@ impl Engine {
         Ok(page.waiters)
     }
 
-    /// The record with its entire queue, for display.
+    /// Adds the waiters on pages to the record, for display.
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
             let (_, page) = self.auxiliary::<Page>(&Page::key(&record.name, number))?;

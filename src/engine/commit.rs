@@ -10,7 +10,7 @@ use crate::lock::{self, CommitRecord, EndReason, EndedGrant, Grant, HandleHash, 
 use crate::store::{CommitResult, Durability, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
 
 pub(super) struct RecordUpdate<'a> {
-    /// The version that the store must have; `None` if it must have no record.
+    /// Version that the store must have; `None` if it must have no record.
     pub(super) expect: Option<Version>,
     pub(super) before: &'a Record,
     pub(super) record: &'a Record,
@@ -41,7 +41,7 @@ impl Engine {
         Ok(done)
     }
 
-    /// The version of the record under `name`, even if its bytes cannot be read.
+    /// Known even if the bytes of the record cannot be read.
     pub(super) fn version(&self, name: &[u8]) -> Result<Option<Version>> {
         match self.store.read(self.call, name) {
             Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),

@@ -110,7 +110,7 @@ impl Engine {
         self.fate_in(record, &Facts::default(), domain, process)
     }
 
-    /// The liveness of a process with entries in this record, or among the waiters fetched from its pages.
+    /// Liveness of a process with entries in this record, or among the waiters fetched from its pages.
     pub(super) fn fate_in(
         &self,
         record: &Record,
@@ -155,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// True if the writer of these bytes may still make a record reference them.
+    /// A writer at work may still make a record reference its bytes.
     pub(super) fn may_be_writing(&self, key: &[u8], writer: &Owner) -> bool {
         writer.processes.iter().any(|owner| match self.host.liveness(&writer.domain, owner, self.store.scope()) {
             Liveness::Dead => false,
@@ -171,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// True if this host wrote all entries that depend on this process.
+    /// This host wrote all entries that depend on this process.
     fn is_witnessed(&self, record: &Record, fetched: &Facts, domain: &PidDomain, process: &ProcessId) -> bool {
         let of_it = |at: &PidDomain, processes: &[ProcessId]| at == domain && processes.contains(process);
         let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
@@ -197,7 +197,7 @@ fn entry(proof: HandleHash, owner: &Owner, process: Option<ProcessId>) -> Entry<
     (proof, &owner.domain, owner.uid, owner.processes.iter().copied().chain(process).collect())
 }
 
-/// The name of an entry's witness. A user who cannot read the record cannot guess it.
+/// A user who cannot read the record cannot guess this name of a witness.
 fn witness_key(name: &[u8], proof: &HandleHash) -> String {
     hash(&[proof.to_string().as_bytes(), name])
 }

@@ -3,8 +3,7 @@
 use super::{Engine, WaitPolicy, decode, of_another_name};
 use crate::error::Result;
 use crate::lock::{
-    self, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Standing, Waiter, effective_owner,
-    is_gone,
+    self, Facts, Grant, HandleHash, Lifetime, Liveness, ProcessId, Query, Record, Standing, Waiter, is_gone,
 };
 use crate::store::Versioned;
 
@@ -17,7 +16,7 @@ pub struct LockStatus {
     pub owners: Vec<Option<ProcessId>>,
     /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
     pub waiters: Vec<Liveness>,
-    /// True if the next caller would get the lock at once, whatever its mode.
+    /// The next caller would get the lock at once, whatever its mode.
     pub is_free: bool,
 }
 
@@ -26,7 +25,7 @@ impl LockStatus {
         self.holders.iter().any(|standing| standing.holds())
     }
 
-    /// The grant that ends only after the caller's wait, if the caller works under one.
+    /// A grant under which the caller works, and which so ends only after the caller's wait.
     pub fn never_ends_within(&self, enclosing: &[HandleHash]) -> Option<&Grant> {
         let is_limited = |grant: &Grant| matches!(grant.lifetime, Lifetime::ExpiresAt(_));
         self.record.holders.iter().find(|grant| enclosing.contains(&grant.proof) && !is_limited(grant))
@@ -116,7 +115,7 @@ impl Engine {
         key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 
-    /// The record, if it is in the place of its name. A record that a power cut tore has no name and passes.
+    /// Fails if the record is not in the place of its name. A record that a power cut tore has no name and passes.
     fn check_location(&self, record: Record, place: &str) -> Result<Record> {
         if record.name.is_empty() || self.store.describe(&record.name) == place {
             return Ok(record);
@@ -157,7 +156,7 @@ impl Engine {
 fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Query> {
     let holders =
         record.holders.iter().map(|grant| Standing::of(grant, facts)).collect::<std::result::Result<_, _>>()?;
-    let owner = |grant: &Grant| Ok(effective_owner(&grant.owner, facts)?.map(|(owner, _)| owner));
+    let owner = |grant: &Grant| Ok(facts.effective_owner(&grant.owner)?.map(|(owner, _)| owner));
     let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
     let liveness = |waiter: &Waiter| match is_gone(waiter, facts)? {
         true => Ok(Liveness::Dead),

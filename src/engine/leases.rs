@@ -45,12 +45,12 @@ impl Engine {
         }
     }
 
-    /// The lifetime of a grant that is to last as long as its owner, or as this process, if its lease is renewed.
+    /// Lasts as long as its owner, or as this process, if they renew it.
     pub(super) fn own_lease(&self) -> Lifetime {
         Lifetime::KeepalivePending(self.lease.as_millis() as u64)
     }
 
-    /// The lifetime of a grant that would have this lifetime if all users of the store saw its owner.
+    /// `lifetime` is right if all users of the store see the owner; else the grant needs a lease.
     pub fn lifetime_in_store(&self, needs_leases: bool, lifetime: &Lifetime) -> Lifetime {
         match lifetime {
             Lifetime::WhileOwnerLives if needs_leases => self.own_lease(),

@@ -12,7 +12,7 @@ use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
 use crate::store::{Call, Location, in_order};
 
-/// The released grant, or the reason why the caller has none.
+/// A released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
 
 /// A lock: the store that contains its record, and its name in that store.
@@ -22,7 +22,7 @@ pub struct LockRef {
     pub name: Vec<u8>,
     /// Name for display: the name, or the file's absolute path.
     pub display_name: Vec<u8>,
-    /// The shell words that mean this lock: `--store` if it was given, and the name.
+    /// Shell words that mean this lock: `--store` if it was given, and the name.
     pub shell_arg: String,
 }
 
@@ -50,7 +50,7 @@ impl LockRef {
 }
 
 impl Engine {
-    /// The shell words that mean the lock with this name: they select the store unless it is the default.
+    /// Shell words that mean the lock with this name: they select the store unless it is the default.
     pub(super) fn shell_arg(&self, name: &[u8]) -> String {
         let Some(location) = &self.location else { return shell_quote(name) };
         if let Some(directory) = location.directory_of_files() {
@@ -69,7 +69,7 @@ impl Engine {
 }
 
 impl LockSet {
-    /// The set of these locks, of which the first is the lock that was named first.
+    /// The first of these locks is the one that was named first.
     pub fn new(mut all: Vec<LockRef>) -> LockSet {
         let stores = in_order(all.iter().map(|target| target.location.clone()).collect());
         let at = |target: &LockRef| stores.iter().position(|store| store.contains(&target.location));
@@ -199,12 +199,12 @@ impl OpenLockSet<'_> {
         self.engines.iter().for_each(|engine| _ = engine.store.before_wait(engine.call, true));
     }
 
-    /// The length of the leases that a store of these locks needed when it was opened; `None` if none did.
+    /// Length of the leases that a store of these locks needed when it was opened; `None` if none did.
     pub fn lease(&self) -> Option<Duration> {
         self.lease
     }
 
-    /// The answer or error for each lock, by calls with these limits; all are tried, the last one first.
+    /// Tries all locks, the last one first, by calls with these limits. The answers are in the order of the locks.
     pub fn release(&self, call: Call, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
         let mut answers = Vec::new();
         for (target, engine) in self.each().rev() {

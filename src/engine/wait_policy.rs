@@ -77,7 +77,7 @@ pub(super) struct WaitClock {
     deadline: Option<Duration>,
     pause: Duration,
     longest: Duration,
-    /// The waiter polls only because a wake-up could be lost.
+    /// Polls only cover lost wake-ups.
     seldom: bool,
 }
 

@@ -71,7 +71,13 @@ fn read_short(path: &str) -> io::Result<Vec<u8>> {
 
 pub(super) fn boot_id() -> Result<String> {
     let boot = read_short(BOOT_ID).map_err(|error| no_proc(&error))?;
-    Ok(String::from_utf8_lossy(boot.trim_ascii()).into_owned())
+    let boot = String::from_utf8_lossy(boot.trim_ascii()).into_owned();
+    // A file that is mounted there may be empty for a moment. Without an id, boots are not told apart.
+    if boot.is_empty() {
+        let what = format!("{BOOT_ID} is empty, so no process could tell which others live");
+        return Err(Error::new(ErrorKind::System, what, "mount no file over it, or one with a boot id"));
+    }
+    Ok(boot)
 }
 
 /// Returns the number of a namespace of this process, or 0 if the kernel has no namespaces of that kind.

@@ -1,19 +1,17 @@
 //! Rules for the start of a grant: acquire, wait, confirm and cancel.
 
 use super::deadlock::{fits_beside, waits_within};
-use super::ending::{EndReason, EndedGrant};
+use super::ending::{end, evict};
 use super::facts::{Facts, Liveness, Query};
+use super::grant::{EndReason, EndedGrant, Grant};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::{PidDomain, ProcessId};
 use super::protocol::{is_decided, is_seen_alive, lease_expired, write};
-use super::queue::{
-    INLINE_WAITERS, effective_owner, end, enter_in_place, evict, grant_in_order, grant_waiting, refill, replaced,
-};
-use super::queue::{Page, Pages};
-use super::record::{Grant, Record, Waiter};
-use super::refusal::{Edge, NotHolder, Refusal};
-use super::request::{Acquire, AcquireStep, Cancel, Phase, QueuePlace, QueuePosition, Request, Transition};
+use super::queue::{INLINE_WAITERS, enter_in_place, grant_in_order, grant_waiting, refill, replaced};
+use super::record::Record;
+use super::request::{Acquire, AcquireStep, Cancel, Edge, NotHolder, Phase, Refusal, Request, Transition};
+use super::waiter::{Page, Pages, QueuePlace, QueuePosition, Waiter};
 
 impl Request for Acquire {
     type Response = AcquireStep;
@@ -209,8 +207,12 @@ fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> 
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
     let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);
     let mut step = awaited_ends(record, before, ahead, facts)?;
-    if let AcquireStep::Wait { leases, .. } = &mut step {
-        leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
+    if let AcquireStep::Wait { leases, .. } = &mut step
+        && let Some(lease) = ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.as_ref())
+        // A waiter whose lease is over keeps its place until the walk of the queue comes to it.
+        && !facts.lease_expired(lease)?
+    {
+        leases.push(lease.clone());
     }
     Ok(Transition::Done(step))
 }
@@ -256,7 +258,7 @@ fn awaited_ends(
             Some(process) => Some((process, facts.liveness(&grant.owner.domain, &process)?)),
             None => None,
         };
-        let owner = effective_owner(&grant.owner, facts)?.filter(|owner| waiter != Some(*owner));
+        let owner = facts.effective_owner(&grant.owner)?.filter(|owner| waiter != Some(*owner));
         // No host can observe the end of a missing process.
         let live = waiter.into_iter().chain(owner).filter(|(_, liveness)| liveness.may_live_here());
         processes.extend(live.map(|(process, _)| (grant.owner.domain.clone(), process)));

@@ -24,10 +24,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::codec::text;
+use super::grant::Grant;
 use super::handle::HandleHash;
 use super::owner::{PidDomain, ProcessId};
-use super::record::{Grant, Waiter};
+use super::text;
+use super::waiter::Waiter;
 
 /// Commit record of a caller that acquires several names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

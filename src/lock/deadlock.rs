@@ -10,11 +10,13 @@
 //! choose the same victim: the waiter that came last.
 
 use super::facts::{Facts, Query};
+use super::grant::Grant;
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
-use super::queue::{effective_owner, is_gone, slot_for};
-use super::record::{Grant, Record, Waiter};
-use super::refusal::Edge;
+use super::queue::{is_gone, slot_for};
+use super::record::Record;
+use super::request::Edge;
+use super::waiter::Waiter;
 
 #[derive(Debug, Clone)]
 pub struct WaitNode {
@@ -98,7 +100,7 @@ pub(super) fn waits_within(waiter: &Waiter, grant: &Grant, facts: &Facts) -> Res
     let of_waiter = |process| waiter.process == process || waiter.blocked_processes.contains(&process);
     let is_owned = grant.owner.domain.shares_pids_with(&waiter.owner.domain)
         && grant.owner.processes.iter().any(|owner| of_waiter(*owner))
-        && effective_owner(&grant.owner, facts)?.is_some_and(|(owner, _)| of_waiter(owner));
+        && facts.effective_owner(&grant.owner)?.is_some_and(|(owner, _)| of_waiter(owner));
     Ok(is_owned || waiter.enclosing_grants.contains(&grant.proof))
 }
 

@@ -1,140 +1,86 @@
-//! Grants that are over: how each ended, and which of them a record keeps.
+//! The end of grants: which grants are over, and which processes must still learn of an ending.
 
-use std::borrow::Cow;
-
-use serde::{Deserialize, Serialize};
-
-use super::codec::is_default;
-use super::handle::HandleHash;
+use super::facts::{Facts, Query};
+use super::grant::{EndReason, EndedGrant, Grant};
 use super::lifetime::Lifetime;
-use super::lifetime::Sighting;
-use super::owner::Owner;
-use super::queue::Replacement;
-use super::record::{Grant, Record};
+use super::owner::{PidDomain, ProcessId};
+use super::protocol::{Standing, is_decided};
+use super::record::Record;
 
-/// Number of past grants that a record always keeps.
-const ENDINGS_KEPT: usize = 4;
-
-/// Maximum number of past grants in a record, including those that stay until a process has learned of them.
-const MOST_ENDINGS: usize = 256;
-
-/// Number of past grants among which expired ones stay. Hosts that died with a lock never ask for its ending.
-const EXPIRED_KEPT: usize = 32;
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndedGrant {
-    pub grant: Grant,
-    pub reason: EndReason,
-}
-
-impl EndedGrant {
-    /// Returns true if a process must still learn of this ending. The supervisor takes a grant without a trace for
-    /// lost. The owner of a grant that was broken, or that expired, must learn of that before it writes a value, because
-    /// a caller without a trace is one that never had the lock.
-    pub fn is_owed(&self) -> bool {
-        let owner = &self.grant.owner;
-        // A claim has neither a supervisor nor a process, so no process asks for its ending.
-        let has_owner = !owner.processes.is_empty() && self.grant.lifetime != Lifetime::OwnerDied;
-        match self.reason {
-            EndReason::Released | EndReason::Died => owner.supervisor.is_some(),
-            EndReason::Expired => self.grant.provisional.is_none() && has_owner,
-            EndReason::Broken => owner.supervisor.is_some() || has_owner,
-        }
-    }
-}
-
-/// A call of another process that asked a holder to end. It is for the history: no rule depends on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndRequest {
-    pub by: Owner,
-    /// True if that process is a caller of `run --busy replace`, which takes the place of the holder.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub replaces: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EndReason {
-    Released,
-    Died,
-    Expired,
-    /// A user broke the grant with `--force`.
-    Broken,
-}
-
-impl EndReason {
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            EndReason::Released => "released",
-            EndReason::Died => "died",
-            EndReason::Expired => "expired",
-            EndReason::Broken => "broken",
-        }
-    }
-}
-
-impl Record {
-    /// Returns the record as the store keeps it: without old endings, without sightings of leases that are over, and
-    /// without the replacement by a caller that has gone.
-    pub(super) fn as_stored(&self) -> Cow<'_, Record> {
-        let is_current = |seen: &&Sighting| self.leases().any(|lease| *lease == seen.lease);
-        let seen: Vec<Sighting> = self.sightings.iter().filter(is_current).cloned().collect();
-        let has_ended = |proof: &HandleHash| self.kept_endings().any(|ending| ending.grant.proof == *proof);
-        let has_trace = |found: &&Replacement| self.has_entry(&found.by) || has_ended(&found.by);
-        let replacement = self.replacement.as_ref().filter(has_trace);
-        let is_short = seen.len() == self.sightings.len() && self.kept_endings().count() == self.ended_grants.len();
-        if is_short && replacement == self.replacement.as_ref() {
-            return Cow::Borrowed(self);
-        }
-        let ended_grants = self.kept_endings().cloned().collect();
-        Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
-    }
-
-    /// Returns the record as it is written: [as the store keeps it](Record::as_stored), and without the commands and labels
-    /// of grants that have ended. They may contain passwords, and unlike the history a record is for all users of a store.
-    pub(super) fn as_written(&self) -> Cow<'_, Record> {
-        let mut record = self.as_stored();
-        let has_words = |owner: &Owner| !owner.command.is_empty() || owner.label.is_some();
-        let tells = |grant: &Grant| has_words(&grant.owner) || grant.end_request.is_some();
-        if record.ended_grants.iter().any(|ending| tells(&ending.grant)) {
-            for EndedGrant { grant, .. } in &mut record.to_mut().ended_grants {
-                (grant.owner_mut().command, grant.owner_mut().label) = (Vec::new(), None);
-                grant.end_request = None;
+/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask. A holder may
+/// sleep beyond the end of its renewed lease: such a grant ends only if it is meant, or if a waiter needs its place.
+pub(super) fn evict(
+    record: &mut Record,
+    facts: &Facts,
+    is_meant: &dyn Fn(&Grant) -> bool,
+) -> Result<Vec<EndedGrant>, Query> {
+    let mut evicted = Vec::new();
+    let mut at = 0;
+    while at < record.holders.len() {
+        match Standing::of(&record.holders[at], facts)? {
+            Standing::Holds(_) => {
+                let grant = &mut record.holders[at];
+                if is_decided(grant, facts)? {
+                    grant.provisional = None;
+                    if grant.claim.is_some() {
+                        grant.lifetime = Lifetime::UntilReleased;
+                    }
+                }
+                at += 1;
+            }
+            Standing::Ended(_) if is_expired(&record.holders[at], facts)? && !is_meant(&record.holders[at]) => at += 1,
+            Standing::Ended(how) => {
+                let grant = end(record, at, how);
+                evicted.push(EndedGrant { grant, reason: how });
             }
         }
-        record
     }
+    settle_endings(record, facts)?;
+    Ok(evicted)
+}
 
-    fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
-        let from = |kept: usize| self.ended_grants.len().saturating_sub(kept);
-        let [recent, expired, owed] = [ENDINGS_KEPT, EXPIRED_KEPT, MOST_ENDINGS].map(from);
-        let kept = move |(at, ending): &(usize, &EndedGrant)| {
-            let first = if ending.reason == EndReason::Expired { expired } else { owed };
-            *at >= recent || (*at >= first && ending.is_owed())
-        };
-        self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
-    }
+/// Returns true if the holder has not renewed its lease, and may sleep.
+pub(super) fn is_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
+    let is_renewed = grant.provisional.is_none() && matches!(grant.lifetime, Lifetime::Keepalive(_));
+    Ok(is_renewed && Standing::of(grant, facts)? == Standing::Ended(EndReason::Expired))
+}
 
-    /// Returns true if the record may have forgotten grants that ended after the oldest of its endings.
-    pub(super) fn may_have_forgotten(&self) -> bool {
-        self.ended_grants.len() >= ENDINGS_KEPT
+/// Marks the endings of which no process must learn any more: the owner is dead, or it has had the lock again since.
+fn settle_endings(record: &mut Record, facts: &Facts) -> Result<(), Query> {
+    let mut endings = std::mem::take(&mut record.ended_grants);
+    for at in 0..endings.len() {
+        let owner = &endings[at].grant.owner;
+        // A dead supervisor will not ask for the ending.
+        if let Some(supervisor) = &owner.supervisor
+            && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
+        {
+            endings[at].grant.owner_mut().supervisor = None;
+        }
+        let EndedGrant { grant, reason } = &endings[at];
+        let is_of_owner = matches!(reason, EndReason::Broken | EndReason::Expired);
+        if is_of_owner && grant.owner.supervisor.is_none() && endings[at].is_owed() {
+            let later = record.holders.iter().chain(endings[at + 1..].iter().map(|ending| &ending.grant));
+            let is_awaited = facts.effective_owner(&grant.owner)?.is_some_and(|(process, liveness)| {
+                let is_again = |later: &Grant| has_owner(later, &grant.owner.domain, &process);
+                liveness.may_live_here() && !later.into_iter().any(is_again)
+            });
+            if !is_awaited {
+                endings[at].grant.lifetime = Lifetime::OwnerDied;
+            }
+        }
     }
+    record.ended_grants = endings;
+    Ok(())
+}
 
-    /// Drops the oldest of the endings in `before` that are releases of which no process must learn. If an ending stays,
-    /// so do all after it. A crowd would otherwise read and write all recent endings at each commit.
-    pub(super) fn forget_releases(&mut self, before: &Record) {
-        let recent = self.ended_grants.len().saturating_sub(ENDINGS_KEPT);
-        let successor = self.replacement.as_ref().map(|replacement| replacement.by);
-        let says_nothing = |ending: &EndedGrant| {
-            let is_release = ending.reason == EndReason::Released && !ending.is_owed();
-            is_release && successor != Some(ending.grant.proof) && before.ended_grants.contains(ending)
-        };
-        let window = self.ended_grants[recent..].split_last().map_or(&[][..], |(_, earlier)| earlier);
-        let dropped = window.iter().take_while(|ending| says_nothing(ending)).count();
-        self.ended_grants.drain(recent..recent + dropped);
-    }
+/// Returns true if this process is an owner of the grant, and was told so.
+fn has_owner(grant: &Grant, domain: &PidDomain, process: &ProcessId) -> bool {
+    let owner = &grant.owner;
+    grant.provisional.is_none() && owner.domain.shares_pids_with(domain) && owner.processes.contains(process)
+}
 
-    pub fn is_removable(&self) -> bool {
-        self.is_free() && self.value.is_none() && self.job.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
-    }
+pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {
+    let grant = record.holders.remove(at);
+    record.ended_grants.push(EndedGrant { grant: grant.clone(), reason: how });
+    grant
 }

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::HandleHash;
 use super::lifetime::Lease;
-use super::owner::{PidDomain, ProcessId};
-use super::record::{Record, Waiter};
+use super::owner::{Owner, PidDomain, ProcessId};
+use super::record::Record;
+use super::waiter::Waiter;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Liveness {
@@ -154,5 +155,18 @@ impl Facts {
         let known =
             self.lease_expired.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
+    }
+
+    /// The first owner process that may live, or else the last missing one. `None` if all are surely dead.
+    pub fn effective_owner(&self, owner: &Owner) -> Result<Option<(ProcessId, Liveness)>, Query> {
+        let mut missing = None;
+        for process in &owner.processes {
+            match self.liveness(&owner.domain, process)? {
+                Liveness::Dead => {}
+                Liveness::Missing => missing = Some((*process, Liveness::Missing)),
+                liveness => return Ok(Some((*process, liveness))),
+            }
+        }
+        Ok(missing)
     }
 }

@@ -15,11 +15,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::codec::{checksum, text};
-use super::facts::{Facts, Query};
-use super::protocol::write;
-use super::record::Record;
-use super::request::{Note, Request, Transition};
+use super::line::checksum;
+use super::text;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -135,21 +132,4 @@ pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &Moment) -> Option<
     let own = (begun.boot == boot).then_some(began);
     let seen = seen.iter().filter(|seen| seen.boot == boot && seen.lease == *lease).map(|seen| seen.at);
     own.into_iter().chain(seen).filter_map(|at| at.advance(now)).max()
-}
-
-/// Adds sightings of leases that are still in the record, as long as there is room.
-impl Request for Note {
-    type Response = ();
-
-    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<()>, Query> {
-        let room = MOST_SIGHTINGS.saturating_sub(record.sightings.len());
-        let still = self.0.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease));
-        let new: Vec<Sighting> = still.take(room).cloned().collect();
-        if new.is_empty() {
-            return Ok(Transition::Done(()));
-        }
-        let mut next = record.clone();
-        next.sightings.extend(new);
-        Ok(write(next, (), Vec::new()))
-    }
 }

@@ -4,8 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::codec::is_default;
-use super::codec::text::{self, Text};
+use super::text::{self, Text, is_default};
 
 /// Owner of a grant: the processes that the grant depends on, and details about them for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

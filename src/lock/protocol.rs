@@ -18,18 +18,18 @@
 //! all grants or none ([`super::CommitRecord`]).
 //!
 //! Each request has its own rule: `acquire.rs` has the rules for the start of a grant, `release.rs` those for its end,
-//! `value.rs` those for values, and `queue.rs` serves the queue. This file returns the standing of a grant.
+//! `write.rs` those for values and `runs.rs` those for jobs. `queue.rs` serves the queue after each of them, and
+//! `ending.rs` evicts holders before. Records and requests are data, in files that know none of these rules.
 //!
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
 //! and calls again.
 
-use super::ending::EndReason;
 use super::facts::{Facts, Liveness, Query};
+use super::grant::{EndReason, Grant};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::Owner;
-use super::queue::effective_owner;
-use super::record::{Grant, Record};
+use super::record::Record;
 use super::request::{Request, Transition};
 
 /// Decides about one request by the rules in the module documentation.
@@ -79,7 +79,7 @@ impl Standing {
         if over {
             return Ok(Standing::Ended(EndReason::Expired));
         }
-        let liveness = match effective_owner(&grant.owner, facts)? {
+        let liveness = match facts.effective_owner(&grant.owner)? {
             _ if grant.lifetime == Lifetime::OwnerDied => Liveness::Dead,
             Some((_, liveness)) => liveness,
             None if grant.owner.processes.is_empty() => Liveness::Unknown,
@@ -105,7 +105,7 @@ impl Standing {
 /// Returns true if the script for which a waiter waits has died. The waiter may be stopped, so that it never learns that.
 pub(super) fn has_dead_owner(owner: &Owner, lifetime: &Lifetime, facts: &Facts) -> Result<bool, Query> {
     let needs_owner = *lifetime != Lifetime::UntilReleased && !owner.processes.is_empty();
-    Ok(needs_owner && effective_owner(owner, facts)?.is_none())
+    Ok(needs_owner && facts.effective_owner(owner)?.is_none())
 }
 
 /// A keepalive lease proves the owner's life only to hosts that cannot see the owner; other hosts check the process.
@@ -117,7 +117,7 @@ pub(super) fn lease_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query>
 }
 
 pub(super) fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
-    Ok(effective_owner(&grant.owner, facts)?.is_some_and(|(_, liveness)| liveness.is_seen_alive()))
+    Ok(facts.effective_owner(&grant.owner)?.is_some_and(|(_, liveness)| liveness.is_seen_alive()))
 }
 
 /// Returns true if a provisional grant is committed, so that it survives its waiter. The function queries the commit

@@ -24,19 +24,17 @@
 //! grant and the confirmation goes back to the head of the queue; its late confirmation then finds no grant.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use super::ending::{EndReason, EndedGrant};
+use super::ending::{end, evict, is_expired};
 use super::facts::{Facts, Liveness, Query};
+use super::grant::{EndReason, Grant, Mode};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
-use super::owner::{Owner, PidDomain, ProcessId};
-use super::protocol::{Standing, has_dead_owner, is_decided};
-use super::record::{Grant, Mode, Record, Waiter};
-use super::refusal::Refusal;
-use super::request::{Acquire, Phase, QueuePosition};
+use super::owner::{Owner, ProcessId};
+use super::protocol::{Standing, has_dead_owner};
+use super::record::Record;
+use super::request::{Acquire, Phase, Refusal, Successor};
+use super::waiter::{Pages, Replacement, Waiter};
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.
 pub(super) const INLINE_WAITERS: usize = 16;
@@ -47,84 +45,6 @@ const REFILL_BELOW: usize = 3;
 /// Time after a grant, in milliseconds, after which it is taken back from a stopped waiter. A debugger stops a process for
 /// moments. A step of the clock costs a stopped waiter its turn at most, never its place.
 const STOPPED_FOR: u64 = 500;
-
-/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask. A holder may
-/// sleep beyond the end of its renewed lease: such a grant ends only if it is meant, or if a waiter needs its place.
-pub(super) fn evict(
-    record: &mut Record,
-    facts: &Facts,
-    is_meant: &dyn Fn(&Grant) -> bool,
-) -> Result<Vec<EndedGrant>, Query> {
-    let mut evicted = Vec::new();
-    let mut at = 0;
-    while at < record.holders.len() {
-        match Standing::of(&record.holders[at], facts)? {
-            Standing::Holds(_) => {
-                let grant = &mut record.holders[at];
-                if is_decided(grant, facts)? {
-                    grant.provisional = None;
-                    if grant.claim.is_some() {
-                        grant.lifetime = Lifetime::UntilReleased;
-                    }
-                }
-                at += 1;
-            }
-            Standing::Ended(_) if is_expired(&record.holders[at], facts)? && !is_meant(&record.holders[at]) => at += 1,
-            Standing::Ended(how) => {
-                let grant = end(record, at, how);
-                evicted.push(EndedGrant { grant, reason: how });
-            }
-        }
-    }
-    settle_endings(record, facts)?;
-    Ok(evicted)
-}
-
-/// Returns true if the holder has not renewed its lease, and may sleep.
-fn is_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
-    let is_renewed = grant.provisional.is_none() && matches!(grant.lifetime, Lifetime::Keepalive(_));
-    Ok(is_renewed && Standing::of(grant, facts)? == Standing::Ended(EndReason::Expired))
-}
-
-/// Marks the endings of which no process must learn any more: the owner is dead, or it has had the lock again since.
-fn settle_endings(record: &mut Record, facts: &Facts) -> Result<(), Query> {
-    let mut endings = std::mem::take(&mut record.ended_grants);
-    for at in 0..endings.len() {
-        let owner = &endings[at].grant.owner;
-        // A dead supervisor will not ask for the ending.
-        if let Some(supervisor) = &owner.supervisor
-            && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
-        {
-            endings[at].grant.owner_mut().supervisor = None;
-        }
-        let EndedGrant { grant, reason } = &endings[at];
-        let is_of_owner = matches!(reason, EndReason::Broken | EndReason::Expired);
-        if is_of_owner && grant.owner.supervisor.is_none() && endings[at].is_owed() {
-            let later = record.holders.iter().chain(endings[at + 1..].iter().map(|ending| &ending.grant));
-            let is_awaited = effective_owner(&grant.owner, facts)?.is_some_and(|(process, liveness)| {
-                let is_again = |later: &Grant| has_owner(later, &grant.owner.domain, &process);
-                liveness.may_live_here() && !later.into_iter().any(is_again)
-            });
-            if !is_awaited {
-                endings[at].grant.lifetime = Lifetime::OwnerDied;
-            }
-        }
-    }
-    record.ended_grants = endings;
-    Ok(())
-}
-
-/// Returns true if this process is an owner of the grant, and was told so.
-fn has_owner(grant: &Grant, domain: &PidDomain, process: &ProcessId) -> bool {
-    let owner = &grant.owner;
-    grant.provisional.is_none() && owner.domain.shares_pids_with(domain) && owner.processes.contains(process)
-}
-
-pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {
-    let grant = record.holders.remove(at);
-    record.ended_grants.push(EndedGrant { grant: grant.clone(), reason: how });
-    grant
-}
 
 pub(super) fn grant_waiting(record: &mut Record, facts: &Facts) -> Result<Vec<HandleHash>, Query> {
     evict(record, facts, &|_| false)?;
@@ -348,39 +268,8 @@ pub fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.lease_expired(lease))?)
 }
 
-/// Returns the first owner process that may live, or else the last missing one. Returns `None` if all are surely dead.
-pub fn effective_owner(party: &Owner, facts: &Facts) -> Result<Option<(ProcessId, Liveness)>, Query> {
-    let mut missing = None;
-    for owner in &party.processes {
-        match facts.liveness(&party.domain, owner)? {
-            Liveness::Dead => {}
-            Liveness::Missing => missing = Some((*owner, Liveness::Missing)),
-            liveness => return Ok(Some((*owner, liveness))),
-        }
-    }
-    Ok(missing)
-}
-
 /// Maximum number of replaced waiters that a record names.
 const MOST_NAMED: usize = 16;
-
-/// Waiters that lost their place, and the caller that has it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Replacement {
-    /// Handle hash of the newest caller.
-    pub by: HandleHash,
-    /// Handle hashes of the replaced waiters, oldest first.
-    pub waiters: Vec<HandleHash>,
-}
-
-/// Caller that has the place of a replaced waiter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Successor {
-    pub owner: Arc<Owner>,
-    /// Time of its arrival or, if it has the lock, of its grant ([`super::Grant::since`]).
-    pub since: u64,
-    pub waits: bool,
-}
 
 /// Enters the queue in the place of the waiter before, or at the end if there is none. Returns the waiters to wake: the
 /// replaced one, and the next one, which watched its process.
@@ -417,79 +306,4 @@ fn successor(record: &Record, by: &HandleHash) -> Option<Successor> {
         let waiter = record.waiter(by)?;
         Some(Successor { owner: waiter.owner.clone(), since: waiter.since, waits: true })
     })
-}
-
-/// Maximum number of waiters on a page.
-const ROOM: usize = 16;
-
-/// Numbers of the pages that the end of a long queue is on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
-    /// Number of the page that is served next.
-    pub first: u64,
-    /// Number of the page that newcomers enter.
-    pub last: u64,
-}
-
-impl Pages {
-    pub fn has(&self, number: u64) -> bool {
-        (self.first..=self.last).contains(&number)
-    }
-}
-
-/// Part of a lock's queue.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Page {
-    /// True while a process fetches the page.
-    pub sealed: bool,
-    /// Waiters in order of arrival.
-    pub waiters: Vec<Waiter>,
-}
-
-impl Page {
-    /// Returns the store name of a page. A user cannot type this name, because it contains a NUL byte.
-    pub fn key(name: &[u8], number: u64) -> Vec<u8> {
-        [name, b"\0", format!("{number:016x}").as_bytes()].concat()
-    }
-
-    /// Returns the lock name and page number of the page with this store name, or `None` for other names.
-    pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
-        let nul = key.iter().position(|byte| *byte == 0).filter(|nul| *nul > 0)?;
-        let number = u64::from_str_radix(std::str::from_utf8(&key[nul + 1..]).ok()?, 16).ok()?;
-        Some((&key[..nul], number)).filter(|(name, number)| Page::key(name, *number) == key)
-    }
-
-    /// Returns the page with this entry, which replaces an older one of the waiter, or `None` if the page has it already or
-    /// takes no more waiters.
-    pub fn with(&self, entry: &Waiter) -> Option<Page> {
-        let mut next = self.clone();
-        match next.waiters.iter_mut().find(|waiter| waiter.proof == entry.proof) {
-            Some(known) => *known = entry.clone(),
-            None if self.waiters.len() < ROOM => next.waiters.push(entry.clone()),
-            None => {}
-        }
-        (!self.sealed && next != *self).then_some(next)
-    }
-
-    pub fn position(&self, number: u64, entry: &Waiter) -> Option<QueuePosition> {
-        let at = self.waiters.iter().position(|waiter| waiter.proof == entry.proof)?;
-        let before = self.waiters[..at].iter().rev().map(Waiter::waits_where).collect();
-        Some(QueuePosition { page: number, ahead: at, before, entry: entry.clone() })
-    }
-
-    pub fn has(&self, proof: &HandleHash) -> bool {
-        self.waiters.iter().any(|waiter| waiter.proof == *proof)
-    }
-
-    /// Returns the page without this waiter, or `None` if the waiter is not on the page or the page is sealed.
-    pub fn without(&self, proof: &HandleHash) -> Option<Page> {
-        let mut next = self.clone();
-        next.waiters.retain(|waiter| waiter.proof != *proof);
-        (!self.sealed && next != *self).then_some(next)
-    }
-
-    /// Returns the maximum number of waiters on the pages before page `number`.
-    pub(super) fn before(first: u64, number: u64) -> usize {
-        ROOM * number.saturating_sub(first) as usize
-    }
 }

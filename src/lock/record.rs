@@ -7,30 +7,34 @@
 //! - a handle hash occurs once, in one of the two lists;
 //! - tokens grow in the order of granting.
 
-use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::codec::{is_default, text};
-use super::ending::{EndRequest, EndedGrant};
+use super::grant::{EndReason, EndedGrant, Grant};
 use super::handle::HandleHash;
 use super::job::JobState;
-use super::lifetime::Sighting;
-use super::lifetime::{Lease, Lifetime};
-use super::owner::{Owner, PidDomain, ProcessId};
-use super::queue::Pages;
-use super::queue::Replacement;
+use super::lifetime::{Lease, Lifetime, Sighting};
+use super::owner::Owner;
+use super::text::is_default;
 use super::value::Value;
+use super::waiter::{Pages, Replacement, Waiter};
 
-pub const MOST_SLOTS: u32 = 10_000;
+/// Number of past grants that a record always keeps.
+const ENDINGS_KEPT: usize = 4;
+
+/// Maximum number of past grants in a record, including those that stay until a process has learned of them.
+const MOST_ENDINGS: usize = 256;
+
+/// Number of past grants among which expired ones stay. Hosts that died with a lock never ask for its ending.
+const EXPIRED_KEPT: usize = 32;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the lock, stored so that a reader detects a record that two names share.
     #[serde(skip)]
     pub name: Vec<u8>,
-    /// Maximum number of holders, if they have [`Mode::Slot`].
+    /// Maximum number of holders, if they have [`super::grant::Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slots: Option<u32>,
     /// Grants in the order of granting.
@@ -60,159 +64,6 @@ pub struct Record {
     /// True if the store found this record in another directory than the one that it was written in.
     #[serde(skip)]
     pub is_copy: bool,
-}
-
-/// Part of the lock that a caller wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    Exclusive,
-    /// A share beside any number of other readers.
-    Shared,
-    Slot,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grant {
-    pub proof: HandleHash,
-    /// Fencing token. `None` only in a record that is not stored yet; the token is then the version of that record.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub token: Option<u64>,
-    pub mode: Mode,
-    /// Slot number, from 0; 0 unless the mode is [`Mode::Slot`].
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub slot: u32,
-    /// Owner of the grant. Copies of a record share it: a decision copies the record and restarts after each answer.
-    pub owner: Arc<Owner>,
-    pub lifetime: Lifetime,
-    /// Time of granting, in milliseconds since 1970 on the writer's clock; for display only, never compared.
-    pub since: u64,
-    /// Time that the holder waited, in milliseconds on that clock; for display only.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub waited: u64,
-    /// Waiter that another process granted the lock to, until the waiter confirms. The grant ends with that process,
-    /// unless a commit record keeps it ([`super::CommitRecord`]).
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub provisional: Option<ProcessId>,
-    /// True if the waiter of an unconfirmed grant gives its place to a newer caller ([`Waiter::latest_only`]).
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub latest_only: bool,
-    /// True if the owner's end releases the grant and does not count as a loss.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub release_on_exit: bool,
-    /// Id of the claim, if the name is claimed. A claim is permanent and depends on no process.
-    #[serde(default, with = "text", skip_serializing_if = "is_default")]
-    pub claim: Option<Vec<u8>>,
-    /// Last call that asked the holder to end; copies of a record share it, like the owner.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub end_request: Option<Arc<EndRequest>>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Waiter {
-    /// Hash of the waiter's handle; the waiter's channel is derived from it.
-    pub proof: HandleHash,
-    pub mode: Mode,
-    /// With [`Mode::Slot`]: the waiter's number of slots, which becomes that of the record when the waiter is granted
-    /// one.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub slots: Option<NonZeroU32>,
-    /// Owner of the future grant, shared like [`Grant::owner`].
-    pub owner: Arc<Owner>,
-    /// Process that waits; its death ends the wait.
-    pub process: ProcessId,
-    pub lifetime: Lifetime,
-    /// True if the waiter must confirm a grant before its owner counts as the owner of the lock.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub needs_confirmation: bool,
-    /// True if the owner's end will release the grant ([`Grant::release_on_exit`]).
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub release_on_exit: bool,
-    /// Id of the claim, if the waiter claims the name ([`Grant::claim`]).
-    #[serde(default, with = "text", skip_serializing_if = "is_default")]
-    pub claim: Option<Vec<u8>>,
-    /// True if a newer caller that asks for this takes the waiter's place ([`super::Replacement`]).
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub latest_only: bool,
-    /// Grants that the waiter works under, here or under other names; they do not end before this wait does.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub enclosing_grants: Vec<HandleHash>,
-    /// Processes, innermost first, that continue only when this wait is over: the scripts that wait.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub blocked_processes: Vec<ProcessId>,
-    /// True if the waiter was found frozen at its turn, and has not looked since.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub was_frozen: bool,
-    /// Lease until which the waiter counts as alive, if other hosts cannot see its process.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub lease: Option<Lease>,
-    /// Time of arrival, in milliseconds since 1970 ([`Grant::since`]).
-    pub since: u64,
-}
-
-impl Grant {
-    /// Returns the owner for a change that other copies of the grant do not see.
-    pub fn owner_mut(&mut self) -> &mut Owner {
-        Arc::make_mut(&mut self.owner)
-    }
-
-    /// Counts the time since the grant as a wait, for display: the work under it begins at `wall`. Holders that share the
-    /// lock keep their times, because a later token begins later.
-    pub(super) fn begin(&mut self, wall: u64) {
-        let waited = wall.saturating_sub(self.since);
-        if self.mode == Mode::Exclusive {
-            self.since = self.since.saturating_add(waited);
-            self.waited = self.waited.saturating_add(waited);
-        }
-    }
-}
-
-impl Waiter {
-    /// Creates the entry of a process that waits for an exclusive lock, which this owner will hold while it lives.
-    pub fn new(proof: HandleHash, owner: Owner, process: ProcessId) -> Waiter {
-        Waiter {
-            proof,
-            mode: Mode::Exclusive,
-            slots: None,
-            owner: Arc::new(owner),
-            process,
-            lifetime: Lifetime::WhileOwnerLives,
-            needs_confirmation: false,
-            release_on_exit: false,
-            claim: None,
-            latest_only: false,
-            enclosing_grants: Vec::new(),
-            blocked_processes: Vec::new(),
-            was_frozen: false,
-            lease: None,
-            since: 0,
-        }
-    }
-
-    /// Returns the entry of a waiter that has not confirmed its grant, without what only the waiter knows.
-    pub(super) fn waiting_again(grant: Grant, process: ProcessId, slots: Option<u32>) -> Waiter {
-        Waiter {
-            mode: grant.mode,
-            slots: slots.filter(|_| grant.mode == Mode::Slot).and_then(NonZeroU32::new),
-            lease: grant.lifetime.lease().cloned(),
-            lifetime: grant.lifetime,
-            needs_confirmation: true,
-            release_on_exit: grant.release_on_exit,
-            claim: grant.claim,
-            latest_only: grant.latest_only,
-            since: grant.since.saturating_sub(grant.waited),
-            ..Waiter::new(grant.proof, Arc::unwrap_or_clone(grant.owner), process)
-        }
-    }
-
-    /// Returns the number of slots that the waiter counts; a damaged entry counts one.
-    pub fn slot_count(&self) -> u32 {
-        self.slots.map_or(1, NonZeroU32::get)
-    }
-
-    pub fn waits_where(&self) -> (PidDomain, ProcessId) {
-        (self.owner.domain.clone(), self.process)
-    }
 }
 
 impl Record {
@@ -259,5 +110,72 @@ impl Record {
 
     pub fn knows(&self, proof: &HandleHash) -> bool {
         self.holder(proof).is_some() || self.ended_grants.iter().any(|ending| ending.grant.proof == *proof)
+    }
+}
+
+/// The part of a record that a store keeps.
+impl Record {
+    /// Returns the record as the store keeps it: without old endings, without sightings of leases that are over, and
+    /// without the replacement by a caller that has gone.
+    pub(super) fn as_stored(&self) -> Cow<'_, Record> {
+        let is_current = |seen: &&Sighting| self.leases().any(|lease| *lease == seen.lease);
+        let seen: Vec<Sighting> = self.sightings.iter().filter(is_current).cloned().collect();
+        let has_ended = |proof: &HandleHash| self.kept_endings().any(|ending| ending.grant.proof == *proof);
+        let has_trace = |found: &&Replacement| self.has_entry(&found.by) || has_ended(&found.by);
+        let replacement = self.replacement.as_ref().filter(has_trace);
+        let is_short = seen.len() == self.sightings.len() && self.kept_endings().count() == self.ended_grants.len();
+        if is_short && replacement == self.replacement.as_ref() {
+            return Cow::Borrowed(self);
+        }
+        let ended_grants = self.kept_endings().cloned().collect();
+        Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
+    }
+
+    /// Returns the record as it is written: [as the store keeps it](Record::as_stored), and without the commands and labels
+    /// of grants that have ended. They may contain passwords, and unlike the history a record is for all users of a store.
+    pub(super) fn as_written(&self) -> Cow<'_, Record> {
+        let mut record = self.as_stored();
+        let has_words = |owner: &Owner| !owner.command.is_empty() || owner.label.is_some();
+        let tells = |grant: &Grant| has_words(&grant.owner) || grant.end_request.is_some();
+        if record.ended_grants.iter().any(|ending| tells(&ending.grant)) {
+            for EndedGrant { grant, .. } in &mut record.to_mut().ended_grants {
+                (grant.owner_mut().command, grant.owner_mut().label) = (Vec::new(), None);
+                grant.end_request = None;
+            }
+        }
+        record
+    }
+
+    fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
+        let from = |kept: usize| self.ended_grants.len().saturating_sub(kept);
+        let [recent, expired, owed] = [ENDINGS_KEPT, EXPIRED_KEPT, MOST_ENDINGS].map(from);
+        let kept = move |(at, ending): &(usize, &EndedGrant)| {
+            let first = if ending.reason == EndReason::Expired { expired } else { owed };
+            *at >= recent || (*at >= first && ending.is_owed())
+        };
+        self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
+    }
+
+    /// Returns true if the record may have forgotten grants that ended after the oldest of its endings.
+    pub(super) fn may_have_forgotten(&self) -> bool {
+        self.ended_grants.len() >= ENDINGS_KEPT
+    }
+
+    /// Drops the oldest of the endings in `before` that are releases of which no process must learn. If an ending stays,
+    /// so do all after it. A crowd would otherwise read and write all recent endings at each commit.
+    pub(super) fn forget_releases(&mut self, before: &Record) {
+        let recent = self.ended_grants.len().saturating_sub(ENDINGS_KEPT);
+        let successor = self.replacement.as_ref().map(|replacement| replacement.by);
+        let says_nothing = |ending: &EndedGrant| {
+            let is_release = ending.reason == EndReason::Released && !ending.is_owed();
+            is_release && successor != Some(ending.grant.proof) && before.ended_grants.contains(ending)
+        };
+        let window = self.ended_grants[recent..].split_last().map_or(&[][..], |(_, earlier)| earlier);
+        let dropped = window.iter().take_while(|ending| says_nothing(ending)).count();
+        self.ended_grants.drain(recent..recent + dropped);
+    }
+
+    pub fn is_removable(&self) -> bool {
+        self.is_free() && self.value.is_none() && self.job.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
     }
 }

@@ -1,16 +1,19 @@
 //! Rules for an existing grant: which grant a caller's credentials prove, then release, renew, prepare for a commit
 //! record, break, and the removal of stale entries.
 
-use super::ending::{EndReason, EndedGrant};
+use super::ending::{end, evict};
 use super::facts::{Facts, Query};
+use super::grant::{EndReason, EndedGrant, Grant};
 use super::handle::HandleHash;
-use super::lifetime::Lifetime;
+use super::lifetime::{Lifetime, MOST_SIGHTINGS, Sighting};
 use super::owner::ProcessId;
 use super::protocol::{Standing, is_decided, lease_expired, write};
-use super::queue::{effective_owner, end, evict, grant, grant_in_order, grant_waiting, is_gone, lives};
-use super::record::{Grant, Record, Waiter};
-use super::refusal::NotHolder;
-use super::request::{AskToEnd, Break, Credentials, Gc, OwnerDied, Prepare, Release, Renew, Request, Transition};
+use super::queue::{grant, grant_in_order, grant_waiting, is_gone, lives};
+use super::record::Record;
+use super::request::{
+    AskToEnd, Break, Credentials, Gc, NotHolder, Note, OwnerDied, Prepare, Release, Renew, Request, Transition,
+};
+use super::waiter::Waiter;
 
 /// Grant that matches a caller's credentials.
 pub(super) enum Match {
@@ -61,7 +64,7 @@ fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bo
         && match grant.owner.processes.first() {
             // A process that called this one lives.
             Some(innermost) if is_caller(innermost) => true,
-            _ => effective_owner(&grant.owner, facts)?.is_some_and(|(owner, _)| is_caller(&owner)),
+            _ => facts.effective_owner(&grant.owner)?.is_some_and(|(owner, _)| is_caller(&owner)),
         };
     // An owner does not have a grant that it was not told of.
     Ok(is_owned && (grant.provisional.is_none() || is_decided(grant, facts)?))
@@ -326,5 +329,22 @@ impl Request for Gc {
         }
         let response = (evicted, dropped);
         Ok(if next == *record { Transition::Done(response) } else { write(next, response, wake) })
+    }
+}
+
+/// Adds sightings of leases that are still in the record, as long as there is room.
+impl Request for Note {
+    type Response = ();
+
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<()>, Query> {
+        let room = MOST_SIGHTINGS.saturating_sub(record.sightings.len());
+        let still = self.0.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease));
+        let new: Vec<Sighting> = still.take(room).cloned().collect();
+        if new.is_empty() {
+            return Ok(Transition::Done(()));
+        }
+        let mut next = record.clone();
+        next.sightings.extend(new);
+        Ok(write(next, (), Vec::new()))
     }
 }

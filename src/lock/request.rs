@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::ending::{EndRequest, EndedGrant};
 use super::facts::{Facts, Query};
+use super::grant::{EndRequest, EndedGrant, Grant};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime, Sighting};
-use super::owner::{PidDomain, PidSpace, ProcessId};
-use super::record::{Grant, Record, Waiter};
-use super::refusal::Refusal;
+use super::owner::{Owner, PidDomain, PidSpace, ProcessId};
+use super::record::Record;
+use super::waiter::{QueuePlace, Waiter};
 
 /// Request of a caller about a record. Each request has its own type of response. A trace contains it.
 pub trait Request: Clone + Serialize {
@@ -140,36 +140,6 @@ impl Acquire {
     }
 }
 
-/// The place of a caller in the queue, as far as the caller knows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum QueuePlace {
-    Nowhere,
-    InRecord,
-    OnPage(QueuePosition),
-    /// The page with this number is full, so the entry needs another one.
-    BesidePage(u64),
-}
-
-impl QueuePlace {
-    /// Returns true if the store has accepted the entry.
-    pub fn is_queued(&self) -> bool {
-        matches!(self, QueuePlace::InRecord | QueuePlace::OnPage(_))
-    }
-
-    pub fn on_page(&self) -> Option<&QueuePosition> {
-        if let QueuePlace::OnPage(position) = self { Some(position) } else { None }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueuePosition {
-    pub page: u64,
-    pub ahead: usize,
-    /// Processes of those waiters and of the waiters on the previous page, nearest first.
-    pub before: Vec<(PidDomain, ProcessId)>,
-    pub entry: Waiter,
-}
-
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Credentials {
     pub proof: Option<HandleHash>,
@@ -246,4 +216,50 @@ pub enum AcquireStep {
         leases: Vec<Lease>,
         ahead: usize,
     },
+}
+
+/// Reason to refuse a lock. `report` has the words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// These grants hold the lock, and the caller does not queue.
+    Busy(Vec<Grant>),
+    /// The holders of these grants are gone without a release, and `refuse_stale` was set.
+    Stale(Vec<EndedGrant>),
+    /// The wait would never end. The caller waits for the first edge, whose holder waits for the second, and so on; the
+    /// last edge is the caller's own grant.
+    Deadlock(Vec<Edge>),
+    /// Another id has claimed the name permanently.
+    Claimed(Box<Grant>),
+    /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.
+    Replaced(Option<Box<Successor>>),
+    /// The caller had the lock and only confirms that, but the grant has ended.
+    Lost(Box<NotHolder>),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotHolder {
+    pub holders: Vec<Grant>,
+    /// Ending of the caller's grant, if the record still has it.
+    pub ending: Option<EndedGrant>,
+    /// Ending of another grant that is still in the record, although its owner died or its lease expired.
+    pub stale: Option<EndedGrant>,
+    /// True if the store with the caller's grant is not at its place any more.
+    pub store_was_replaced: bool,
+}
+
+/// Edge of a cycle in the wait-for graph: a lock that the previous waiter waits for, and its holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    pub name: Vec<u8>,
+    /// Grant of the holder, which does not release the lock before its own wait is over.
+    pub grant: Grant,
+}
+
+/// Caller that has the place of a replaced waiter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Successor {
+    pub owner: Arc<Owner>,
+    /// Time of its arrival or, if it has the lock, of its grant ([`super::Grant::since`]).
+    pub since: u64,
+    pub waits: bool,
 }

@@ -3,7 +3,7 @@
 
 use super::paper::{is_harmless, show};
 use super::source::Source;
-use crate::lock::codec::checksum;
+use crate::lock::line::checksum;
 use crate::lock::{self, Auxiliary, CommitRecord, Handle, HandleHash, MOST_BYTES, Page, Record, WaitEdges};
 
 /// Version for records that have no version of their own.

@@ -102,7 +102,7 @@ impl AcquireAttempt<'_> {
         Ok(Some(AcquireResult::Refused(0, Refusal::Busy(record.holders))))
     }
 
-    /// True if the attempt waited for its grant until the deadline, because this process was stopped or slow.
+    /// A process that was stopped or slow may have its grant only after the deadline.
     pub(super) fn is_late(&self, ended: &Result<AcquireResult>) -> bool {
         let Ok(AcquireResult::Granted(grants, _)) = ended else { return false };
         grants.iter().all(|grant| grant.proof == self.terms.entry.proof)

@@ -198,7 +198,7 @@ impl<'a> AcquireAttempt<'a> {
         }
     }
 
-    /// Leaves the edges of this wait, which has ended with a grant, to [`super::Engine::retract_granted`].
+    /// Leaves the edges of this wait, which has ended with a grant, to [`crate::engine::Engine::retract_granted`].
     pub(super) fn retract_later(&mut self) {
         if std::mem::take(&mut self.is_published) {
             guarded(&self.engine.granted_waits).push((self.name.to_vec(), self.terms.entry.clone()));

@@ -1,9 +1,9 @@
 //! Tests of cycles drawn by hand. Every process lives; process N holds and waits with its own handle hash.
 
 use super::*;
+use crate::lock::Mode;
 use crate::lock::lifetime::{Begun, Lease, LeaseClock};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
-use crate::lock::record::Mode;
 use crate::lock::{Handle, Liveness};
 use std::num::NonZeroU32;
 

@@ -4,16 +4,11 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::*;
-use crate::lock::ending::{EndRequest, EndedGrant};
-use crate::lock::lifetime::{Begun, Lease, LeaseClock};
-use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::queue::INLINE_WAITERS;
-use crate::lock::queue::Pages;
-use crate::lock::record::{Mode, Waiter};
-use crate::lock::refusal::{NotHolder, Refusal};
-use crate::lock::request::{
-    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Gc, OwnerDied, Phase, QueuePlace, QueuePosition,
-    Release, Renew,
+use crate::lock::{
+    Acquire, AcquireStep, AskToEnd, Begun, Break, Cancel, Credentials, EndRequest, EndedGrant, Gc, Lease, LeaseClock,
+    Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition, Refusal, Release, Renew,
+    Waiter,
 };
 use crate::lock::{Handle, decode, encode};
 
@@ -615,6 +610,18 @@ fn a_waiter_watches_the_waiter_before_it_and_the_first_watches_the_holder() {
         let step = settle(&record, &wants(pid, Mode::Exclusive), &[]);
         let Transition::Done(AcquireStep::Wait { processes, ahead, .. }) = step else { panic!("{step:?}") };
         assert_eq!((processes, ahead), (vec![(domain(), process(watched))], pid as usize - 2));
+    }
+}
+
+#[test]
+fn a_waiter_does_not_look_repeatedly_because_the_lease_of_the_waiter_before_it_is_over() {
+    for (ends, awaited) in [(5, vec![lease(5)]), (0, Vec::new())] {
+        let mut record = queue(&[Mode::Exclusive; 4]);
+        // It died on another host, and the waiter before it lives.
+        record.waiters[1].lease = Some(lease(ends));
+        let step = settle(&record, &wants(4, Mode::Exclusive), &[]);
+        let Transition::Done(AcquireStep::Wait { leases, ahead: 2, .. }) = step else { panic!("{step:?}") };
+        assert_eq!(leases, awaited);
     }
 }
 

@@ -122,7 +122,7 @@ pub(super) fn is_file_name(name: &[u8]) -> bool {
 /// Returns the lock name for a file name; `None` for the file name of a long name and for an invalid file name.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn name_of_file(file: &[u8]) -> Option<Vec<u8>> {
-    let name = crate::lock::codec::text::unescape(std::str::from_utf8(file).ok()?)?;
+    let name = crate::lock::text::unescape(std::str::from_utf8(file).ok()?)?;
     (file_name(&name) == file).then_some(name)
 }
 

@@ -2,14 +2,14 @@
 //!
 //! The server first sends [`Greeting`]. Then each request is a line `[ID, REQUEST]`, and each reply a line `[ID, REPLY]`
 //! with the id of its request. Ids are random, so a reply to a process that has ended is ignored by the next user of the
-//! connection. Bytes are text in the form of [`crate::lock::codec::text`].
+//! connection. Bytes are text in the form of [`crate::lock::text`].
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::history::HistoryLimits;
-use crate::lock::codec::text;
+use crate::lock::text;
 use crate::lock::{HandleHash, Lease, Sighting};
 use crate::store::{Finding, Swept, Version, Versioned, WriteOptions};
 

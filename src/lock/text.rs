@@ -8,8 +8,6 @@ use std::fmt;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::lock::handle::HandleHash;
-
 /// A type with a field that is written as text. Records have dozens of such fields, so none is copied for its text.
 pub(crate) trait Text: Sized {
     fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error>;
@@ -17,9 +15,9 @@ pub(crate) trait Text: Sized {
     fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Self, D::Error>;
 }
 
-struct Written<'a, T>(&'a T);
+pub(super) struct AsText<'a, T>(pub(super) &'a T);
 
-struct Read<T>(T);
+pub(super) struct FromText<T>(pub(super) T);
 
 /// Bytes that display as text.
 struct Escaped<'a>(&'a [u8]);
@@ -71,44 +69,33 @@ impl Text for String {
 
 impl<T: Text> Text for Option<T> {
     fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.as_ref().map(Written).serialize(to)
+        self.as_ref().map(AsText).serialize(to)
     }
 
     fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Option<T>, D::Error> {
-        Ok(Option::<Read<T>>::deserialize(from)?.map(|Read(value)| value))
+        Ok(Option::<FromText<T>>::deserialize(from)?.map(|FromText(value)| value))
     }
 }
 
 impl<T: Text> Text for Vec<T> {
     fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.iter().map(Written))
+        to.collect_seq(self.iter().map(AsText))
     }
 
     fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<T>, D::Error> {
-        Ok(Vec::<Read<T>>::deserialize(from)?.into_iter().map(|Read(value)| value).collect())
+        Ok(Vec::<FromText<T>>::deserialize(from)?.into_iter().map(|FromText(value)| value).collect())
     }
 }
 
-impl<T: Text> Text for (T, HandleHash) {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        (Written(&self.0), self.1).serialize(to)
-    }
-
-    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<(T, HandleHash), D::Error> {
-        let (Read(value), proof) = <(Read<T>, HandleHash)>::deserialize(from)?;
-        Ok((value, proof))
-    }
-}
-
-impl<T: Text> Serialize for Written<'_, T> {
+impl<T: Text> Serialize for AsText<'_, T> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.0.write(to)
     }
 }
 
-impl<'a, T: Text> Deserialize<'a> for Read<T> {
-    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<Read<T>, D::Error> {
-        T::read(from).map(Read)
+impl<'a, T: Text> Deserialize<'a> for FromText<T> {
+    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<FromText<T>, D::Error> {
+        T::read(from).map(FromText)
     }
 }
 
@@ -129,7 +116,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-pub(super) fn escape(bytes: &[u8]) -> String {
+pub(crate) fn escape(bytes: &[u8]) -> String {
     Escaped(bytes).to_string()
 }
 
@@ -149,4 +136,9 @@ pub(crate) fn unescape(text: &str) -> Option<Vec<u8>> {
         }
     }
     Some(bytes)
+}
+
+/// Returns true if a field has the value that a missing field means.
+pub(crate) fn is_default<T: Default + PartialEq>(field: &T) -> bool {
+    *field == T::default()
 }

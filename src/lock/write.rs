@@ -1,0 +1,213 @@
+//! Rules for writing a value.
+//!
+//! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
+//! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
+//!
+//! **A caller that had the lock** is not any caller: what it writes depends on what it read. It writes under its grant or
+//! not at all, so the record keeps the ending of a grant until its owner has learned of it or has died. A process that a
+//! dead script left behind ([`Orphan`]) writes nothing if a dead script of its session lost the lock, or if the record may
+//! have forgotten that.
+
+use serde::{Deserialize, Serialize};
+
+use super::ending::{end, evict};
+use super::facts::{Facts, Liveness, Query};
+use super::grant::{EndReason, EndedGrant, Grant};
+use super::handle::HandleHash;
+use super::owner::{PidSpace, ProcessId};
+use super::protocol::{Standing, write};
+use super::queue::grant_waiting;
+use super::record::Record;
+use super::release::{Match, find, not_holder};
+use super::request::{Credentials, NotHolder, Orphan, Request, Transition};
+use super::value::Value;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Writing {
+    pub credentials: Credentials,
+    /// New value without its version and token; `None` to delete the value.
+    pub value: Option<Value>,
+    pub precondition: Option<Precondition>,
+    /// True if only the holder may write; otherwise a write is allowed even if the lock has no holder.
+    pub require_lock: bool,
+    pub release: bool,
+    /// True if the write is allowed even if the grant is over, as long as the lock has had no holder since.
+    pub even_if_stale: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Precondition {
+    Absent,
+    Version(u64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// The new value, or the deleted one. `None` if an earlier try deleted it.
+    pub value: Option<Value>,
+    /// Ending of the writer's grant, if it was over.
+    pub stale: Option<EndedGrant>,
+    pub under: Option<HandleHash>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WriteRefusal {
+    Busy(Vec<Grant>),
+    Shared(Vec<Grant>),
+    /// The precondition does not hold; this is the current value.
+    VersionMismatch(Option<Value>),
+    NoValue,
+    NotHolder(NotHolder),
+    /// The writer believes that it holds the lock, but its grant has ended. These grants hold the lock now.
+    Lost(Vec<Grant>, EndedGrant),
+    /// The script that called the writer has ended, and the record does not tell whether it had the lock. These grants
+    /// hold the lock now.
+    Orphaned(Vec<Grant>),
+}
+
+impl Request for Writing {
+    type Response = Result<Written, WriteRefusal>;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query> {
+        decide_write(record, self, facts)
+    }
+
+    fn promises(response: &Self::Response) -> bool {
+        matches!(response, Ok(_) | Err(WriteRefusal::VersionMismatch(Some(_))))
+    }
+
+    fn repeat(&mut self) {
+        self.credentials.repeated = true;
+    }
+
+    fn with_tokens(response: Self::Response, version: u64) -> Self::Response {
+        let or_this = |known: Option<u64>| known.or(Some(version));
+        let with_token = |value: Value| Value { version: or_this(value.version), token: or_this(value.token), ..value };
+        response.map(|written| Written { value: written.value.map(with_token), ..written })
+    }
+}
+
+type Step = Transition<<Writing as Request>::Response>;
+
+fn refused(refusal: WriteRefusal) -> Step {
+    Transition::Done(Err(refusal))
+}
+
+/// Decides about a write by the rules in the module documentation.
+fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Query> {
+    let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
+    let (mut next, mut wake) = (record.clone(), Vec::new());
+    let (mut mine, mut stale) = (None, None);
+    match find(record, &writing.credentials, facts)? {
+        Match::Grant(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
+            return Ok(written_before());
+        }
+        Match::Grant(at) => mine = Some(at),
+        Match::Ended(ending) if ending.reason != EndReason::Released => {
+            let may = writing.even_if_stale && ending.reason != EndReason::Broken;
+            if !may || !nobody_since(&mut next, &ending, facts)? {
+                let now = not_holder(record, None, facts)?;
+                return Ok(refused(WriteRefusal::Lost(now.holders, ending)));
+            }
+            stale = Some(ending);
+        }
+        found => {
+            if writing.credentials.repeated && was_written(record, writing, &found) {
+                return Ok(written_before());
+            }
+            if writing.require_lock {
+                return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
+            }
+            evict(&mut next, facts, &|_| true)?;
+            wake = grant_waiting(&mut next, facts)?;
+            if let Some(orphan) = &writing.credentials.orphan
+                && let Some(refusal) = refusal_of_orphan(orphan, &next, &writing.credentials.space, facts)?
+            {
+                return Ok(refused(refusal));
+            }
+        }
+    }
+    if !holds(writing.precondition, record.value.as_ref()) {
+        return Ok(refused(WriteRefusal::VersionMismatch(record.value.clone())));
+    }
+    let Some(written) = writing.value.clone().or_else(|| record.value.clone()) else {
+        return Ok(refused(WriteRefusal::NoValue));
+    };
+    let mut others = Vec::new();
+    for (at, grant) in next.holders.iter().enumerate() {
+        // A shared holder that is gone does not prevent the write.
+        if Some(at) != mine && Standing::of(grant, facts)?.holds() {
+            others.push(grant.clone());
+        }
+    }
+    if !others.is_empty() {
+        return Ok(refused(if mine.is_some() { WriteRefusal::Shared(others) } else { WriteRefusal::Busy(others) }));
+    }
+    let before = record.value.as_ref().and_then(|value| value.version);
+    let token = mine.and_then(|at| next.holders[at].token);
+    next.value = writing.value.as_ref().map(|_| Value { version: before.map(|it| it + 1), token, ..written.clone() });
+    if let (Some(at), true) = (mine, writing.release) {
+        end(&mut next, at, EndReason::Released);
+        wake = grant_waiting(&mut next, facts)?;
+    }
+    let under = mine.map(|at| record.holders[at].proof);
+    let written = next.value.clone().unwrap_or(written);
+    Ok(write(next, Ok(Written { value: Some(written), stale, under }), wake))
+}
+
+/// Returns the refusal for a process whose script has ended, if the script had the lock or may have had it.
+fn refusal_of_orphan(
+    orphan: &Orphan,
+    record: &Record,
+    space: &PidSpace,
+    facts: &Facts,
+) -> Result<Option<WriteRefusal>, Query> {
+    for ending in record.ended_grants.iter().rev() {
+        let owner = &ending.grant.owner;
+        let may_be_of_script = ending.reason != EndReason::Released
+            && space.contains(&owner.domain)
+            && owner.session == Some(orphan.session);
+        let lives = |found: Option<(ProcessId, Liveness)>| found.is_some_and(|(_, liveness)| liveness.may_live_here());
+        if may_be_of_script && !lives(facts.effective_owner(owner)?) {
+            return Ok(Some(WriteRefusal::Lost(not_holder(record, None, facts)?.holders, ending.clone())));
+        }
+    }
+    // The clock of another host proves nothing about the order.
+    let is_later =
+        |ending: &EndedGrant| !space.contains(&ending.grant.owner.domain) || ending.grant.since > orphan.since;
+    let is_unclear = record.may_have_forgotten() && record.ended_grants.iter().all(is_later);
+    Ok(if is_unclear { Some(WriteRefusal::Orphaned(not_holder(record, None, facts)?.holders)) } else { None })
+}
+
+/// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger
+/// token.
+fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
+    evict(record, facts, &|_| true)?;
+    let last = record.ended_grants.iter().max_by_key(|other| other.grant.token);
+    let written_since = record.value.as_ref().is_some_and(|value| value.token > ending.grant.token);
+    let is_last = last.is_none_or(|last| last.grant.proof == ending.grant.proof);
+    Ok(record.holders.is_empty() && is_last && !written_since)
+}
+
+/// Returns true if the store committed this write before, and only its reply was lost.
+fn was_written(record: &Record, writing: &Writing, found: &Match) -> bool {
+    is_this(record, writing) || (writing.release && matches!(found, Match::Ended(_)))
+}
+
+fn is_this(record: &Record, writing: &Writing) -> bool {
+    match (&writing.value, &record.value) {
+        (Some(written), Some(value)) => written.write_id == value.write_id,
+        (wanted, value) => wanted.is_none() && value.is_none(),
+    }
+}
+
+fn holds(only_if: Option<Precondition>, value: Option<&Value>) -> bool {
+    match only_if {
+        None => true,
+        Some(Precondition::Absent) => value.is_none(),
+        Some(Precondition::Version(version)) => value.is_some_and(|value| value.version == Some(version)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
