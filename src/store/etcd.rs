@@ -62,7 +62,7 @@ use sha2::{Digest, Sha256};
 use self::api::{Pair, RangeAnswer, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
-use super::net::retry::{CallError, Failed};
+use super::net::errors::{CallError, NetError};
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep, Variables,
@@ -244,11 +244,11 @@ impl Store for Etcd {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
             let found: RangeAnswer = match self.client.call(call, &[], "/v3/kv/range", &question) {
                 // The records are long, so the next attempt asks for fewer of them.
-                Err(failed) if failed.trouble.last() == Some(&CallError::TooLong) && limit > 1 => {
+                Err(CallError::Net(NetError::TooLong)) if limit > 1 => {
                     limit = 1;
                     continue;
                 }
-                found => found.map_err(Failed::into_error)?.0,
+                found => found.map_err(|failed| self.client.error(&failed))?.0,
             };
             let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
             limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);

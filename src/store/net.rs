@@ -4,6 +4,7 @@
 //! This module uses addresses directly. The process and its forked children cache those of a name for a while. If the name
 //! service then fails, the last addresses count: a command that runs must not end because of it.
 
+pub(super) mod errors;
 pub(super) mod retry;
 
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, Strea
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
 
-use self::retry::CallError;
+use self::errors::NetError;
 use super::{Call, guarded};
 use crate::error::{self, Error, ErrorKind};
 use crate::host::{Host, addresses_of};
@@ -69,7 +70,7 @@ const TO_LOOK_UP: Duration = Duration::from_secs(6);
 const WHILE_FULL: Duration = Duration::from_millis(20);
 
 /// The time until which a result counts, and the result.
-type Looked = (Duration, Result<Vec<SocketAddr>, CallError>);
+type Looked = (Duration, Result<Vec<SocketAddr>, NetError>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
 
@@ -83,34 +84,34 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    pub(super) fn dial(&self, server: &str) -> io::Result<Wire> {
+    pub(super) fn dial(&self, server: &str) -> Result<Wire, NetError> {
         let socket = Socket::new(self.connect(server)?, self.call_deadline.clone())?;
         if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire::Plain(socket)) }
     }
 
     /// Connects to `HOST:PORT`, without TLS.
-    pub(super) fn connect(&self, server: &str) -> io::Result<TcpStream> {
+    pub(super) fn connect(&self, server: &str) -> Result<TcpStream, NetError> {
         let mut most = self.call_deadline.left();
         if !self.lonely {
             most = most.min(MOST_FOR_CONNECTING);
         }
         if most.is_zero() {
-            return Err(CallError::Silent.into());
+            return Err(NetError::Silent);
         }
         let addresses = self.addresses(server, most)?;
         let share = most / u32::try_from(addresses.len()).unwrap_or(1).max(1);
-        let mut last = CallError::Unresolved;
+        let mut last = NetError::Unresolved;
         for address in addresses {
-            match self.connect_to_address(address, share.max(Duration::from_millis(1))).map_err(CallError::from) {
-                Err(CallError::Interrupted) => return Err(CallError::Interrupted.into()),
+            match self.connect_to_address(address, share.max(Duration::from_millis(1))) {
+                Err(NetError::Interrupted) => return Err(NetError::Interrupted),
                 Err(error) => last = error,
-                connected => return Ok(connected?),
+                connected => return connected,
             }
         }
-        Err(last.into())
+        Err(last)
     }
 
-    fn connect_to_address(&self, address: SocketAddr, at_most: Duration) -> io::Result<TcpStream> {
+    fn connect_to_address(&self, address: SocketAddr, at_most: Duration) -> Result<TcpStream, NetError> {
         let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let socket = new_socket(family)?;
         let begun = match address {
@@ -122,7 +123,7 @@ impl Connector {
                 self.call_deadline.wait(socket.as_fd(), PollFlags::POLLOUT, at_most)?;
                 match getsockopt(&socket, SocketError)? {
                     0 => Ok(TcpStream::from(socket)),
-                    error => Err(io::Error::from_raw_os_error(error)),
+                    error => Err(io::Error::from_raw_os_error(error).into()),
                 }
             }
             connected => Ok(connected.map(|()| TcpStream::from(socket))?),
@@ -131,20 +132,20 @@ impl Connector {
 
     /// Connects to a socket of this host. While too many others wait there, connect(2) of a socket that may block would
     /// block without a limit, and deaf to signals.
-    pub(super) fn connect_to_socket(&self, path: &str) -> io::Result<OwnedFd> {
+    pub(super) fn connect_to_socket(&self, path: &str) -> Result<OwnedFd, NetError> {
         let address = UnixAddr::new(path)?;
         loop {
             let socket = new_socket(AddressFamily::Unix)?;
             match connect(socket.as_raw_fd(), &address) {
                 Ok(()) => return Ok(socket),
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
-                Err(error) => return Err(CallError::Refused(format!("{path}: {}", error.desc())).into()),
+                Err(error) => return Err(NetError::Refused(format!("{path}: {}", error.desc()))),
             }
             if self.call_deadline.is_interrupted() {
-                return Err(CallError::Interrupted.into());
+                return Err(NetError::Interrupted);
             }
             if self.call_deadline.left().is_zero() {
-                return Err(CallError::Silent.into());
+                return Err(NetError::Silent);
             }
             self.host.sleep(WHILE_FULL.min(self.call_deadline.left()));
         }
@@ -159,17 +160,17 @@ impl Connector {
         }
     }
 
-    pub(super) fn encrypt(&self, server: &str, socket: Socket) -> io::Result<Wire> {
-        let Some(config) = &self.tls else { return Err(CallError::Tls("it is not configured".to_string()).into()) };
-        let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| CallError::Unresolved)?;
-        let tls = ClientConnection::new(config.clone(), name).map_err(|error| CallError::Tls(error.to_string()))?;
-        Wire::encrypted(socket, tls).map_err(|error| match CallError::from(error) {
-            CallError::Closed => CallError::Tls("it closed the connection".to_string()).into(),
-            other => other.into(),
+    pub(super) fn encrypt(&self, server: &str, socket: Socket) -> Result<Wire, NetError> {
+        let Some(config) = &self.tls else { return Err(NetError::Tls("it is not configured".to_string())) };
+        let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| NetError::Unresolved)?;
+        let tls = ClientConnection::new(config.clone(), name).map_err(|error| NetError::Tls(error.to_string()))?;
+        Wire::encrypted(socket, tls).map_err(|error| match NetError::from(error) {
+            NetError::Closed => NetError::Tls("it closed the connection".to_string()),
+            other => other,
         })
     }
 
-    fn addresses(&self, server: &str, at_most: Duration) -> io::Result<Vec<SocketAddr>> {
+    fn addresses(&self, server: &str, at_most: Duration) -> Result<Vec<SocketAddr>, NetError> {
         let port = server.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
         if let Ok(address) = host_of(server).parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
@@ -185,7 +186,7 @@ impl Connector {
                 found
             }
         };
-        Ok(found?)
+        found
     }
 }
 
@@ -193,13 +194,13 @@ fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
 }
 
-fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, CallError> {
+fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, NetError> {
     let found = addresses_of(host_of(server), at_most).map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => CallError::NamesSilent,
-        _ => CallError::NamesFailed(error.to_string()),
+        io::ErrorKind::TimedOut => NetError::NamesSilent,
+        _ => NetError::NamesFailed(error.to_string()),
     })?;
     let found: Vec<SocketAddr> = found.into_iter().take(8).map(|address| SocketAddr::new(address, port)).collect();
-    if found.is_empty() { Err(CallError::Unresolved) } else { Ok(found) }
+    if found.is_empty() { Err(NetError::Unresolved) } else { Ok(found) }
 }
 
 fn host_of(server: &str) -> &str {
@@ -244,7 +245,7 @@ impl CallDeadline {
             match poll(what, flags, pause) {
                 Ok(true) => return Ok(()),
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-                _ if self.is_interrupted() => return Err(CallError::Interrupted.into()),
+                _ if self.is_interrupted() => return Err(NetError::Interrupted.into()),
                 _ if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
                 _ => {}
             }

@@ -223,7 +223,7 @@ impl Postgres {
     }
 
     fn nonsense(&self) -> Error {
-        errors::SqlError::strange("an answer that does not fit").error(&self.place, &self.schema)
+        errors::explain(&errors::strange("an answer that does not fit"), &self.place, &self.schema)
     }
 }
 

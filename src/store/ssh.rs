@@ -25,10 +25,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::client::{Client, Subscribed};
-use self::errors::LinkError;
+use self::errors::SshCause;
 pub use self::serve::serve;
 use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
+use super::net::errors::CallError;
 use super::net::retry::PATIENCE;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned, Visit,
@@ -115,7 +116,7 @@ impl Ssh {
     }
 
     fn nonsense(&self) -> Error {
-        self.client.error(&LinkError::Strange)
+        self.client.error(&CallError::Server(SshCause::Strange))
     }
 
     fn span(&self, call: Call, request: &WireRequest) -> Result<Duration> {

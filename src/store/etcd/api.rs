@@ -12,7 +12,8 @@ use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use crate::store::net::retry::CallError;
+use super::errors::{EtcdCause, EtcdError};
+use crate::store::net::errors::{CallError, NetError};
 
 /// Maximum length of a token, in bytes.
 pub(super) const LONGEST_TOKEN: usize = 8192;
@@ -64,23 +65,23 @@ pub(super) fn is_unchanged(key: &[u8], since: u64) -> Value {
     json!({"target": "MOD", "result": "LESS", "key": encoded(key), "mod_revision": next.to_string()})
 }
 
-pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, CallError> {
+pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, EtcdError> {
     if status == 200 {
         return serde_json::from_slice(body)
-            .map_err(|error| CallError::Strange(begin_of(&format!("a strange answer: {error}"))));
+            .map_err(|error| NetError::Strange(begin_of(&format!("a strange answer: {error}"))).into());
     }
     if let Ok(refusal) = serde_json::from_slice::<Refusal>(body)
         && (refusal.code > 0 || !refusal.message.is_empty())
     {
         let said = if refusal.message.is_empty() { refusal.error.to_string() } else { refusal.message };
-        return Err(CallError::Said(refusal.code, begin_of(&said)));
+        return Err(CallError::Server(EtcdCause::Said(refusal.code, begin_of(&said))));
     }
-    Err(match status {
-        404 => CallError::NoGateway,
-        400 if body.windows(12).any(|part| part == b"HTTPS server") => CallError::WantsTls,
-        502..=504 => CallError::Said(14, format!("it answers with HTTP status {status}")),
-        _ => CallError::Strange(format!("it answers with HTTP status {status}")),
-    })
+    Err(CallError::Server(match status {
+        404 => EtcdCause::NoGateway,
+        400 if body.windows(12).any(|part| part == b"HTTPS server") => EtcdCause::WantsTls,
+        502..=504 => EtcdCause::Said(14, format!("it answers with HTTP status {status}")),
+        _ => return Err(NetError::Strange(format!("it answers with HTTP status {status}")).into()),
+    }))
 }
 
 fn begin_of(said: &str) -> String {

@@ -20,11 +20,12 @@ use serde_json::{Value, json};
 use super::Access;
 use super::api::{Anything, Authenticated, encoded, understood};
 use super::auth::Auth;
-use super::errors::Troubles;
+use super::errors::{EtcdError, explain, is_lease_there, is_login_over, needs_no_login, summary};
 use super::http::{Answer, Connection, HttpRequest, tls_config};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::net::retry::{CallError, Calls, Failed, Retry, Trouble};
+use crate::store::net::errors::{CallError, NetError, Retry};
+use crate::store::net::retry::Calls;
 use crate::store::net::{CallDeadline, Connector, is_readable};
 use crate::store::{Call, Cluster, Subscription, guarded};
 
@@ -42,7 +43,7 @@ pub(super) struct Client {
     state: Mutex<State>,
 }
 
-type Answered<A> = std::result::Result<A, CallError>;
+type Answered<A> = std::result::Result<A, EtcdError>;
 
 struct State {
     idle: Vec<Option<Connection>>,
@@ -50,6 +51,8 @@ struct State {
     date: Option<Duration>,
     /// Index of the server to ask first.
     at: usize,
+    /// Failures of the last round, for messages.
+    failures: Vec<(String, EtcdError)>,
 }
 
 impl Client {
@@ -66,38 +69,34 @@ impl Client {
             cluster: cluster.clone(),
             calls: Calls::new(host.clone(), false),
             host,
-            state: Mutex::new(State { idle: (0..count).map(|_| None).collect(), date: None, at }),
+            state: Mutex::new(State { idle: (0..count).map(|_| None).collect(), date: None, at, failures: Vec::new() }),
         })
     }
 
     pub(super) fn ask<A: DeserializeOwned>(&self, call: Call, path: &str, question: &Value) -> Result<A> {
-        self.call(call, &[], path, question).map(|(answer, _)| answer).map_err(Failed::into_error)
+        self.call(call, &[], path, question).map(|(answer, _)| answer).map_err(|failed| self.error(&failed))
     }
 
     /// Sends a request after requests for the leases that it needs, in one round trip: a server handles them in order.
-    /// Returns the answer, and true if the request was sent more than once; or a failure that the caller can examine.
+    /// Returns the answer, and true if the request was sent more than once.
     pub(super) fn call<A: DeserializeOwned>(
         &self,
         call: Call,
         leases: &[Value],
         path: &str,
         question: &Value,
-    ) -> std::result::Result<(A, bool), Failed<Troubles>> {
+    ) -> Answered<(A, bool)> {
         let bodies: Vec<String> = leases.iter().chain([question]).map(Value::to_string).collect();
         let paths = leases.iter().map(|_| "/v3/lease/grant").chain([path]);
         let requests: Vec<HttpRequest<'_>> =
             paths.zip(&bodies).map(|(path, body)| HttpRequest { path, body: Some(body.as_bytes()) }).collect();
         let mut sent = 0;
         let mut most = SHARE;
-        let answer = self.calls.repeat(
-            call,
-            |troubles: &Troubles| troubles.error(&self.cluster),
-            |call| {
-                let answer = self.ask_any(call, &requests, most, &mut sent);
-                most = (most * 2).min(LARGEST_SHARE);
-                answer
-            },
-        )?;
+        let answer = self.calls.repeat(call, |call| {
+            let answer = self.ask_any(call, &requests, most, &mut sent);
+            most = (most * 2).min(LARGEST_SHARE);
+            answer
+        })?;
         Ok((answer, sent > 1))
     }
 
@@ -108,10 +107,10 @@ impl Client {
         requests: &[HttpRequest<'_>],
         most: Duration,
         sent: &mut u32,
-    ) -> std::result::Result<A, Troubles> {
+    ) -> Answered<A> {
         let mut state = guarded(&self.state);
         let count = self.cluster.endpoints.len();
-        let mut troubles = Vec::new();
+        state.failures.clear();
         for step in 0..count {
             let at = (state.at + step) % count;
             let left = call.end().saturating_sub(self.host.boottime());
@@ -123,16 +122,16 @@ impl Client {
                     state.at = at;
                     return Ok(answer);
                 }
-                Err(trouble) => {
-                    let ends_call = matches!(trouble.retry(), Retry::Answered | Retry::Never);
-                    troubles.push((self.cluster.endpoints[at].clone(), trouble));
+                Err(error) => {
+                    let ends_call = matches!(error.retry(), Retry::Answered | Retry::Never);
+                    state.failures.push((self.cluster.endpoints[at].clone(), error));
                     if ends_call {
                         break;
                     }
                 }
             }
         }
-        Err(Troubles(troubles))
+        Err(summary(&state.failures))
     }
 
     /// Sends requests to one server, and logs in if necessary. Returns the answer to the last one.
@@ -151,14 +150,14 @@ impl Client {
         let Some(old) = known else { return asked };
         match asked {
             // Some versions close the connection instead of reporting that a token is too old.
-            Err(trouble) if trouble.is_login_over() || trouble == CallError::Closed => {
+            Err(error) if is_login_over(&error) || error == CallError::Net(NetError::Closed) => {
                 self.login.forget(&old);
                 let new = self.token(state, at)?;
                 *sent += 1;
                 self.post(state, at, requests, new.as_deref())
             }
             // etcd never answers a token of an earlier cluster. This attempt has no time left, so the next one logs in.
-            Err(CallError::Silent) => {
+            Err(CallError::Net(NetError::Silent)) => {
                 self.login.forget(&old);
                 asked
             }
@@ -178,11 +177,11 @@ impl Client {
                 self.login.remember(&answer.token);
                 Ok(Some(answer.token))
             }
-            Err(trouble) if trouble.needs_no_login() => {
+            Err(error) if needs_no_login(&error) => {
                 self.login.is_needless();
                 Ok(None)
             }
-            Err(trouble) => Err(trouble),
+            Err(error) => Err(error),
         }
     }
 
@@ -196,10 +195,12 @@ impl Client {
         token: Option<&str>,
     ) -> Answered<A> {
         let mut answers = self.exchange(state, at, requests, token)?;
-        let last = answers.pop().ok_or(CallError::Closed)?;
+        let last = answers.pop().ok_or(NetError::Closed)?;
         for Answer { status, body, .. } in answers {
-            let granted = understood::<Anything>(status, &body).map(drop);
-            granted.or_else(|trouble| if trouble.is_lease_there() { Ok(()) } else { Err(trouble) })?;
+            match understood::<Anything>(status, &body) {
+                Err(error) if !is_lease_there(&error) => return Err(error),
+                _ => {}
+            }
         }
         understood(last.status, &last.body)
     }
@@ -239,16 +240,25 @@ impl Client {
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
-    fn line(&self, deadline: &Arc<CallDeadline>) -> std::io::Result<(String, Option<String>, Connection)> {
+    fn line(
+        &self,
+        deadline: &Arc<CallDeadline>,
+    ) -> std::result::Result<(String, Option<String>, Connection), NetError> {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let line = Connector { call_deadline: deadline.clone(), ..self.connector.clone() }.dial(&server)?;
         let line = Connection::new(line);
         Ok((server, self.login.token(), line))
     }
 
+    /// Returns the error for the user of the last call.
+    pub(super) fn error(&self, failed: &EtcdError) -> Error {
+        let error = explain(&guarded(&self.state).failures, &self.cluster);
+        self.calls.mark_unreached(failed, error)
+    }
+
     pub(super) fn nonsense(&self, what: &str) -> Error {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
-        Troubles(vec![(server, CallError::Strange(what.to_string()))]).error(&self.cluster)
+        explain(&[(server, NetError::Strange(what.to_string()).into())], &self.cluster)
     }
 
     /// Returns the time since 1970 in the head of the last answer.

@@ -16,13 +16,13 @@ use super::api::{
     Anything, Done, MOST_PAIRS, RangeAnswer, delete, encoded, is_at, is_unchanged, prefix_end, put, range,
 };
 use super::client::Client;
+use super::errors::{is_lease_gone, is_refusal};
 use super::leases::Pending;
 use super::{Etcd, next_page};
 use crate::error::Result;
 use crate::history::HistoryLimits;
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock};
-use crate::store::net::retry::Failed;
 use crate::store::{Call, CommitResult, Version, Write, WriteSet};
 
 /// Maximum number of leases that one transaction compares, or puts keys for.
@@ -182,13 +182,13 @@ impl Etcd {
             self.client.call::<Done>(call, &requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
         };
         let mut asked = ask(&[&steps[..], &effects].concat(), false);
-        let is_lease_gone = asked.as_ref().is_err_and(|failed| failed.trouble.is_lease_gone());
+        let is_lease_gone = asked.as_ref().is_err_and(is_lease_gone);
         // The lease of a waiter may be over, or the cluster full: that must not prevent a release.
-        let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(|failed| failed.trouble.is_refusal());
+        let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(is_refusal);
         if is_lease_gone || leaves_effects {
             asked = ask(&steps, is_lease_gone);
         }
-        let (done, was_resent) = asked.map_err(Failed::into_error)?;
+        let (done, was_resent) = asked.map_err(|failed| self.client.error(&failed))?;
         self.leases.set_granted(pending);
         if !done.succeeded {
             let until = self.client.host.boottime().saturating_add(SEEN_LASTING);

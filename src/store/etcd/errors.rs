@@ -1,110 +1,158 @@
 //! Errors between csalock and etcd: exit code and hint, and whether a retry may help.
 
+use std::fmt;
+
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
-use crate::store::net::retry::CallError;
-use crate::store::net::retry::{Retry, Trouble};
+use crate::store::net::errors::{CallError, Cause, NetError, Retry};
 
-/// Troubles of one round of requests, each with the name of its server.
-#[derive(Debug)]
-pub(super) struct Troubles(pub(super) Vec<(String, CallError)>);
+/// Failure of one server.
+pub(super) type EtcdError = CallError<EtcdCause>;
 
-impl Trouble for Troubles {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum EtcdCause {
+    /// The server expects TLS, but the URL says otherwise.
+    WantsTls,
+    NoGateway,
+    /// gRPC status code and message.
+    Said(u32, String),
+}
+
+impl Cause for EtcdCause {
     fn retry(&self) -> Retry {
-        match self.last().map(CallError::retry) {
-            Some(Retry::IfMet) if self.0.iter().any(|(_, trouble)| trouble.retry() == Retry::Always) => Retry::Always,
-            // No time was left to ask a server.
-            last => last.unwrap_or(Retry::Always),
+        match self {
+            EtcdCause::WantsTls | EtcdCause::NoGateway => Retry::IfMet,
+            EtcdCause::Said(1 | 4 | 14, _) => Retry::Always,
+            EtcdCause::Said(_, said) if passes(said) => Retry::Always,
+            EtcdCause::Said(..) => Retry::Answered,
         }
-    }
-
-    fn may_pass(&self) -> bool {
-        self.0.iter().any(|(_, trouble)| trouble.may_pass())
     }
 }
 
-impl CallError {
-    fn says(&self, part: &str) -> bool {
-        matches!(self, CallError::Said(_, message) if message.contains(part))
-    }
+/// Returns true for the messages of etcd while its members elect a leader or are overloaded.
+fn passes(said: &str) -> bool {
+    [
+        "request timed out",
+        "leader changed",
+        "no leader",
+        "not leader",
+        "too many requests",
+        "not healthy",
+        "server stopped",
+    ]
+    .iter()
+    .any(|passing| said.contains(passing))
+}
 
-    pub(super) fn is_lease_there(&self) -> bool {
-        self.says("lease already exists")
-    }
-
-    pub(super) fn needs_no_login(&self) -> bool {
-        self.says("authentication is not enabled")
-    }
-
-    pub(super) fn is_login_over(&self) -> bool {
-        matches!(self, CallError::Said(16, _)) || self.says("invalid auth token") || self.says("auth store is old")
+impl fmt::Display for EtcdCause {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EtcdCause::WantsTls => write!(out, "it speaks TLS"),
+            EtcdCause::NoGateway => write!(out, "its JSON gateway is off (404)"),
+            EtcdCause::Said(_, message) => {
+                write!(out, "{}", escape(message.trim_start_matches("etcdserver: ").as_bytes()))
+            }
+        }
     }
 }
 
-impl Troubles {
-    pub(super) fn last(&self) -> Option<&CallError> {
-        self.0.last().map(|(_, trouble)| trouble)
-    }
+fn says(error: &EtcdError, part: &str) -> bool {
+    matches!(error, CallError::Server(EtcdCause::Said(_, message)) if message.contains(part))
+}
 
-    pub(super) fn is_lease_gone(&self) -> bool {
-        self.last().is_some_and(|last| last.says("lease not found"))
-    }
+pub(super) fn is_lease_there(error: &EtcdError) -> bool {
+    says(error, "lease already exists")
+}
 
-    pub(super) fn is_refusal(&self) -> bool {
-        self.last().is_some_and(|last| matches!(last, CallError::Said(..)) && last.retry() == Retry::Answered)
-    }
+pub(super) fn is_lease_gone(error: &EtcdError) -> bool {
+    says(error, "lease not found")
+}
 
-    pub(super) fn error(&self, cluster: &Cluster) -> Error {
-        let Some((server, last)) = self.0.last() else {
-            let servers = cluster.endpoints.join(", ");
-            return Error::new(ErrorKind::Unavailable, format!("no time was left to ask etcd at {servers}"), PATIENCE);
-        };
-        if let CallError::Said(code, message) = last
-            && last.retry() == Retry::Answered
-        {
-            return refused(*code, message, server, cluster);
-        }
-        let each: Vec<String> = self.0.iter().map(|(server, trouble)| format!("{server}: {trouble}")).collect();
-        // A temporary failure says least about what the user can do, so a permanent one has priority.
-        let telling = self.0.iter().map(|(_, trouble)| trouble).find(|trouble| trouble.retry() == Retry::IfMet);
-        let what = format!("etcd cannot be reached: {}", each.join("; "));
-        Error::new(ErrorKind::Unavailable, what, cure(telling.unwrap_or(last)))
+pub(super) fn needs_no_login(error: &EtcdError) -> bool {
+    says(error, "authentication is not enabled")
+}
+
+pub(super) fn is_login_over(error: &EtcdError) -> bool {
+    matches!(error, CallError::Server(EtcdCause::Said(16, _)))
+        || says(error, "invalid auth token")
+        || says(error, "auth store is old")
+}
+
+pub(super) fn is_refusal(error: &EtcdError) -> bool {
+    matches!(error, CallError::Server(_)) && error.retry() == Retry::Answered
+}
+
+/// Failures of one round of requests, each with the name of its server.
+pub(super) type Failures = [(String, EtcdError)];
+
+/// Returns the failure that stands for a round: the last one if it ends the call, else the one that promises most.
+pub(super) fn summary(failures: &Failures) -> EtcdError {
+    let find = |wanted| failures.iter().map(|(_, error)| error).find(|error| error.retry() == wanted);
+    let last = failures.last().map(|(_, error)| error);
+    let ending = last.filter(|error| matches!(error.retry(), Retry::Answered | Retry::Never));
+    let found = ending.or_else(|| find(Retry::Always)).or_else(|| find(Retry::IfMetOrLater)).or(last);
+    // No time was left to ask a server.
+    found.cloned().unwrap_or(CallError::Net(NetError::Silent))
+}
+
+/// Returns the error for the user after this round.
+pub(super) fn explain(failures: &Failures, cluster: &Cluster) -> Error {
+    let Some((server, last)) = failures.last() else {
+        let servers = cluster.endpoints.join(", ");
+        return Error::new(ErrorKind::Unavailable, format!("no time was left to ask etcd at {servers}"), PATIENCE);
+    };
+    if let CallError::Server(EtcdCause::Said(code, message)) = last
+        && is_refusal(last)
+    {
+        return refused(*code, message, server, cluster);
     }
+    let each: Vec<String> = failures.iter().map(|(server, error)| format!("{server}: {error}")).collect();
+    // A temporary failure says least about what the user can do, so a permanent one has priority.
+    let telling = failures
+        .iter()
+        .map(|(_, error)| error)
+        .find(|error| matches!(error.retry(), Retry::IfMet | Retry::IfMetOrLater));
+    let what = format!("etcd cannot be reached: {}", each.join("; "));
+    Error::new(ErrorKind::Unavailable, what, cure(telling.unwrap_or(last)))
 }
 
 const PATIENCE: &str = "see whether most of its members are up (`etcdctl endpoint health`), then try again";
 
-fn cure(trouble: &CallError) -> &'static str {
-    match trouble {
-        CallError::Unresolved => "see the spelling of the store's URL, and the name service",
-        CallError::NamesSilent | CallError::NamesFailed(_) => "see the name service, or name the host by its address",
-        CallError::Refused(_) => "see whether etcd runs there and whether the store's URL has the right host and port",
-        CallError::Tls(why) if why.contains("CertificateRequired") || why.contains("BadCertificate") => {
+fn cure(error: &EtcdError) -> &'static str {
+    let error = match error {
+        CallError::Net(error) => error,
+        CallError::Server(EtcdCause::WantsTls) => return "use etcds:// instead of etcd:// in the store's URL",
+        CallError::Server(EtcdCause::NoGateway) => {
+            return "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
+                    where 3.4 has it off; or name the port for clients, if this one is for peers";
+        }
+        CallError::Server(EtcdCause::Said(_, said)) if said.contains("connection error") => {
+            return "its JSON gateway cannot reach etcd itself: with --client-cert-auth its own certificate must be good \
+                    for clients as well (extendedKeyUsage clientAuth)";
+        }
+        CallError::Server(EtcdCause::Said(..)) => return PATIENCE,
+    };
+    match error {
+        NetError::Unresolved => "see the spelling of the store's URL, and the name service",
+        NetError::NamesSilent | NetError::NamesFailed(_) => "see the name service, or name the host by its address",
+        NetError::Refused(_) => "see whether etcd runs there and whether the store's URL has the right host and port",
+        NetError::Tls(why) if why.contains("CertificateRequired") || why.contains("BadCertificate") => {
             "it wants a certificate from us: set CSALOCK_ETCD_CERT and CSALOCK_ETCD_KEY"
         }
-        CallError::Tls(why) if why.contains("UnknownIssuer") => {
+        NetError::Tls(why) if why.contains("UnknownIssuer") => {
             "set CSALOCK_ETCD_CACERT to the certificate of the authority that signed its own"
         }
-        CallError::Tls(why) if why.contains("NotValidForName") => {
+        NetError::Tls(why) if why.contains("NotValidForName") => {
             "name the server in the store's URL as its certificate does, or give it a certificate for that name"
         }
-        CallError::Tls(_) => {
+        NetError::Tls(_) => {
             "see whether it speaks TLS at all (else use etcd:// instead of etcds://), and its certificate"
         }
-        CallError::WantsTls => "use etcds:// instead of etcd:// in the store's URL",
-        CallError::NoGateway => {
-            "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
-             where 3.4 has it off; or name the port for clients, if this one is for peers"
-        }
-        CallError::Strange(_) | CallError::TooLong => {
+        NetError::Strange(_) | NetError::TooLong => {
             "see what it is that answers there, and whether etcd is 3.4 or later"
         }
-        CallError::Said(_, said) if said.contains("connection error") => {
-            "its JSON gateway cannot reach etcd itself: with --client-cert-auth its own certificate must be good for \
-             clients as well (extendedKeyUsage clientAuth)"
-        }
-        CallError::Silent | CallError::Closed | CallError::Interrupted | CallError::Said(..) => PATIENCE,
+        NetError::Silent | NetError::Closed | NetError::Interrupted => PATIENCE,
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::api::number;
 use super::client::Client;
-use super::errors::Troubles;
+use super::errors::explain;
 use crate::name::escape;
 use crate::store::{Call, Finding};
 
@@ -49,8 +49,8 @@ fn of_server(client: &Client, call: Call, at: usize, versions: &mut BTreeSet<Str
     let call = Call { until: Some(client.host.boottime() + SERVER_TIMEOUT), ..call };
     let status: Status = match client.ask_one(call, at, "/v3/maintenance/status", &json!({})) {
         Ok(status) => status,
-        Err(trouble) => {
-            let error = Troubles(vec![(server.to_string(), trouble)]).error(&client.cluster);
+        Err(error) => {
+            let error = explain(&[(server.to_string(), error)], &client.cluster);
             // Other servers may answer.
             let is_last = client.cluster.endpoints.len() == 1;
             let doubt = || Finding::doubtful("server", error.message(), error.hint());

@@ -15,7 +15,7 @@ use rustls::ClientConfig;
 
 use super::Access;
 use crate::error::{self, Error, ErrorKind};
-use crate::store::net::retry::CallError;
+use crate::store::net::errors::NetError;
 use crate::store::net::{Wire, is_readable, trusted_roots, with_client_certificate};
 
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
@@ -62,7 +62,7 @@ impl Connection {
         server: &str,
         requests: &[HttpRequest<'_>],
         token: Option<&str>,
-    ) -> Result<Vec<Answer>, CallError> {
+    ) -> Result<Vec<Answer>, NetError> {
         // All bytes are sent at once, because small segments would wake the server several times.
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(server, token, &mut bytes));
@@ -139,7 +139,7 @@ struct Incoming {
 type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
 
 impl Incoming {
-    fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, CallError> {
+    fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, NetError> {
         let Head { status, framing, keeps_open, date, .. } = loop {
             match head(self.unused())? {
                 Some(head) => {
@@ -170,21 +170,21 @@ impl Incoming {
     }
 
     /// Receives more bytes, unless there are `most` already. Fails at the end of the connection.
-    fn fill(&mut self, receive: &mut Receive<'_>, most: usize) -> Result<(), CallError> {
+    fn fill(&mut self, receive: &mut Receive<'_>, most: usize) -> Result<(), NetError> {
         if self.unused().len() >= most {
-            return Err(CallError::TooLong);
+            return Err(NetError::TooLong);
         }
         self.bytes.drain(..std::mem::take(&mut self.used));
         let length = self.bytes.len();
         self.bytes.resize(length + PIECE, 0);
         let received = receive(&mut self.bytes[length..]);
         self.bytes.truncate(length + received.as_ref().copied().unwrap_or(0));
-        if received? == 0 { Err(CallError::Closed) } else { Ok(()) }
+        if received? == 0 { Err(NetError::Closed) } else { Ok(()) }
     }
 
-    fn take(&mut self, length: usize, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+    fn take(&mut self, length: usize, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
         if length > MOST_OF_ANSWER {
-            return Err(CallError::TooLong);
+            return Err(NetError::TooLong);
         }
         while self.unused().len() < length {
             self.fill(receive, length)?;
@@ -194,7 +194,7 @@ impl Incoming {
         Ok(taken)
     }
 
-    fn chunks(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+    fn chunks(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
         let mut body = Vec::new();
         loop {
             let (length, size) = loop {
@@ -211,7 +211,7 @@ impl Incoming {
             }
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             if size > MOST_OF_ANSWER - body.len() {
-                return Err(CallError::TooLong);
+                return Err(NetError::TooLong);
             }
             body.extend(self.take(size, receive)?);
             if !self.line(receive)?.is_empty() {
@@ -220,7 +220,7 @@ impl Incoming {
         }
     }
 
-    fn line(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+    fn line(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
         loop {
             if let Some(length) = self.unused().windows(2).position(|two| two == b"\r\n") {
                 let line = self.unused()[..length].to_vec();
@@ -231,11 +231,11 @@ impl Incoming {
         }
     }
 
-    fn rest(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+    fn rest(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
         loop {
             match self.fill(receive, MOST_OF_ANSWER) {
                 Ok(()) => {}
-                Err(CallError::Closed) => return Ok(self.bytes.split_off(self.used)),
+                Err(NetError::Closed) => return Ok(self.bytes.split_off(self.used)),
                 Err(error) => return Err(error),
             }
         }
@@ -243,7 +243,7 @@ impl Incoming {
 }
 
 /// Returns the head that these bytes begin with; `None` if it is not complete.
-fn head(bytes: &[u8]) -> Result<Option<Head>, CallError> {
+fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
     let Status::Complete(length) = head.parse(bytes).map_err(|error| strange(&error.to_string()))? else {
@@ -277,8 +277,8 @@ fn seconds(text: &[u8]) -> Option<Duration> {
     u64::try_from(time.as_second()).ok().map(Duration::from_secs)
 }
 
-fn strange(what: &str) -> CallError {
-    CallError::Strange(format!("a strange answer: {what}"))
+fn strange(what: &str) -> NetError {
+    NetError::Strange(format!("a strange answer: {what}"))
 }
 
 pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     /// Reads answers from a connection that delivers these bytes in pieces of this size, until the first error.
-    fn answers(bytes: &[u8], piece: usize) -> (Vec<Answer>, CallError) {
+    fn answers(bytes: &[u8], piece: usize) -> (Vec<Answer>, NetError) {
         let (mut left, mut incoming, mut answers) = (bytes, Incoming::default(), Vec::new());
         loop {
             let answer = incoming.answer(&mut |buffer| {
@@ -341,13 +341,13 @@ mod tests {
             answer(200, "to the end", false),
         ];
         for piece in 1..bytes.len() {
-            assert_eq!(answers(bytes, piece), (expected.iter().map(clone).collect(), CallError::Closed), "{piece}");
+            assert_eq!(answers(bytes, piece), (expected.iter().map(clone).collect(), NetError::Closed), "{piece}");
         }
         // Each answer but the last, which ends with the connection, needs all of its bytes.
         let last = bytes.len() - b"HTTP/1.0 200 OK\r\n\r\nto the end".len();
         for length in 0..last {
             let (found, error) = answers(&bytes[..length], 7);
-            assert!(error == CallError::Closed && found.len() < 4, "{length}");
+            assert!(error == NetError::Closed && found.len() < 4, "{length}");
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
             endless("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "100\r\n") + &"x".repeat(300),
         ] {
             let (found, error) = answers(long.as_bytes(), PIECE);
-            let is_bounded = error == CallError::TooLong || matches!(error, CallError::Strange(_));
+            let is_bounded = error == NetError::TooLong || matches!(error, NetError::Strange(_));
             assert!(found.is_empty() && is_bounded, "{error:?} {}", &long[..60]);
         }
         let large =
@@ -402,7 +402,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
         ] {
             let (found, error) = answers(strange.as_bytes(), 5);
-            assert!(found.is_empty() && matches!(error, CallError::Strange(_)), "{strange:?} {error:?}");
+            assert!(found.is_empty() && matches!(error, NetError::Strange(_)), "{strange:?} {error:?}");
         }
     }
 

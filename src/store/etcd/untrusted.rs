@@ -2,10 +2,9 @@
 
 use super::api::{Anything, Authenticated, Done, Granted, RangeAnswer, understood};
 use super::client::begun;
-use super::errors::Troubles;
+use super::errors::{EtcdError, explain, needs_no_login};
 use super::health::Members;
 use crate::store::Cluster;
-use crate::store::net::retry::{CallError, Trouble};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Asked {
@@ -19,7 +18,7 @@ pub(crate) enum Asked {
 
 /// Parses an answer, and returns the messages of its error; none if the answer is valid.
 pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
-    let trouble = match asked {
+    let read = match asked {
         Asked::Range => understood::<RangeAnswer>(status, body).map(|found| {
             assert!(status == 200 && found.header.revision > 0, "an answer without a header is none of etcd's");
             assert!(found.kvs.iter().all(|pair| (1..=i64::MAX as u64).contains(&pair.mod_revision)));
@@ -39,9 +38,9 @@ pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
     };
     let cluster =
         Cluster { tls: false, endpoints: vec!["h:1".to_string()], prefix: String::from_utf8_lossy(body).into_owned() };
-    let said = |trouble: CallError| {
-        let _ = (trouble.retry(), trouble.needs_no_login());
-        [trouble.to_string(), Troubles(vec![("h:1".to_string(), trouble)]).error(&cluster).to_string()]
+    let said = |error: EtcdError| {
+        let _ = (error.retry(), needs_no_login(&error));
+        [error.to_string(), explain(&[("h:1".to_string(), error)], &cluster).to_string()]
     };
-    trouble.err().into_iter().flat_map(said).collect()
+    read.err().into_iter().flat_map(said).collect()
 }

@@ -8,11 +8,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use std::{fmt, io};
 
+use super::errors::{CallError, Cause, Retry};
 use crate::error::Error;
 use crate::host::Host;
-use crate::name::escape;
 use crate::store::{Call, guarded};
 
 /// Maximum time of a call, and its default.
@@ -55,50 +54,16 @@ impl Call {
     }
 }
 
-/// The step after a failed attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::store) enum Retry {
-    /// Nothing: a server has answered.
-    Answered,
-    /// Nothing, although no server has answered.
-    Never,
-    /// Another attempt, if a server has answered this process before or let it in.
-    IfMet,
-    /// Another attempt.
-    Always,
-}
-
-pub(in crate::store) trait Trouble {
-    fn retry(&self) -> Retry;
-
-    /// True if waiting may help: a server that is down or starting is silent or refuses connections. A wrong name, another
-    /// protocol on the port, and failed TLS are permanent.
-    fn may_pass(&self) -> bool;
-}
-
-/// Failure of a call: its last trouble, and the error for the user.
-#[derive(Debug)]
-pub(in crate::store) struct Failed<T> {
-    pub(in crate::store) trouble: T,
-    pub(in crate::store) error: Error,
-}
-
-impl<T> Failed<T> {
-    pub(in crate::store) fn into_error(self) -> Error {
-        self.error
-    }
-}
-
 pub(in crate::store) struct Calls {
     host: Arc<dyn Host>,
     /// True if a server has let this process in at the start. That is no answer to a call, but repetitions may help.
     has_met: bool,
-    state: Mutex<State>,
+    contact: Mutex<Contact>,
     answers: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Contact {
     answered: bool,
     /// True if the last call ended without an answer.
     silent: bool,
@@ -106,7 +71,7 @@ struct State {
 
 impl Calls {
     pub(in crate::store) fn new(host: Arc<dyn Host>, has_met: bool) -> Calls {
-        Calls { host, has_met, state: Mutex::default(), answers: AtomicU64::new(0) }
+        Calls { host, has_met, contact: Mutex::default(), answers: AtomicU64::new(0) }
     }
 
     /// Number of answers so far.
@@ -119,43 +84,50 @@ impl Calls {
     }
 
     /// Makes attempts until a server answers or the time is over. Each gets the call with its deadline.
-    pub(in crate::store) fn repeat<A, T: Trouble>(
+    pub(in crate::store) fn repeat<A, C: Cause>(
         &self,
         call: Call,
-        explain: impl FnOnce(&T) -> Error,
-        mut attempt: impl FnMut(Call) -> Result<A, T>,
-    ) -> Result<A, Failed<T>> {
-        let deadline = guarded(&self.state).deadline(self.host.boottime(), call.until);
+        mut attempt: impl FnMut(Call) -> Result<A, CallError<C>>,
+    ) -> Result<A, CallError<C>> {
+        let deadline = guarded(&self.contact).deadline(self.host.boottime(), call.until);
         let mut pause = PAUSE;
         loop {
-            let trouble = match attempt(Call { until: Some(deadline), ..call }) {
+            let error = match attempt(Call { until: Some(deadline), ..call }) {
                 Ok(answer) => {
-                    guarded(&self.state).note_answer();
+                    guarded(&self.contact).note_answer();
                     self.count_answer();
                     return Ok(answer);
                 }
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
-            let may_help = match trouble.retry() {
+            let may_help = match error.retry() {
                 Retry::Answered => {
-                    guarded(&self.state).note_answer();
-                    return Err(Failed { error: explain(&trouble), trouble });
+                    guarded(&self.contact).note_answer();
+                    return Err(error);
                 }
                 Retry::Never => false,
-                Retry::IfMet => self.has_met || guarded(&self.state).answered,
+                Retry::IfMet | Retry::IfMetOrLater => self.has_met || guarded(&self.contact).answered,
                 Retry::Always => true,
             };
             if !may_help || call.is_interrupted(&*self.host) || self.host.boottime() + pause >= deadline {
-                let error = guarded(&self.state).note_silence(explain(&trouble), trouble.may_pass());
-                return Err(Failed { trouble, error });
+                guarded(&self.contact).silent = true;
+                return Err(error);
             }
             self.host.sleep(pause);
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
+
+    /// Marks the error for the user of a call that no server answered, if a caller that waits should try again later: a
+    /// server has answered this process before, or waiting may help.
+    pub(in crate::store) fn mark_unreached<C: Cause>(&self, failed: &CallError<C>, error: Error) -> Error {
+        let may_pass = matches!(failed.retry(), Retry::Always | Retry::IfMetOrLater);
+        let is_answer = failed.retry() == Retry::Answered;
+        if !is_answer && (may_pass || guarded(&self.contact).answered) { error.unreached() } else { error }
+    }
 }
 
-impl State {
+impl Contact {
     /// Returns the deadline of a call that begins at `now`, for a caller with the deadline `until`. All are on
     /// CLOCK_BOOTTIME.
     fn deadline(&self, now: Duration, until: Option<Duration>) -> Duration {
@@ -167,121 +139,6 @@ impl State {
     fn note_answer(&mut self) {
         self.answered = true;
         self.silent = false;
-    }
-
-    /// Records that a call ended without an answer, and returns its error. A caller that waits tries again later if a
-    /// server has answered this process before, or the trouble `may_pass`.
-    fn note_silence(&mut self, error: Error, may_pass: bool) -> Error {
-        self.silent = true;
-        if self.answered || may_pass { error.unreached() } else { error }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::store) enum CallError {
-    /// The server's name has no address.
-    Unresolved,
-    /// The name service did not answer in time.
-    NamesSilent,
-    /// The name service cannot be asked, for this reason.
-    NamesFailed(String),
-    /// The server cannot be reached, for this reason.
-    Refused(String),
-    Silent,
-    Interrupted,
-    /// The server closed the connection instead of answering.
-    Closed,
-    /// The TLS handshake failed, for this reason.
-    Tls(String),
-    /// The server expects TLS, but the URL says otherwise.
-    WantsTls,
-    NoGateway,
-    TooLong,
-    Strange(String),
-    /// gRPC status code and message of etcd.
-    Said(u32, String),
-}
-
-impl Trouble for CallError {
-    fn retry(&self) -> Retry {
-        match self {
-            CallError::Silent | CallError::Closed => Retry::Always,
-            CallError::Said(1 | 4 | 14, _) => Retry::Always,
-            CallError::Said(_, said) if passes(said) => Retry::Always,
-            CallError::Said(..) | CallError::TooLong => Retry::Answered,
-            CallError::Interrupted => Retry::Never,
-            _ => Retry::IfMet,
-        }
-    }
-
-    fn may_pass(&self) -> bool {
-        matches!(self, CallError::Refused(_) | CallError::NamesSilent) || self.retry() == Retry::Always
-    }
-}
-
-/// Returns true for the messages of etcd while its members elect a leader or are overloaded.
-fn passes(said: &str) -> bool {
-    [
-        "request timed out",
-        "leader changed",
-        "no leader",
-        "not leader",
-        "too many requests",
-        "not healthy",
-        "server stopped",
-    ]
-    .iter()
-    .any(|passing| said.contains(passing))
-}
-
-impl fmt::Display for CallError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CallError::Unresolved => write!(out, "no host of that name is known"),
-            CallError::NamesSilent => write!(out, "the name service does not answer"),
-            CallError::NamesFailed(why) => write!(out, "the name service cannot be asked: {why}"),
-            CallError::Refused(why) | CallError::Strange(why) => write!(out, "{}", escape(why.as_bytes())),
-            CallError::TooLong => write!(out, "its answer does not end"),
-            CallError::Silent => write!(out, "no answer in time"),
-            CallError::Interrupted => write!(out, "a signal ended the call"),
-            CallError::Closed => write!(out, "the connection was closed without an answer"),
-            CallError::Tls(why) => write!(out, "no TLS with it: {}", escape(why.as_bytes())),
-            CallError::WantsTls => write!(out, "it speaks TLS"),
-            CallError::NoGateway => write!(out, "its JSON gateway is off (404)"),
-            CallError::Said(_, message) => {
-                write!(out, "{}", escape(message.trim_start_matches("etcdserver: ").as_bytes()))
-            }
-        }
-    }
-}
-
-impl std::error::Error for CallError {}
-
-impl From<CallError> for io::Error {
-    fn from(trouble: CallError) -> io::Error {
-        io::Error::other(trouble)
-    }
-}
-
-impl From<io::Error> for CallError {
-    fn from(error: io::Error) -> CallError {
-        let inside = error.get_ref();
-        if let Some(trouble) = inside.and_then(|inside| inside.downcast_ref::<CallError>()) {
-            return trouble.clone();
-        }
-        if let Some(tls) = inside.and_then(|inside| inside.downcast_ref::<rustls::Error>()) {
-            return CallError::Tls(tls.to_string());
-        }
-        match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => CallError::Silent,
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                CallError::Closed
-            }
-            io::ErrorKind::ConnectionRefused => {
-                CallError::Refused("nothing listens there (connection refused)".to_string())
-            }
-            _ => CallError::Refused(error.to_string()),
-        }
     }
 }
 
@@ -295,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_call_ends_shortly_after_the_deadline_of_its_caller() {
-        let deadline = |seconds| State::default().deadline(NOW, Some(Duration::from_secs_f64(seconds)));
+        let deadline = |seconds| Contact::default().deadline(NOW, Some(Duration::from_secs_f64(seconds)));
         assert_eq!(deadline(1003.0), NOW + Duration::from_millis(3700));
         assert_eq!(deadline(2000.0), NOW + PATIENCE);
         assert_eq!(deadline(900.0), NOW + LEAST);
@@ -303,40 +160,39 @@ mod tests {
 
     #[test]
     fn a_silent_server_is_given_less_time_until_it_answers() {
-        let mut state = State::default();
-        let error = || Error::new(ErrorKind::Unavailable, "gone", "");
-        assert_eq!(state.deadline(NOW, None), NOW + PATIENCE);
-        assert!(state.note_silence(error(), true).is_unreached());
-        assert_eq!(state.deadline(NOW, None), NOW + LITTLE_PATIENCE);
-        assert!(!state.note_silence(error(), false).is_unreached());
-        state.note_answer();
-        assert_eq!(state.deadline(NOW, None), NOW + PATIENCE);
-        assert!(state.note_silence(error(), false).is_unreached());
+        let calls = Calls::new(Arc::new(Fake::new(1)), false);
+        let is_unreached = |retry| {
+            let error = Error::new(ErrorKind::Unavailable, "gone", "");
+            calls.mark_unreached(&CallError::Server(Down(retry)), error).is_unreached()
+        };
+        let deadline = || guarded(&calls.contact).deadline(NOW, None);
+        assert_eq!(deadline(), NOW + PATIENCE);
+        assert!(is_unreached(Retry::IfMetOrLater) && is_unreached(Retry::Always));
+        guarded(&calls.contact).silent = true;
+        assert_eq!(deadline(), NOW + LITTLE_PATIENCE);
+        assert!(!is_unreached(Retry::IfMet) && !is_unreached(Retry::Never));
+        guarded(&calls.contact).note_answer();
+        assert_eq!(deadline(), NOW + PATIENCE);
+        assert!(is_unreached(Retry::IfMet) && !is_unreached(Retry::Answered));
     }
 
-    /// A trouble that another attempt may end, always or after an answer.
     #[derive(Debug, PartialEq)]
     struct Down(Retry);
 
-    impl Trouble for Down {
+    impl Cause for Down {
         fn retry(&self) -> Retry {
             self.0
-        }
-
-        fn may_pass(&self) -> bool {
-            true
         }
     }
 
     /// Returns the number of attempts, and the time that they took.
     fn attempts(calls: &Calls, host: &Fake, retry: Retry) -> (u32, Duration) {
         let (mut count, begun) = (0, host.boottime());
-        let explain = |_: &Down| Error::new(ErrorKind::Unavailable, "down", "");
-        let failed = calls.repeat(Call::default(), explain, |_| {
+        let failed = calls.repeat(Call::default(), |_| {
             count += 1;
-            Err::<(), _>(Down(retry))
+            Err::<(), _>(CallError::Server(Down(retry)))
         });
-        assert_eq!(failed.unwrap_err().trouble, Down(retry));
+        assert_eq!(failed, Err(CallError::Server(Down(retry))));
         (count, host.boottime() - begun)
     }
 

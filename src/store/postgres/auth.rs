@@ -10,8 +10,8 @@ use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCR
 use postgres_protocol::message::backend::{AuthenticationSaslBody, Message};
 use postgres_protocol::message::frontend;
 
-use super::errors::SqlError;
-use super::session::{Done, Session, strange};
+use super::errors::{SqlError, said, strange};
+use super::session::{Done, Session, invalid};
 use super::settings::{Binding, Settings, Target};
 use crate::name::escape_path;
 use crate::store::Secret;
@@ -34,19 +34,19 @@ pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target
             Message::AuthenticationOk => break,
             Message::AuthenticationCleartextPassword => {
                 permit("password")?;
-                session.send(|buffer| frontend::password_message(password()?, buffer).map_err(strange))?;
+                session.send(|buffer| frontend::password_message(password()?, buffer).map_err(invalid))?;
             }
             Message::AuthenticationMd5Password(body) => {
                 permit("md5")?;
                 let hash = md5_hash(settings.user.as_bytes(), password()?, body.salt());
-                session.send(|buffer| frontend::password_message(hash.as_bytes(), buffer).map_err(strange))?;
+                session.send(|buffer| frontend::password_message(hash.as_bytes(), buffer).map_err(invalid))?;
             }
             Message::AuthenticationSasl(body) => {
                 permit("scram-sha-256")?;
                 is_bound = scram(session, settings.binding, &body, password()?)?;
             }
             Message::NoticeResponse(_) => continue,
-            _ => return Err(SqlError::strange("it asks for a login that csalock does not have (GSSAPI, SSPI, OAuth)")),
+            _ => return Err(strange("it asks for a login that csalock does not have (GSSAPI, SSPI, OAuth)")),
         }
         has_proved = true;
     }
@@ -60,13 +60,13 @@ pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target
 }
 
 fn denied(why: String) -> SqlError {
-    SqlError::Said("28P01".into(), why)
+    said("28P01", why)
 }
 
 /// Proves the password, and checks that the server knows it too (RFC 5802, RFC 7677). Returns true if the login is bound to
 /// the TLS connection.
 fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody, password: &[u8]) -> Done<bool> {
-    let offers: Vec<&str> = body.mechanisms().collect().map_err(strange)?;
+    let offers: Vec<&str> = body.mechanisms().collect().map_err(invalid)?;
     let end_point = if binding == Binding::Disable { None } else { session.end_point() };
     let (mechanism, channel, is_bound) = match end_point {
         Some(hash) if offers.contains(&SCRAM_SHA_256_PLUS) => {
@@ -82,18 +82,18 @@ fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody,
         None => (SCRAM_SHA_256, ChannelBinding::unsupported(), false),
     };
     if !offers.contains(&mechanism) {
-        return Err(SqlError::strange("it offers no login that csalock has"));
+        return Err(strange("it offers no login that csalock has"));
     }
     let mut scram = ScramSha256::new(password, channel);
-    session.send(|buffer| frontend::sasl_initial_response(mechanism, scram.message(), buffer).map_err(strange))?;
+    session.send(|buffer| frontend::sasl_initial_response(mechanism, scram.message(), buffer).map_err(invalid))?;
     let Message::AuthenticationSaslContinue(challenge) = session.receive()? else { return Err(out_of_step()) };
     if rounds(challenge.data()).is_none_or(|rounds| rounds > MOST_ROUNDS) {
         return Err(out_of_step());
     }
     scram.update(challenge.data()).map_err(|_| out_of_step())?;
-    session.send(|buffer| frontend::sasl_response(scram.message(), buffer).map_err(strange))?;
+    session.send(|buffer| frontend::sasl_response(scram.message(), buffer).map_err(invalid))?;
     let Message::AuthenticationSaslFinal(answer) = session.receive()? else { return Err(out_of_step()) };
-    scram.finish(answer.data()).map_err(|_| SqlError::strange("it does not know the password"))?;
+    scram.finish(answer.data()).map_err(|_| strange("it does not know the password"))?;
     Ok(is_bound)
 }
 
@@ -103,7 +103,7 @@ fn rounds(challenge: &[u8]) -> Option<u32> {
 }
 
 fn out_of_step() -> SqlError {
-    SqlError::strange("an invalid step of SCRAM")
+    strange("an invalid step of SCRAM")
 }
 
 /// Returns the password of the first line `HOST:PORT:DATABASE:USER:PASSWORD` that matches, or the reason why there is none.

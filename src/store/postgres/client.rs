@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::errors::SqlError;
+use super::errors::{SqlCause, SqlError, code, ends_call, explain, is_missing, is_taken};
 use super::session::{Done, Row, Session, array, script, statement};
 use super::settings::Settings;
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::store::net::retry::{CallError, Calls, Failed};
+use crate::store::net::errors::{CallError, NetError};
+use crate::store::net::retry::Calls;
 use crate::store::net::{CallDeadline, Connector};
 use crate::store::{Call, Subscription, Upkeep, WriteSet, guarded};
 
@@ -72,17 +73,12 @@ impl SqlRequest<'_> {
 impl Postgres {
     /// Runs a statement on the store's schema, which `$.` stands for. Returns its rows, and true if it was sent more
     /// than once.
-    pub(super) fn call(
-        &self,
-        call: Call,
-        sql: &str,
-        parameters: &[Vec<u8>],
-    ) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
+    pub(super) fn call(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Done<(Vec<Row>, bool)> {
         self.send(call, &SqlRequest::Statement(&self.named(sql), parameters))
     }
 
     /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
-    pub(super) fn run(&self, call: Call, sql: &str) -> std::result::Result<Vec<Row>, Failed<SqlError>> {
+    pub(super) fn run(&self, call: Call, sql: &str) -> Done<Vec<Row>> {
         let sql = sql.replace("\"csalock\"", &format!("\"{}\"", self.schema));
         self.send(call, &SqlRequest::Script(&sql)).map(|(rows, _)| rows)
     }
@@ -91,11 +87,11 @@ impl Postgres {
     pub(super) fn query(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Result<Option<Vec<Row>>> {
         match self.call(call, sql, parameters) {
             Ok((rows, _)) => Ok(Some(rows)),
-            Err(failed) if failed.trouble.is_missing() => {
-                self.run(call, include_str!("check.sql")).map_err(Failed::into_error)?;
+            Err(error) if is_missing(&error) => {
+                self.run(call, include_str!("check.sql")).map_err(|error| self.error(call, &error))?;
                 Ok(None)
             }
-            Err(failed) => Err(failed.error),
+            Err(error) => Err(self.error(call, &error)),
         }
     }
 
@@ -103,8 +99,8 @@ impl Postgres {
     pub(super) fn create(&self, call: Call) -> Result<()> {
         let done = self.run(call, include_str!("check.sql")).and_then(|_| self.run(call, include_str!("schema.sql")));
         match done {
-            Err(failed) if failed.trouble.is_taken() => Ok(()),
-            done => done.map(drop).map_err(Failed::into_error),
+            Err(error) if !is_taken(&error) => Err(self.error(call, &error)),
+            _ => Ok(()),
         }
     }
 
@@ -116,7 +112,7 @@ impl Postgres {
             return Ok(());
         }
         match self.call(call, FLUSH, &[]) {
-            Err(failed) if !failed.trouble.is_missing() => return Err(failed.error),
+            Err(error) if !is_missing(&error) => return Err(self.error(call, &error)),
             _ => self.client.in_doubt.store(false, Ordering::SeqCst),
         }
         Ok(())
@@ -161,29 +157,32 @@ impl Postgres {
         sql.replace("$origin", ORIGIN).replace("$.", &format!("\"{}\".", self.schema))
     }
 
-    fn send(&self, call: Call, request: &SqlRequest<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
+    fn send(&self, call: Call, request: &SqlRequest<'_>) -> Done<(Vec<Row>, bool)> {
         let client = &self.client;
         let (mut sent, mut refusal) = (0, None);
-        let explain = |error: &SqlError| {
-            let is_late = error.code() == "55P03" || *error == SqlError::Line(CallError::Silent);
-            let error = if is_late && client.lacks_standby(call) { &SqlError::NotReplicated } else { error };
-            error.error(&self.place, &self.schema)
-        };
-        let rows = client.calls.repeat(call, explain, |call| {
+        let rows = client.calls.repeat(call, |call| {
             client.connector.call_deadline.begin(call.by(client.host.boottime() + SHARE));
             client.try_once(request, &mut sent).map_err(|error| {
-                if error.ends_call() {
+                if ends_call(&error) {
                     return error;
                 }
                 client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
                 // A server that is full says so at some attempts only.
-                if matches!(error, SqlError::Said(..)) {
+                if matches!(error, CallError::Server(SqlCause::Said(..))) {
                     refusal = Some(error.clone());
                 }
                 refusal.clone().unwrap_or(error)
             })
         })?;
         Ok((rows, sent > 1))
+    }
+
+    /// Returns the error for the user of a failed call.
+    pub(super) fn error(&self, call: Call, failed: &SqlError) -> Error {
+        let is_late = code(failed) == "55P03" || *failed == CallError::Net(NetError::Silent);
+        let not_replicated = CallError::Server(SqlCause::NotReplicated);
+        let shown = if is_late && self.client.lacks_standby(call) { &not_replicated } else { failed };
+        self.client.calls.mark_unreached(failed, explain(shown, &self.place, &self.schema))
     }
 }
 
@@ -231,7 +230,7 @@ impl Client {
             SqlRequest::Script(sql) => script(sql, left)?,
         };
         let done = session.exchange(&request);
-        if done.as_ref().err().is_none_or(SqlError::ends_call) {
+        if done.as_ref().err().is_none_or(ends_call) {
             *kept = Some(session);
         }
         done

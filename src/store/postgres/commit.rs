@@ -5,10 +5,10 @@
 
 use std::sync::atomic::Ordering;
 
+use super::errors::{is_conflict, is_missing};
 use super::session::array;
 use super::{Postgres, number};
 use crate::error::Result;
-use crate::store::net::retry::Failed;
 use crate::store::{Call, CommitResult, Store, Version, Write, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
@@ -55,7 +55,7 @@ impl Postgres {
     pub(super) fn transact(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         let Some(parameters) = self.parameters(call, set)? else { return Ok(CommitResult::Conflict(None)) };
         let mut done = self.call(call, COMMIT, &parameters);
-        if done.as_ref().is_err_and(|failed| failed.trouble.is_missing()) {
+        if done.as_ref().is_err_and(is_missing) {
             match set.change {
                 Some(Write { expect: None, body: Some(_), .. }) => {}
                 Some(_) => return Ok(CommitResult::Conflict(None)),
@@ -68,8 +68,8 @@ impl Postgres {
             done = self.call(call, COMMIT, &parameters);
         }
         let (mut rows, was_resent) = match done {
-            Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict(None)),
-            done => done.map_err(Failed::into_error)?,
+            Err(error) if is_conflict(&error) => return Ok(CommitResult::Conflict(None)),
+            done => done.map_err(|error| self.error(call, &error))?,
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
         if let Some(number) = number(row, 0) {

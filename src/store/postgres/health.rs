@@ -15,7 +15,7 @@ impl Postgres {
     pub(super) fn findings(&self, call: Call) -> Vec<Finding> {
         let row = match self.run(call, EXAMINE) {
             Ok(mut rows) => rows.pop().unwrap_or_default(),
-            Err(failed) => return vec![Finding::failed("server", &failed.error)],
+            Err(error) => return vec![Finding::failed("server", &self.error(call, &error))],
         };
         let text = |at: usize| row.get(at).and_then(Option::as_deref).map(escape).unwrap_or_default();
         let standbys = text(1);

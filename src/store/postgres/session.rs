@@ -16,12 +16,12 @@ use postgres_protocol::IsNull;
 use postgres_protocol::message::backend::{DataRowBody, ErrorFields, Header, Message};
 use postgres_protocol::message::frontend;
 
-use super::errors::SqlError;
+use super::errors::{SqlCause, SqlError, depends_on_tls, ends_call, is_standby, said, strange};
 use super::settings::{Settings, SslMode, Target};
 use super::{auth, tls};
 use crate::host::user_name;
 use crate::name::escape;
-use crate::store::net::retry::CallError;
+use crate::store::net::errors::{CallError, NetError};
 use crate::store::net::{Connector, Socket, Wire, is_readable};
 
 /// Maximum length of a message in bytes.
@@ -59,12 +59,12 @@ impl Session {
                 .and_then(|session| if settings.targets.len() == 1 { Ok(session) } else { session.unless_standby() });
             connector.call_deadline.set(until);
             match opened {
-                Err(trouble) if trouble.ends_call() && !trouble.is_standby() => return Err(trouble),
-                Err(trouble) => drop(first.get_or_insert(trouble)),
+                Err(error) if ends_call(&error) && !is_standby(&error) => return Err(error),
+                Err(error) => drop(first.get_or_insert(error)),
                 opened => return opened,
             }
         }
-        Err(first.unwrap_or_else(|| SqlError::strange("no server is named")))
+        Err(first.unwrap_or_else(|| strange("no server is named")))
     }
 
     /// Connects to this server, with and without TLS in the order that the mode asks for.
@@ -81,12 +81,12 @@ impl Session {
             let opened =
                 dial(connector, settings, target, *encrypted).and_then(|wire| Session::over(wire, settings, target));
             match opened {
-                Err(trouble) if trouble.depends_on_tls() => drop(first.get_or_insert(trouble)),
-                Err(trouble) => return Err(first.unwrap_or(trouble)),
+                Err(error) if depends_on_tls(&error) => drop(first.get_or_insert(error)),
+                Err(error) => return Err(first.unwrap_or(error)),
                 opened => return opened,
             }
         }
-        Err(first.unwrap_or_else(|| SqlError::strange("no way to connect")))
+        Err(first.unwrap_or_else(|| strange("no way to connect")))
     }
 
     pub(super) fn over(wire: Wire, settings: &Settings, target: &Target) -> Done<Session> {
@@ -99,7 +99,7 @@ impl Session {
             ("options", settings.options.as_deref().unwrap_or_default()),
         ];
         let pairs = pairs.into_iter().filter(|(_, value)| !value.is_empty());
-        session.send(|buffer| frontend::startup_message(pairs, buffer).map_err(strange))?;
+        session.send(|buffer| frontend::startup_message(pairs, buffer).map_err(invalid))?;
         auth::log_in(&mut session, settings, target)?;
         loop {
             match session.receive()? {
@@ -113,7 +113,7 @@ impl Session {
     fn unless_standby(mut self) -> Done<Session> {
         let rows = self.exchange(&script("SELECT pg_is_in_recovery()", Duration::from_secs(4))?)?;
         let is_standby = rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()));
-        if is_standby { Err(SqlError::Said("25006".into(), "it is a standby".into())) } else { Ok(self) }
+        if is_standby { Err(said("25006", "it is a standby".into())) } else { Ok(self) }
     }
 
     /// Returns the hash that stands for this connection in a login, if it is encrypted.
@@ -131,16 +131,16 @@ impl Session {
     fn message(&mut self) -> Done<Message> {
         loop {
             // A length is only a claim, so it is checked before the crate makes room for it.
-            let length = Header::parse(&self.incoming).map_err(strange)?.map_or(0, |header| header.len());
+            let length = Header::parse(&self.incoming).map_err(invalid)?.map_or(0, |header| header.len());
             if length as usize > LONGEST {
-                return Err(SqlError::strange("it does not speak PostgreSQL's protocol"));
+                return Err(strange("it does not speak PostgreSQL's protocol"));
             }
-            if let Some(message) = Message::parse(&mut self.incoming).map_err(strange)? {
+            if let Some(message) = Message::parse(&mut self.incoming).map_err(invalid)? {
                 return Ok(message);
             }
             let mut buffer = [0; 16 << 10];
             match self.wire.read(&mut buffer)? {
-                0 => return Err(SqlError::Line(CallError::Closed)),
+                0 => return Err(NetError::Closed.into()),
                 length => self.incoming.extend_from_slice(&buffer[..length]),
             }
         }
@@ -149,7 +149,7 @@ impl Session {
     /// Returns the next message of the login. Fails if that is an error.
     pub(super) fn receive(&mut self) -> Done<Message> {
         match self.message()? {
-            Message::ErrorResponse(body) => Err(said(|| body.fields()).0),
+            Message::ErrorResponse(body) => Err(error_in(|| body.fields()).0),
             message => Ok(message),
         }
     }
@@ -165,16 +165,16 @@ impl Session {
                 Message::DataRow(body) => {
                     size += cost(&body);
                     if size > LARGEST {
-                        return Err(SqlError::Line(CallError::TooLong));
+                        return Err(NetError::TooLong.into());
                     }
                     rows.push(row(&body)?);
                 }
                 Message::NoticeResponse(body) => is_certain &= field(&mut body.fields(), b'R') != WAIT_FOR_STANDBY,
-                Message::ErrorResponse(body) => match said(|| body.fields()) {
-                    (trouble, true) => return Err(trouble),
-                    (trouble, false) => failed = Some(trouble),
+                Message::ErrorResponse(body) => match error_in(|| body.fields()) {
+                    (error, true) => return Err(error),
+                    (error, false) => failed = Some(error),
                 },
-                Message::ReadyForQuery(_) if !is_certain => return Err(SqlError::NotReplicated),
+                Message::ReadyForQuery(_) if !is_certain => return Err(CallError::Server(SqlCause::NotReplicated)),
                 Message::ReadyForQuery(_) => return failed.map_or(Ok(rows), Err),
                 _ => {}
             }
@@ -220,8 +220,8 @@ fn dial(connector: &Connector, settings: &Settings, target: &Target, encrypted: 
     match answer {
         [b'S'] => Ok(connector.encrypt(&target.server(), socket)?),
         [b'N'] if settings.mode == SslMode::Prefer => Ok(Wire::Plain(socket)),
-        [b'N'] => Err(SqlError::Line(CallError::Tls("the server does not offer it".to_string()))),
-        _ => Err(SqlError::strange("it does not speak PostgreSQL's protocol")),
+        [b'N'] => Err(NetError::Tls("the server does not offer it".to_string()).into()),
+        _ => Err(strange("it does not speak PostgreSQL's protocol")),
     }
 }
 
@@ -234,11 +234,11 @@ fn check_peer(stream: &TcpStream, settings: &Settings) -> Done<()> {
     }
     let found = escape(found.unwrap_or_else(|| "an unknown user".to_string()).as_bytes());
     let what = format!("it runs as {found}, and requirepeer demands {}", escape(wanted.as_bytes()));
-    Err(SqlError::Said("28000".to_string(), what))
+    Err(said("28000", what))
 }
 
-pub(super) fn strange(error: impl Display) -> SqlError {
-    SqlError::strange(&format!("an invalid message: {error}"))
+pub(super) fn invalid(error: impl Display) -> SqlError {
+    strange(&format!("an invalid message: {error}"))
 }
 
 /// Returns the settings of a transaction whose client waits for this time. Each request begins with them: another role may
@@ -261,15 +261,15 @@ fn transaction_settings(left: Duration) -> String {
 pub(super) fn statement(sql: &str, parameters: &[Vec<u8>], left: Duration) -> Done<BytesMut> {
     let mut buffer = BytesMut::new();
     for (sql, parameters) in [(&transaction_settings(left)[..], &[][..]), (sql, parameters)] {
-        frontend::parse("", sql, [], &mut buffer).map_err(strange)?;
+        frontend::parse("", sql, [], &mut buffer).map_err(invalid)?;
         let copy = |parameter: &Vec<u8>, buffer: &mut BytesMut| {
             buffer.extend_from_slice(parameter);
             Ok(IsNull::No)
         };
         // All parameters, then all columns, in binary format.
         let bound = frontend::bind("", "", [1], parameters, copy, [1], &mut buffer);
-        bound.map_err(|_| SqlError::strange("a parameter is too long"))?;
-        frontend::execute("", 0, &mut buffer).map_err(strange)?;
+        bound.map_err(|_| strange("a parameter is too long"))?;
+        frontend::execute("", 0, &mut buffer).map_err(invalid)?;
     }
     frontend::sync(&mut buffer);
     Ok(buffer)
@@ -278,7 +278,7 @@ pub(super) fn statement(sql: &str, parameters: &[Vec<u8>], left: Duration) -> Do
 /// Returns the request for these statements, which form one transaction. The server has this time for them.
 pub(super) fn script(sql: &str, left: Duration) -> Done<BytesMut> {
     let mut buffer = BytesMut::new();
-    frontend::query(&format!("{}; {sql}", transaction_settings(left)), &mut buffer).map_err(strange)?;
+    frontend::query(&format!("{}; {sql}", transaction_settings(left)), &mut buffer).map_err(invalid)?;
     Ok(buffer)
 }
 
@@ -304,18 +304,18 @@ fn field(fields: &mut ErrorFields<'_>, kind: u8) -> String {
 }
 
 /// Returns code and text of an error, and true if the server has closed the connection.
-fn said<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (SqlError, bool) {
+fn error_in<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (SqlError, bool) {
     let field = |kind| field(&mut fields(), kind);
     let is_fatal = !matches!(&field(b'V')[..], "ERROR");
     let (code, message) = (field(b'C'), field(b'M'));
     // pgbouncer has one code for everything.
     let code = match &code[..] {
-        "08P01" if message.contains("authentication failed") || message.contains("no such user") => "28P01".to_string(),
-        "08P01" if message.contains("no such database") => "3D000".to_string(),
-        "XX000" if message.to_lowercase().contains("max client") => "53300".to_string(),
-        _ => code,
+        "08P01" if message.contains("authentication failed") || message.contains("no such user") => "28P01",
+        "08P01" if message.contains("no such database") => "3D000",
+        "XX000" if message.to_lowercase().contains("max client") => "53300",
+        code => code,
     };
-    (SqlError::Said(code, message), is_fatal)
+    (said(code, message), is_fatal)
 }
 
 /// Returns the memory that a row needs, in bytes. A column of seven bytes costs ten times as much.
@@ -326,7 +326,7 @@ fn cost(body: &DataRowBody) -> usize {
 
 fn row(body: &DataRowBody) -> Done<Row> {
     let copy = |range: Option<std::ops::Range<usize>>| Ok(range.map(|range| body.buffer()[range].to_vec()));
-    body.ranges().map(copy).collect().map_err(strange)
+    body.ranges().map(copy).collect().map_err(invalid)
 }
 
 #[cfg(test)]
@@ -357,13 +357,13 @@ mod tests {
             assert!(row_of(wrong).is_err(), "{wrong:?}");
         }
         let said_in = |body: &[u8]| match message(b'E', body) {
-            Message::ErrorResponse(body) => said(|| body.fields()),
+            Message::ErrorResponse(body) => error_in(|| body.fields()),
             _ => panic!(),
         };
         let refused = said_in(b"VERROR\0C42501\0Mno\0\0");
-        assert_eq!(refused, (SqlError::Said("42501".to_string(), "no".to_string()), false));
+        assert_eq!(refused, (said("42501", "no".to_string()), false));
         let long = [b"M", &[b'x'; 1000][..], b"\0\0"].concat();
-        assert_eq!(said_in(&long), (SqlError::Said(String::new(), "x".repeat(300)), true));
+        assert_eq!(said_in(&long), (said("", "x".repeat(300)), true));
     }
 
     #[test]
@@ -403,7 +403,7 @@ mod tests {
             let wire = Wire::Plain(socket);
             let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted: false };
             let refused = session.exchange(&script("", Duration::from_secs(1)).unwrap());
-            assert_eq!(refused, Err(SqlError::Line(CallError::TooLong)));
+            assert_eq!(refused, Err(NetError::TooLong.into()));
             drop(session);
             server.join().unwrap();
             assert!(sent.load(Ordering::SeqCst) < 4 << 20, "columns {columns}: {sent:?}");

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::Database;
+use super::errors::{SqlError, ends_call, explain, is_conflict, is_missing, is_taken};
 use super::session::{Session, statement};
 use super::settings::Settings;
 use crate::host::Fake;
@@ -31,9 +32,9 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
         assert!(size <= bytes.len(), "the rows are longer than the answer");
         Ok(())
     });
-    let said = |error: super::errors::SqlError| {
-        let _ = (error.is_missing(), error.is_taken(), error.is_conflict(), error.ends_call());
-        error.error("postgres://h/d", "s").to_string()
+    let said = |error: SqlError| {
+        let _ = (is_missing(&error), is_taken(&error), is_conflict(&error), ends_call(&error));
+        explain(&error, "postgres://h/d", "s").to_string()
     };
     done.err().map(said).into_iter().collect()
 }

@@ -12,13 +12,14 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::Remote;
-use super::errors::LinkError;
+use super::errors::{SshError, explain};
 use super::link::Link;
 use super::wire::{Reply, WireRequest, line};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::lock::HandleHash;
-use crate::store::net::retry::{Calls, Failed, PATIENCE};
+use crate::store::net::errors::NetError;
+use crate::store::net::retry::{Calls, PATIENCE};
 use crate::store::{Call, Subscription, guarded};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
@@ -69,14 +70,14 @@ impl Client {
     /// Sends a request, and returns its reply with the id of the request.
     pub(super) fn ask(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
         let id = self.new_id()?;
-        let reply = self.calls.repeat(call, |error| self.error(error), |call| self.try_once(call, id, request));
-        match reply.map_err(Failed::into_error)? {
+        let reply = self.calls.repeat(call, |call| self.try_once(call, id, request));
+        match reply.map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)))? {
             Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
             reply => Ok((id, reply)),
         }
     }
 
-    fn try_once(&self, call: Call, id: u64, request: &WireRequest) -> std::result::Result<Reply, LinkError> {
+    fn try_once(&self, call: Call, id: u64, request: &WireRequest) -> std::result::Result<Reply, SshError> {
         let mut slot = guarded(&self.slot);
         let done = self.try_on(call, &mut slot, id, request);
         if done.is_err() {
@@ -85,7 +86,7 @@ impl Client {
         done
     }
 
-    fn try_on(&self, call: Call, slot: &mut Slot, id: u64, ask: &WireRequest) -> std::result::Result<Reply, LinkError> {
+    fn try_on(&self, call: Call, slot: &mut Slot, id: u64, ask: &WireRequest) -> std::result::Result<Reply, SshError> {
         let host = self.host.as_ref();
         let link = match &mut slot.link {
             Some(link) => link,
@@ -97,7 +98,7 @@ impl Client {
         if !slot.earlier.is_empty() {
             match link.ask(host, !id, &WireRequest::After(slot.earlier.clone()), call)? {
                 Reply::Done => slot.earlier.clear(),
-                _ => return Err(LinkError::Silent),
+                _ => return Err(NetError::Silent.into()),
             }
         }
         let call = if is_new { call } else { call.by(host.boottime() + SHARE) };
@@ -112,16 +113,13 @@ impl Client {
         visit: &mut dyn FnMut(Reply) -> Result<()>,
     ) -> Result<Reply> {
         let (host, id) = (self.host.as_ref(), self.new_id()?);
-        let begun = self.calls.repeat(
-            call,
-            |error| self.error(error),
-            |call| {
-                let mut link = Link::open(&self.program, &self.remote, host.boottime())?;
-                link.greet(host, call)?;
-                Ok((link.ask(host, id, request, call)?, link))
-            },
-        );
-        let (mut reply, mut link) = begun.map_err(Failed::into_error)?;
+        let begun = self.calls.repeat(call, |call| {
+            let mut link = Link::open(&self.program, &self.remote, host.boottime())?;
+            link.greet(host, call)?;
+            Ok((link.ask(host, id, request, call)?, link))
+        });
+        let begun = begun.map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)));
+        let (mut reply, mut link) = begun?;
         while matches!(reply, Reply::Entry(..)) {
             self.calls.count_answer();
             visit(reply)?;
@@ -131,8 +129,8 @@ impl Client {
         Ok(reply)
     }
 
-    pub(super) fn error(&self, error: &LinkError) -> Error {
-        error.error(&self.remote, &self.program)
+    pub(super) fn error(&self, error: &SshError) -> Error {
+        explain(error, &self.remote, &self.program)
     }
 
     fn new_id(&self) -> Result<u64> {

@@ -1,13 +1,12 @@
 //! Errors of a connection: whether a retry may help, exit code and hint.
 
 use std::ffi::OsStr;
-use std::io;
 
 use super::Remote;
-use super::wire::Strange;
-use crate::error::{Error, ErrorKind, describe};
-use crate::name::shell_quote;
-use crate::store::net::retry::{Retry, Trouble};
+use super::wire::Garbled;
+use crate::error::{Error, ErrorKind};
+use crate::name::{escape, shell_quote};
+use crate::store::net::errors::{CallError, Cause, Retry};
 
 /// Parts of the lines in which ssh(1) itself names a trouble that no repetition ends.
 const LASTING: [&str; 5] = [
@@ -18,13 +17,14 @@ const LASTING: [&str; 5] = [
     "Bad port ",
 ];
 
-#[derive(Debug)]
-pub(super) enum LinkError {
-    NotStarted(io::Error),
+pub(super) type SshError = CallError<SshCause>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SshCause {
+    /// ssh(1) was not started, for this reason.
+    NotStarted(String),
     /// The connection has ended: the message for the user, and true if a repetition cannot help.
     Ended(String, bool),
-    Silent,
-    Interrupted,
     Strange,
     NoServer,
     /// The server speaks another version of the protocol; its program has this version.
@@ -33,10 +33,21 @@ pub(super) enum LinkError {
     Refused(Error),
 }
 
-impl LinkError {
+impl Cause for SshCause {
+    /// A new connection may help a client that has been connected.
+    fn retry(&self) -> Retry {
+        match self {
+            SshCause::Strange => Retry::Always,
+            SshCause::Ended(_, false) => Retry::IfMetOrLater,
+            _ => Retry::Never,
+        }
+    }
+}
+
+impl SshCause {
     /// Returns the error for a connection that ended. `printed` has the words of banners and login scripts too, so only lines
     /// of ssh(1) count, and of the program that the exit `status` is from. After the greeting no words count.
-    pub(super) fn ended(printed: &str, status: Option<i32>, is_greeted: bool) -> LinkError {
+    pub(super) fn ended(printed: &str, status: Option<i32>, is_greeted: bool) -> SshCause {
         let mut lines = printed.lines().rev().map(str::trim).filter(|line| !line.is_empty());
         let last = lines.clone().next().unwrap_or_default();
         let lasting = match status {
@@ -47,87 +58,60 @@ impl LinkError {
             Some(126 | 127) => Some(last),
             Some(_) => lines.find(|line| line.starts_with("csalock:")),
         };
-        LinkError::Ended(crate::name::escape(lasting.unwrap_or(last).as_bytes()), lasting.is_some())
-    }
-
-    /// Returns the error about this store, which `program` in the place of ssh(1) reaches.
-    pub(super) fn error(&self, remote: &Remote, program: &OsStr) -> Error {
-        let place = remote.url();
-        let port = remote.port.map(|port| format!("-p {port} ")).unwrap_or_default();
-        let ssh = format!("ssh {port}{}", remote.destination);
-        let works = format!("see that `{ssh} true` works without a question, then try again");
-        let (kind, problem, cure) = match self {
-            LinkError::Refused(error) => return error.clone().of_server(&place),
-            LinkError::NotStarted(error) => (
-                ErrorKind::Unavailable,
-                format!("cannot start {}: {}", shell_quote(program.as_encoded_bytes()), describe(error)),
-                "install an ssh client, or name its program, without arguments, in CSALOCK_SSH".to_string(),
-            ),
-            LinkError::Ended(said, true) if said.contains("Permission denied") => (
-                ErrorKind::Denied,
-                said.clone(),
-                format!(
-                    "see that `{ssh} true` works without a password: a key in its authorized_keys, and an agent or a key without a passphrase here"
-                ),
-            ),
-            // An older version knows no `serve`.
-            LinkError::Ended(said, _) if said.starts_with("csalock: unknown command") => {
-                (ErrorKind::Unavailable, said.clone(), "install the same version of csalock on both hosts".to_string())
-            }
-            LinkError::Ended(said, true) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => (
-                ErrorKind::Unavailable,
-                said.clone(),
-                "install csalock on that host, where commands of ssh find it (/usr/bin or /usr/local/bin)".to_string(),
-            ),
-            LinkError::Ended(said, _) if said.is_empty() => {
-                (ErrorKind::Unavailable, "the connection ended without an answer".to_string(), works)
-            }
-            LinkError::Ended(said, _) => (ErrorKind::Unavailable, said.clone(), works),
-            LinkError::Silent => (ErrorKind::Unavailable, "no answer in time".to_string(), works),
-            LinkError::Interrupted => (ErrorKind::Unavailable, "a signal ended the call".to_string(), works),
-            LinkError::Strange | LinkError::NoServer => (
-                ErrorKind::Unavailable,
-                "the answer is not that of csalock".to_string(),
-                format!("see that `{ssh} csalock --version` prints one line, and the shell there nothing else"),
-            ),
-            LinkError::OtherVersion(program) => (
-                ErrorKind::Unavailable,
-                format!("csalock {} there speaks another protocol", crate::name::escape(program.as_bytes())),
-                "install the same version on both hosts".to_string(),
-            ),
-        };
-        Error::new(kind, format!("{place} cannot be reached: {problem}"), cure)
+        SshCause::Ended(escape(lasting.unwrap_or(last).as_bytes()), lasting.is_some())
     }
 }
 
-impl Trouble for LinkError {
-    /// A new connection may help a client that has been connected.
-    fn retry(&self) -> Retry {
-        match self {
-            LinkError::Strange => Retry::Always,
-            _ if self.may_pass() => Retry::IfMet,
-            _ => Retry::Never,
+/// Returns the error about this store, which `program` in the place of ssh(1) reaches.
+pub(super) fn explain(error: &SshError, remote: &Remote, program: &OsStr) -> Error {
+    let port = remote.port.map(|port| format!("-p {port} ")).unwrap_or_default();
+    let ssh = format!("ssh {port}{}", remote.destination);
+    let failed = |kind, problem: &str, hint: &str| {
+        Error::new(kind, format!("{} cannot be reached: {problem}", remote.url()), hint)
+    };
+    let away = |problem: &str, hint: &str| failed(ErrorKind::Unavailable, problem, hint);
+    let works = format!("see that `{ssh} true` works without a question, then try again");
+    let cause = match error {
+        CallError::Net(error) => return away(&error.to_string(), &works),
+        CallError::Server(cause) => cause,
+    };
+    match cause {
+        SshCause::Refused(error) => error.clone().of_server(&remote.url()),
+        SshCause::NotStarted(why) => away(
+            &format!("cannot start {}: {why}", shell_quote(program.as_encoded_bytes())),
+            "install an ssh client, or name its program, without arguments, in CSALOCK_SSH",
+        ),
+        SshCause::Ended(said, true) if said.contains("Permission denied") => failed(
+            ErrorKind::Denied,
+            said,
+            &format!(
+                "see that `{ssh} true` works without a password: a key in its authorized_keys, and an agent or a key \
+                 without a passphrase here"
+            ),
+        ),
+        // An older version knows no `serve`.
+        SshCause::Ended(said, _) if said.starts_with("csalock: unknown command") => {
+            away(said, "install the same version of csalock on both hosts")
         }
-    }
-
-    fn may_pass(&self) -> bool {
-        match self {
-            LinkError::Ended(_, is_lasting) => !is_lasting,
-            LinkError::Silent | LinkError::Strange => true,
-            _ => false,
+        SshCause::Ended(said, true) if ["not found", "No such file"].iter().any(|part| said.contains(part)) => {
+            away(said, "install csalock on that host, where commands of ssh find it (/usr/bin or /usr/local/bin)")
         }
+        SshCause::Ended(said, _) if said.is_empty() => away("the connection ended without an answer", &works),
+        SshCause::Ended(said, _) => away(said, &works),
+        SshCause::Strange | SshCause::NoServer => away(
+            "the answer is not that of csalock",
+            &format!("see that `{ssh} csalock --version` prints one line, and the shell there nothing else"),
+        ),
+        SshCause::OtherVersion(program) => away(
+            &format!("csalock {} there speaks another protocol", escape(program.as_bytes())),
+            "install the same version on both hosts",
+        ),
     }
 }
 
-impl From<Strange> for LinkError {
-    fn from(_: Strange) -> LinkError {
-        LinkError::Strange
-    }
-}
-
-impl From<io::Error> for LinkError {
-    fn from(error: io::Error) -> LinkError {
-        LinkError::NotStarted(error)
+impl From<Garbled> for SshError {
+    fn from(_: Garbled) -> SshError {
+        CallError::Server(SshCause::Strange)
     }
 }
 
@@ -136,8 +120,8 @@ mod tests {
     use super::*;
 
     fn ended(printed: &str, status: Option<i32>, is_greeted: bool) -> (String, bool) {
-        match LinkError::ended(printed, status, is_greeted) {
-            LinkError::Ended(said, is_lasting) => (said, is_lasting),
+        match SshCause::ended(printed, status, is_greeted) {
+            SshCause::Ended(said, is_lasting) => (said, is_lasting),
             other => panic!("{other:?}"),
         }
     }

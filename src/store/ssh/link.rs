@@ -1,7 +1,7 @@
 //! One connection: ssh(1) as a child process, whose standard input and output are one socket.
 
 use std::ffi::OsStr;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -17,12 +17,14 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use super::Remote;
-use super::errors::LinkError;
-use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
+use super::errors::{SshCause, SshError};
+use super::wire::{Garbled, Greeting, Lines, Reply, VERSION, WireRequest, line};
+use crate::error::describe;
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
 use crate::store::Call;
+use crate::store::net::errors::{CallError, NetError};
 
 /// Maximum number of bytes of ssh's messages that are read.
 const MOST_SAID: usize = 4096;
@@ -50,7 +52,11 @@ pub(super) struct Link {
 
 impl Link {
     /// Starts ssh(1). Its process group is its own, so that signals from the terminal do not end it before a release.
-    pub(super) fn open(program: &OsStr, remote: &Remote, now: Duration) -> Result<Link, LinkError> {
+    pub(super) fn open(program: &OsStr, remote: &Remote, now: Duration) -> Result<Link, SshError> {
+        Link::start(program, remote, now).map_err(|error| CallError::Server(SshCause::NotStarted(describe(&error))))
+    }
+
+    fn start(program: &OsStr, remote: &Remote, now: Duration) -> io::Result<Link> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_nonblocking(true)?;
         let mut command = Command::new(program);
@@ -60,10 +66,10 @@ impl Link {
         command.arg("--").arg(&remote.destination).arg(remote.command());
         command.stdin(OwnedFd::from(theirs.try_clone()?)).stdout(OwnedFd::from(theirs)).stderr(Stdio::piped());
         signals::restore_for(&mut command);
-        let mut ssh = command.process_group(0).spawn().map_err(LinkError::NotStarted)?;
+        let mut ssh = command.process_group(0).spawn()?;
         let stderr = ssh.stderr.take();
         if let Some(stderr) = &stderr {
-            fcntl(stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(std::io::Error::from)?;
+            fcntl(stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         }
         Ok(Link {
             ssh,
@@ -77,32 +83,32 @@ impl Link {
         })
     }
 
-    pub(super) fn greet(&mut self, host: &dyn Host, call: Call) -> Result<(), LinkError> {
+    pub(super) fn greet(&mut self, host: &dyn Host, call: Call) -> Result<(), SshError> {
         if self.session.is_some() {
             return Ok(());
         }
         let greeting: Greeting = self.receive(host, call).map_err(|error| match error {
             // A login script may print something first.
-            LinkError::Strange => LinkError::NoServer,
+            CallError::Server(SshCause::Strange) => CallError::Server(SshCause::NoServer),
             error => error,
         })?;
         if greeting.csalock_serve != VERSION {
-            return Err(LinkError::OtherVersion(greeting.program));
+            return Err(CallError::Server(SshCause::OtherVersion(greeting.program)));
         }
-        self.session = Some(greeting.session.map_err(LinkError::Refused)?);
+        self.session = Some(greeting.session.map_err(|error| CallError::Server(SshCause::Refused(error)))?);
         // A banner is not the reason for a later end.
         self.read_stderr();
         self.printed.clear();
         Ok(())
     }
 
-    pub(super) fn ask(&mut self, host: &dyn Host, id: u64, ask: &WireRequest, call: Call) -> Result<Reply, LinkError> {
+    pub(super) fn ask(&mut self, host: &dyn Host, id: u64, ask: &WireRequest, call: Call) -> Result<Reply, SshError> {
         self.send(host, &line(&(id, ask)), call)?;
         self.reply(host, id, call)
     }
 
     /// Returns the next reply to this request. Replies to other requests are for processes that have ended.
-    pub(super) fn reply(&mut self, host: &dyn Host, id: u64, call: Call) -> Result<Reply, LinkError> {
+    pub(super) fn reply(&mut self, host: &dyn Host, id: u64, call: Call) -> Result<Reply, SshError> {
         loop {
             match self.receive(host, call)? {
                 (of, Reply::Notified) => self.note(of)?,
@@ -111,13 +117,13 @@ impl Link {
             }
             // A server that sends without end must not exceed the deadline.
             if host.boottime() >= call.end() {
-                return Err(LinkError::Silent);
+                return Err(NetError::Silent.into());
             }
         }
     }
 
     /// Reads the notifications that have arrived, without waiting.
-    pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), LinkError> {
+    pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), SshError> {
         let until = host.boottime() + TO_HEAR;
         loop {
             self.note_received()?;
@@ -125,13 +131,13 @@ impl Link {
                 return Ok(());
             }
             if host.boottime() >= until {
-                return Err(LinkError::Strange);
+                return Err(Garbled.into());
             }
         }
     }
 
     /// Notes the notifications that have come with the last reply. Other replies are for processes that have ended.
-    pub(super) fn note_received(&mut self) -> Result<(), LinkError> {
+    pub(super) fn note_received(&mut self) -> Result<(), SshError> {
         while let Some((of, reply)) = self.lines.next()? {
             if matches!(reply, Reply::Notified) {
                 self.note(of)?;
@@ -140,9 +146,9 @@ impl Link {
         Ok(())
     }
 
-    fn note(&mut self, id: u64) -> Result<(), LinkError> {
+    fn note(&mut self, id: u64) -> Result<(), SshError> {
         if self.notified.contains(&id) {
-            return Err(LinkError::Strange);
+            return Err(Garbled.into());
         }
         self.notified.push(id);
         if self.notified.len() > MOST_SUBSCRIPTIONS {
@@ -151,7 +157,7 @@ impl Link {
         Ok(())
     }
 
-    pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], call: Call) -> Result<(), LinkError> {
+    pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], call: Call) -> Result<(), SshError> {
         while !bytes.is_empty() {
             match self.socket.write(bytes) {
                 Ok(length) => bytes = &bytes[length..],
@@ -163,7 +169,7 @@ impl Link {
         Ok(())
     }
 
-    fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, call: Call) -> Result<T, LinkError> {
+    fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, call: Call) -> Result<T, SshError> {
         loop {
             if let Some(message) = self.lines.next()? {
                 return Ok(message);
@@ -175,7 +181,7 @@ impl Link {
     }
 
     /// Reads what has arrived; returns false if that is nothing.
-    fn read(&mut self) -> Result<bool, LinkError> {
+    fn read(&mut self) -> Result<bool, SshError> {
         let mut buffer = [0; 16 << 10];
         match self.socket.read(&mut buffer) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
@@ -189,7 +195,7 @@ impl Link {
     }
 
     /// Waits until the socket is ready, and reads what ssh prints meanwhile: a login script that prints much would block.
-    fn wait(&mut self, host: &dyn Host, what: PollFlags, call: Call) -> Result<(), LinkError> {
+    fn wait(&mut self, host: &dyn Host, what: PollFlags, call: Call) -> Result<(), SshError> {
         let left = call.end().saturating_sub(host.boottime());
         let stderr = self.stderr.as_ref().map(AsFd::as_fd);
         let mut polled = vec![PollFd::new(self.socket.as_fd(), what)];
@@ -199,8 +205,8 @@ impl Link {
         drop(polled);
         self.read_stderr();
         match () {
-            () if call.is_interrupted(host) => Err(LinkError::Interrupted),
-            () if !is_ready && left.is_zero() => Err(LinkError::Silent),
+            () if call.is_interrupted(host) => Err(NetError::Interrupted.into()),
+            () if !is_ready && left.is_zero() => Err(NetError::Silent.into()),
             () => Ok(()),
         }
     }
@@ -221,7 +227,7 @@ impl Link {
     }
 
     /// Returns the error for the end of this connection. The socket has ended, so ssh has ended too, or is about to.
-    fn ended(&mut self) -> LinkError {
+    fn ended(&mut self) -> SshError {
         let mut status = None;
         for _ in 0..10 {
             status = self.ssh.try_wait().ok().flatten().and_then(|status| status.code());
@@ -233,7 +239,7 @@ impl Link {
             let mut polled: Vec<PollFd<'_>> = stderr.collect();
             let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(Duration::from_millis(20))), None);
         }
-        LinkError::ended(&String::from_utf8_lossy(&self.printed), status, self.session.is_some())
+        CallError::Server(SshCause::ended(&String::from_utf8_lossy(&self.printed), status, self.session.is_some()))
     }
 
     /// Ends the connection. Subscriptions and forked processes have its descriptor too, so a close alone would not end it,
@@ -242,7 +248,7 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
     }
 }

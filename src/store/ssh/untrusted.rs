@@ -1,11 +1,12 @@
 //! Interpretation of messages from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
 use super::Remote;
-use super::errors::LinkError;
+use super::errors::{SshCause, explain};
 use super::serve::Server;
 use super::wire::{Greeting, Lines, Reply, WireRequest};
 use crate::host::Fake;
 use crate::store::Memory;
+use crate::store::net::errors::CallError;
 
 pub(crate) fn answer(bytes: &[u8]) {
     let (host, mut lines) = (Fake::new(1), Lines::default());
@@ -28,7 +29,7 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
     if let Ok(Some(greeting)) = lines.next::<Greeting>() {
         let _ = greeting.session.map_err(&mut add);
         let remote = Remote { destination: "h".to_string(), port: None, path: "/p".to_string() };
-        add(LinkError::OtherVersion(greeting.program).error(&remote, "ssh".as_ref()));
+        add(explain(&CallError::Server(SshCause::OtherVersion(greeting.program)), &remote, "ssh".as_ref()));
     }
     while let Ok(Some((_, reply))) = lines.next::<(u64, Reply)>() {
         match reply {

@@ -145,7 +145,7 @@ pub(super) struct Lines {
 
 /// A line that is too long or not a message of the protocol.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Strange;
+pub(super) struct Garbled;
 
 impl Lines {
     pub(super) fn push(&mut self, bytes: &[u8]) {
@@ -153,13 +153,13 @@ impl Lines {
     }
 
     /// Returns the next message, if its line is complete.
-    pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Strange> {
+    pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Garbled> {
         let Some(end) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
             self.searched = self.bytes.len();
-            return if self.searched > MOST_OF_LINE { Err(Strange) } else { Ok(None) };
+            return if self.searched > MOST_OF_LINE { Err(Garbled) } else { Ok(None) };
         };
         let line: Vec<u8> = self.bytes.drain(..=self.searched + end).collect();
         self.searched = 0;
-        serde_json::from_slice(&line).map(Some).map_err(|_| Strange)
+        serde_json::from_slice(&line).map(Some).map_err(|_| Garbled)
     }
 }

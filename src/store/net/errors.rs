@@ -1,0 +1,142 @@
+//! Failures of a call to a server: those of any connection, and those that only one kind of server has.
+
+use std::{fmt, io};
+
+use nix::errno::Errno;
+
+use crate::name::escape;
+
+/// The step after a failed attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum Retry {
+    /// Nothing: a server has answered.
+    Answered,
+    /// Nothing, although no server has answered.
+    Never,
+    /// Another attempt, if a server has answered this process before or let it in. Else the failure is permanent: a wrong
+    /// name, another protocol on the port, failed TLS.
+    IfMet,
+    /// The same, but waiting may help: a server that is down or starts refuses connections.
+    IfMetOrLater,
+    /// Another attempt.
+    Always,
+}
+
+/// Failure that only the servers of one kind of store have.
+pub(in crate::store) trait Cause {
+    fn retry(&self) -> Retry;
+}
+
+/// Failure of a call, or of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::store) enum CallError<C> {
+    Net(NetError),
+    Server(C),
+}
+
+impl<C: Cause> CallError<C> {
+    pub(in crate::store) fn retry(&self) -> Retry {
+        match self {
+            CallError::Net(NetError::Silent | NetError::Closed) => Retry::Always,
+            CallError::Net(NetError::Refused(_) | NetError::NamesSilent) => Retry::IfMetOrLater,
+            CallError::Net(NetError::TooLong) => Retry::Answered,
+            CallError::Net(NetError::Interrupted) => Retry::Never,
+            CallError::Net(_) => Retry::IfMet,
+            CallError::Server(cause) => cause.retry(),
+        }
+    }
+}
+
+impl<C: fmt::Display> fmt::Display for CallError<C> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CallError::Net(error) => error.fmt(out),
+            CallError::Server(cause) => cause.fmt(out),
+        }
+    }
+}
+
+impl<C> From<NetError> for CallError<C> {
+    fn from(error: NetError) -> CallError<C> {
+        CallError::Net(error)
+    }
+}
+
+impl<C> From<io::Error> for CallError<C> {
+    fn from(error: io::Error) -> CallError<C> {
+        CallError::Net(error.into())
+    }
+}
+
+/// Failure of a connection, with any server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::store) enum NetError {
+    /// The server's name has no address.
+    Unresolved,
+    /// The name service did not answer in time.
+    NamesSilent,
+    /// The name service cannot be asked, for this reason.
+    NamesFailed(String),
+    /// The server cannot be reached, for this reason.
+    Refused(String),
+    Silent,
+    Interrupted,
+    /// The server closed the connection instead of answering.
+    Closed,
+    /// The TLS handshake failed, for this reason.
+    Tls(String),
+    TooLong,
+    Strange(String),
+}
+
+impl fmt::Display for NetError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NetError::Unresolved => write!(out, "no host of that name is known"),
+            NetError::NamesSilent => write!(out, "the name service does not answer"),
+            NetError::NamesFailed(why) => write!(out, "the name service cannot be asked: {why}"),
+            NetError::Refused(why) | NetError::Strange(why) => write!(out, "{}", escape(why.as_bytes())),
+            NetError::TooLong => write!(out, "its answer does not end"),
+            NetError::Silent => write!(out, "no answer in time"),
+            NetError::Interrupted => write!(out, "a signal ended the call"),
+            NetError::Closed => write!(out, "the connection was closed without an answer"),
+            NetError::Tls(why) => write!(out, "no TLS with it: {}", escape(why.as_bytes())),
+        }
+    }
+}
+
+impl std::error::Error for NetError {}
+
+impl From<NetError> for io::Error {
+    fn from(error: NetError) -> io::Error {
+        io::Error::other(error)
+    }
+}
+
+impl From<Errno> for NetError {
+    fn from(errno: Errno) -> NetError {
+        io::Error::from(errno).into()
+    }
+}
+
+impl From<io::Error> for NetError {
+    fn from(error: io::Error) -> NetError {
+        let inside = error.get_ref();
+        if let Some(error) = inside.and_then(|inside| inside.downcast_ref::<NetError>()) {
+            return error.clone();
+        }
+        if let Some(tls) = inside.and_then(|inside| inside.downcast_ref::<rustls::Error>()) {
+            return NetError::Tls(tls.to_string());
+        }
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => NetError::Silent,
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                NetError::Closed
+            }
+            io::ErrorKind::ConnectionRefused => {
+                NetError::Refused("nothing listens there (connection refused)".to_string())
+            }
+            _ => NetError::Refused(error.to_string()),
+        }
+    }
+}
