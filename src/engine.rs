@@ -18,6 +18,7 @@ mod lock_set;
 mod values;
 mod wait_policy;
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub use acquire_all::{OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
-pub use wait_policy::{RETRY_INTERVAL, WaitPolicy, Waiting};
+pub use wait_policy::{Progress, RETRY_INTERVAL, WaitPolicy};
 
 use crate::environment::{Environment, LEASE};
 use crate::error::{Error, ErrorKind, Result};
@@ -40,7 +41,7 @@ use crate::lock::{
     Release, ReportSuccess, Request, Transition, Waiter, decide,
 };
 use crate::signals::StartupState;
-use crate::store::{CommitResult, Durability, Location, Scope, Store, StoreDeadline, Version, Versioned, WriteOptions};
+use crate::store::{Call, CommitResult, Durability, Location, Scope, Store, Version, Versioned, WriteOptions};
 
 pub struct Context {
     pub environment: Environment,
@@ -77,8 +78,16 @@ const TO_REPORT: Duration = Duration::from_secs(10);
 /// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Runs the lock requests of a host against a store.
+/// Runs the lock requests of a host against a store. A clone shares everything but the limits of its calls.
+#[derive(Clone)]
 pub struct Engine {
+    shared: Arc<EngineState>,
+    /// Limits of each call of the store.
+    call: Call,
+}
+
+/// What all clones of an engine share.
+pub struct EngineState {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
     remembers: HistoryLimits,
@@ -102,27 +111,28 @@ impl Engine {
         let store = crate::store::open(location, &Environment::variable, host.clone())?;
         #[cfg(debug_assertions)]
         let store = crate::trace::wrap(store, &host, Environment::trace());
-        let mut engine = Engine::new(store, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
-        engine.remembers = if location.is_beside() { limits.off() } else { limits };
-        engine.location = Some(location.clone());
-        if engine.needs_leases() {
-            engine.lease = environment.lease()?;
+        let mut state = EngineState::new(store, host);
+        state.remembers = if location.is_beside() { limits.off() } else { limits };
+        state.location = Some(location.clone());
+        if state.needs_leases() {
+            state.lease = environment.lease()?;
         }
-        Ok(engine)
+        Ok(Engine { shared: Arc::new(state), call: Call::default() })
     }
 
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
-        Engine {
-            store,
-            host,
-            remembers: HistoryLimits::default(),
-            location: None,
-            lease: crate::environment::LEASE,
-            issued_leases: Mutex::default(),
-            granted_waits: Mutex::default(),
-        }
+        Engine { shared: Arc::new(EngineState::new(store, host)), call: Call::default() }
+    }
+
+    /// This engine, whose calls of the store have these limits.
+    pub fn during(&self, call: Call) -> Engine {
+        Engine { shared: self.shared.clone(), call }
+    }
+
+    pub fn call(&self) -> Call {
+        self.call
     }
 
     pub fn store(&self) -> &dyn Store {
@@ -131,7 +141,7 @@ impl Engine {
 
     /// Time since 1970 on the store's clock, which all hosts share.
     pub fn time(&self) -> Result<Duration> {
-        self.store.leases().time()
+        self.store.leases().time(self.call)
     }
 
     pub fn host(&self) -> &dyn Host {
@@ -252,10 +262,10 @@ impl Engine {
         go_on: &dyn Fn() -> bool,
     ) -> Result<std::result::Result<(), NotHolder>> {
         loop {
-            let _deadline = StoreDeadline::begin(Some(self.host.boottime() + TO_REPORT));
-            let reported = self.time().and_then(|now| {
+            let engine = self.during(Call::until(self.host.boottime() + TO_REPORT));
+            let reported = engine.time().and_then(|now| {
                 let (credentials, at) = (self.by_proof(proof)?, now.as_millis() as u64);
-                self.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
+                engine.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
             });
             match reported {
                 Err(error) if (error.kind() == ErrorKind::Unavailable || error.is_refused_change()) && go_on() => {}
@@ -309,7 +319,7 @@ impl Engine {
     /// Stores the bytes of a damaged record in this version where no reader takes them for a lock. Returns their place, or
     /// `None` if the store cannot read them. The record is removed after that, so a kill in between loses nothing.
     fn copy_aside(&self, name: &[u8], version: Version) -> Result<Option<String>> {
-        let stored = match self.store.read(name) {
+        let stored = match self.store.read(self.call, name) {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
             read => read?.filter(|stored| stored.version == version),
         };
@@ -321,14 +331,14 @@ impl Engine {
     }
 
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
-        let read = self.store.read(name).and_then(|stored| self.record_of(name, stored));
+        let read = self.store.read(self.call, name).and_then(|stored| self.record_of(name, stored));
         read.map_err(|error| error.of_lock(|| self.shell_arg(name)))
     }
 
     /// Waits until all that this process has read certainly stands. An answer that promises a commit of another process
     /// needs that, because that process may have died before its commit was safe.
     pub fn settle(&self) -> Result<()> {
-        self.store.settle()
+        self.store.settle(self.call)
     }
 
     fn record_of(&self, name: &[u8], stored: Option<Versioned>) -> Result<VersionedRecord> {
@@ -372,6 +382,28 @@ impl Engine {
                 Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }
         }
+    }
+}
+
+impl EngineState {
+    fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> EngineState {
+        EngineState {
+            store,
+            host,
+            remembers: HistoryLimits::default(),
+            location: None,
+            lease: crate::environment::LEASE,
+            issued_leases: Mutex::default(),
+            granted_waits: Mutex::default(),
+        }
+    }
+}
+
+impl Deref for Engine {
+    type Target = EngineState;
+
+    fn deref(&self) -> &EngineState {
+        &self.shared
     }
 }
 

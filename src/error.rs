@@ -216,6 +216,7 @@ impl Error {
         matches!(self.kind, ErrorKind::InputOutput | ErrorKind::CannotCreate)
     }
 
+    /// What a caller can decide by; a person reads the message.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

@@ -72,7 +72,7 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Inf
                 break;
             }
             pause = if answers.iter().all(Result::is_ok) { seldom } else { often };
-            engine.store().before_wait(true);
+            engine.store().before_wait(engine.call(), true);
         }
     });
     stop

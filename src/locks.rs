@@ -15,7 +15,7 @@ use crate::store::Location;
 
 /// A store of locks for this process.
 ///
-/// The locks are those of the command `csalock --store URL`: programs and scripts exclude each other.
+/// It has the locks of the command `csalock --store URL`: programs and scripts exclude each other.
 pub struct Locks {
     engine: Arc<Engine>,
     location: Location,
@@ -78,7 +78,7 @@ impl LockRequest {
         LockRequest { wait: at_most, ..self }
     }
 
-    /// Sets the reason that `csalock status` shows to others.
+    /// `csalock status` shows this reason to others.
     pub fn label(self, reason: impl Into<String>) -> LockRequest {
         LockRequest { label: Some(reason.into()), ..self }
     }
@@ -157,7 +157,7 @@ impl Locks {
         }
     }
 
-    /// The name of a lock in this store. A name with a slash means a file, by any path of the file.
+    /// A name with a slash means a file, by any path of the file.
     fn name_here(&self, typed: &str) -> Result<Vec<u8>> {
         name::check(typed.as_bytes())?;
         if !name::is_path(typed.as_bytes()) {

@@ -24,10 +24,8 @@ pub(crate) mod ssh;
 mod url;
 mod write_set;
 
-use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,7 +38,6 @@ pub use leases::Leases;
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
 pub use net::Secret;
-pub use net::retry::SignalsEndCalls;
 pub use postgres::{Database, Postgres};
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
@@ -113,6 +110,23 @@ impl Swept {
     }
 }
 
+/// Limits of one call of a store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Call {
+    /// Deadline on CLOCK_BOOTTIME, which the call may exceed by less than a second; `None` means the default of the store.
+    /// Only a store whose calls never wait for other processes ignores it.
+    pub until: Option<Duration>,
+    /// True if a pending signal ends the call to a server: a wait ends then, a release does not.
+    pub interruptible: bool,
+}
+
+impl Call {
+    /// A call with this deadline that no signal ends.
+    pub fn until(deadline: Duration) -> Call {
+        Call { until: Some(deadline), interruptible: false }
+    }
+}
+
 /// Callback for one record of a scan. It gets the record's location, and the record or the error of its read.
 pub type Visit<'a> = dyn FnMut(&str, Result<Versioned>) -> Result<()> + 'a;
 
@@ -120,35 +134,35 @@ pub type Visit<'a> = dyn FnMut(&str, Result<Versioned>) -> Result<()> + 'a;
 pub trait Store: Upkeep + Send + Sync {
     /// Returns the record under `name`, or `None` if there is none. If its bytes cannot be read, the error contains its
     /// version ([`Error::version`]), provided that the store knows it.
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>>;
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>>;
 
     /// Visits every record, in no particular order, in memory that does not grow with their number.
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()>;
 
     /// Makes the change of the set, provided that the record still has its expected version and the leases are over.
     /// Returns as soon as the change stands.
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult>;
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult>;
 
     /// Carries out the effects that a successful commit has not: wakes waiters through the store, writes the history,
     /// closes channels, and removes what the change replaced. Nothing that is correct depends on it.
-    fn finish(&self, _set: &WriteSet<'_>) {}
+    fn finish(&self, _call: Call, _set: &WriteSet<'_>) {}
 
     /// Lets go of what other processes may need before this one waits; of all of it if the wait `is_long`. Returns true if
     /// the next call is expensive for them, so that the process should not look often.
-    fn before_wait(&self, _is_long: bool) -> bool {
+    fn before_wait(&self, _call: Call, _is_long: bool) -> bool {
         false
     }
 
     /// Waits until all that this process has read stands, even after a failover. A commit that was answered does; one whose
     /// process has died may be visible before that.
-    fn settle(&self) -> Result<()> {
+    fn settle(&self, _call: Call) -> Result<()> {
         Ok(())
     }
 
     fn leases(&self) -> &dyn Leases;
 
     /// Subscribes to wake-ups or changes, if the store reports them.
-    fn subscribe(&self, _topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+    fn subscribe(&self, _call: Call, _topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         None
     }
 
@@ -159,13 +173,18 @@ pub trait Store: Upkeep + Send + Sync {
     fn is_replaced(&self) -> bool {
         false
     }
-
-    /// Returns the location of `name`'s record, for messages.
-    fn describe(&self, name: &[u8]) -> String;
 }
 
 /// The part of a store that serves people and `csalock gc`. No rule of locking depends on it.
 pub trait Upkeep {
+    /// The location of `name`'s record, for messages.
+    fn describe(&self, name: &[u8]) -> String;
+
+    /// Number of answers of servers to this process, which distinguishes a slow server from a silent one.
+    fn answers(&self) -> u64 {
+        0
+    }
+
     /// Returns the directory that must have a lock of flock(2) while a process holds a lock in the store, so that no cleaner
     /// of temporary files removes its records. `None` if no cleaner works there.
     fn cleaned_directory(&self) -> Option<PathBuf> {
@@ -173,22 +192,22 @@ pub trait Upkeep {
     }
 
     /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
-    fn read_history(&self, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, _call: Call, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         Ok(false)
     }
 
     /// Removes leftovers of processes that died half-way. A store whose leftovers end with leases has none.
-    fn sweep(&self, _dry_run: bool) -> Result<Swept> {
+    fn sweep(&self, _call: Call, _dry_run: bool) -> Result<Swept> {
         Ok(Swept::default())
     }
 
     /// Returns the number of connections to the server that are in use, and their maximum, if the server has few.
-    fn count_connections(&self) -> Option<(u64, u64)> {
+    fn count_connections(&self, _call: Call) -> Option<(u64, u64)> {
         None
     }
 
     /// Returns findings about the store's health: its kind, its users, its clock, its server.
-    fn diagnose(&self) -> Vec<Finding>;
+    fn diagnose(&self, call: Call) -> Vec<Finding>;
 }
 
 impl dyn Store + '_ {
@@ -222,70 +241,4 @@ pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>)
         Location::Postgres(database) => Box::new(Postgres::open(database, variables, host)?),
         Location::Ssh(remote) => Box::new(Ssh::open(remote, variables("CSALOCK_SSH"), host)),
     })
-}
-
-thread_local! {
-    /// It belongs to a thread, so a caller cannot limit the calls of another one.
-    static DEADLINE: Cell<Option<Duration>> = const { Cell::new(None) };
-}
-
-/// While it exists, the store calls of this thread have a deadline on CLOCK_BOOTTIME; its end brings back the one before.
-/// A call may exceed the deadline by less than a second. `None` means the default of the store. Only a store whose calls
-/// never wait for other processes ignores it.
-#[must_use]
-#[derive(Debug)]
-pub struct StoreDeadline(Option<Duration>);
-
-impl StoreDeadline {
-    pub fn begin(until: Option<Duration>) -> StoreDeadline {
-        StoreDeadline(DEADLINE.replace(until))
-    }
-
-    /// Sets another deadline for the rest of this scope.
-    pub fn change(&self, until: Option<Duration>) {
-        DEADLINE.set(until);
-    }
-}
-
-impl Drop for StoreDeadline {
-    fn drop(&mut self) {
-        DEADLINE.set(self.0);
-    }
-}
-
-fn deadline_of_call() -> Option<Duration> {
-    DEADLINE.get()
-}
-
-/// Number of answered calls of this process, which distinguishes a slow server from a silent one.
-static ANSWERS: AtomicU64 = AtomicU64::new(0);
-
-pub fn answers() -> u64 {
-    ANSWERS.load(Ordering::Relaxed)
-}
-
-fn answered<T>(answer: T) -> T {
-    ANSWERS.fetch_add(1, Ordering::Relaxed);
-    answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_deadline_brings_back_the_one_before() {
-        let (first, second) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(2)));
-        let outer = StoreDeadline::begin(first);
-        {
-            let inner = StoreDeadline::begin(None);
-            assert_eq!(deadline_of_call(), None);
-            inner.change(second);
-            assert_eq!(deadline_of_call(), second);
-            assert_eq!(std::thread::spawn(deadline_of_call).join().unwrap(), None);
-        }
-        assert_eq!(deadline_of_call(), first);
-        drop(outer);
-        assert_eq!(deadline_of_call(), None);
-    }
 }

@@ -22,8 +22,8 @@ use crate::host::Host;
 use crate::lock::text;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
 use crate::store::{
-    Abilities, CommitResult, Finding, Leases, Store, Subscription, Swept, Topic, Upkeep, Version, Versioned, Visit,
-    Write, WriteSet, guarded,
+    Abilities, Call, CommitResult, Finding, Leases, Store, Subscription, Swept, Topic, Upkeep, Version, Versioned,
+    Visit, Write, WriteSet, guarded,
 };
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -132,13 +132,13 @@ macro_rules! pass_on {
 }
 
 impl Store for Traced {
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         let Some(change) = &set.change else {
-            return self.store.commit(set);
+            return self.store.commit(call, set);
         };
         let step = new_step(self.host.as_ref());
         self.log(step, Event::Intent(vec![self.intent(change)]))?;
-        let result = self.store.commit(set);
+        let result = self.store.commit(call, set);
         let event = match &result {
             Ok(CommitResult::Done(Version { number, mark })) => Event::Committed(*number, *mark),
             Ok(CommitResult::Conflict(_)) => Event::Conflict,
@@ -150,26 +150,27 @@ impl Store for Traced {
     }
 
     pass_on! {
-        fn read(&self, name: &[u8]) -> Result<Option<Versioned>>;
-        fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
-        fn finish(&self, set: &WriteSet<'_>);
-        fn before_wait(&self, is_long: bool) -> bool;
-        fn settle(&self) -> Result<()>;
+        fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>>;
+        fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()>;
+        fn finish(&self, call: Call, set: &WriteSet<'_>);
+        fn before_wait(&self, call: Call, is_long: bool) -> bool;
+        fn settle(&self, call: Call) -> Result<()>;
         fn leases(&self) -> &dyn Leases;
-        fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>>;
+        fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>>;
         fn abilities(&self) -> Abilities;
         fn is_replaced(&self) -> bool;
-        fn describe(&self, name: &[u8]) -> String;
     }
 }
 
 impl Upkeep for Traced {
     pass_on! {
+        fn describe(&self, name: &[u8]) -> String;
+        fn answers(&self) -> u64;
         fn cleaned_directory(&self) -> Option<PathBuf>;
-        fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
-        fn sweep(&self, dry_run: bool) -> Result<Swept>;
-        fn count_connections(&self) -> Option<(u64, u64)>;
-        fn diagnose(&self) -> Vec<Finding>;
+        fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
+        fn sweep(&self, call: Call, dry_run: bool) -> Result<Swept>;
+        fn count_connections(&self, call: Call) -> Option<(u64, u64)>;
+        fn diagnose(&self, call: Call) -> Vec<Finding>;
     }
 }
 

@@ -9,8 +9,8 @@ use super::end_holder::{HolderEnd, live_owners};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
-    AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, ValueWrite, WaitPolicy, Waiting as WaitState,
-    WriteResult, acquire_all,
+    AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
+    acquire_all,
 };
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,7 +20,7 @@ use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mo
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
-use crate::store::{Location, StoreDeadline};
+use crate::store::{Call, Location};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -38,7 +38,7 @@ pub(super) struct Acquisition<'a> {
     /// With `--busy replace`: how long after it was asked to end a holder is killed.
     pub(super) kill_holders_after: Option<Duration>,
     pub(super) slots: Option<u32>,
-    /// True if the caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
+    /// The caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
     pub(super) locks_file: bool,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Acquisition<'a> {
     /// Returns false on an interrupt. Fails if `--busy replace` may not end a holder that is in the way.
     fn check_holders(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<bool> {
         let (target, engine) = (opened.target(0), opened.engine(0));
-        let Some(status) = self.outlast_outages(opened, &mut || engine.inspect(&target.name))? else {
+        let Some(status) = self.outlast_outages(opened, &mut |engine| engine.inspect(&target.name))? else {
             return Ok(false);
         };
         for grant in standing(status) {
@@ -115,11 +115,11 @@ impl<'a> Acquisition<'a> {
     pub(super) fn outlast_outages<T>(
         &self,
         opened: &OpenLockSet<'_>,
-        work: &mut dyn FnMut() -> Result<T>,
+        work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let (target, engine, reporter) = (opened.target(0), opened.engine(0), opened.reporter(0));
         let mut progress = WaitProgress::new(self.common);
-        let mut on_wait = |waiting: &WaitState<'_>| progress.update(target, &reporter, waiting);
+        let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
         engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
 
@@ -131,7 +131,7 @@ impl<'a> Acquisition<'a> {
         ends: &mut Option<Vec<HolderEnd<'b>>>,
         (target, engine): (&'b LockRef, &'b Engine),
         request: &AcquireRequest,
-        waiting: &WaitState<'_>,
+        waiting: &Progress<'_>,
     ) -> Option<Duration> {
         let kill_after = self.kill_holders_after?;
         if waiting.outage.is_some() {
@@ -145,13 +145,13 @@ impl<'a> Acquisition<'a> {
             let lock = (self.common, engine, target);
             holders.map(|grant| HolderEnd::new(lock, grant.clone(), Some(by.clone()), kill_after)).collect()
         });
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime().saturating_add(TO_LOOK)));
+        let call = Call { until: Some(engine.host().boottime().saturating_add(TO_LOOK)), ..waiting.call };
         let held = ends.iter_mut().filter(|end| waiting.record.holder(&end.grant.proof).is_some());
         // A holder that csalock may not end any more, or whose record it cannot read now, is waited for.
-        held.filter_map(|end| end.step().unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
+        held.filter_map(|end| end.step(call).unwrap_or(Some(HOLDER_CHECK))).min().map(|next| next.min(HOLDER_CHECK))
     }
 
-    /// Writes a value, after a wait for its lock if that is busy, and reports the wait.
+    /// Waits for a busy lock before the write, and reports the wait.
     pub(super) fn write(
         &self,
         engine: &Engine,
@@ -313,7 +313,7 @@ impl Waiting {
         self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
     }
 
-    /// The exit code of a failure, or that of `-E` if the store was locked until the timeout.
+    /// A store that was locked until the timeout counts as a busy lock.
     pub(super) fn exit_of_failure(&self, error: &anyhow::Error) -> Exit {
         match super::exit_of(error) {
             exit if exit == ErrorKind::Busy.into() => self.busy_exit(),

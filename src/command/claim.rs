@@ -14,7 +14,7 @@ use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusalReport, RefusedLock, json, name_and_store};
 use crate::signals::Signals;
-use crate::store::StoreDeadline;
+use crate::store::Call;
 
 /// Maximum length of an id in bytes.
 const LONGEST_ID: usize = 255;
@@ -26,7 +26,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     let opened = targets.open(context)?;
     let policy = options.waiting.wait_policy(opened.lease());
     let until = policy.end(context.host.boottime());
-    let _deadline = StoreDeadline::begin(Some(until));
+    let opened = opened.during(Call::until(until));
     let taken = match taken(&opened, &id) {
         // Acquiring the names waits for the store too, and finds out the same.
         Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),

@@ -19,7 +19,7 @@ use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner
 use crate::name::{self, escape};
 use crate::report::{indented, json};
 use crate::signals::StartupState;
-use crate::store::{Location, StoreDeadline, refuse_file_mounted_alone};
+use crate::store::{Call, Location, refuse_file_mounted_alone};
 use crate::terminal;
 
 /// Maximum number of bytes that are read from the file of a handle.
@@ -119,7 +119,7 @@ impl Context {
         }
         let engine = self.engine(&target.location)?;
         let policy = taking.map_or(ONE_CALL, |taking| taking.waiting.wait_policy(None));
-        let mut inspect = || engine.inspect(&target.name);
+        let mut inspect = |engine: &Engine| engine.inspect(&target.name);
         let status = engine.outlast_outages(&target.name, &policy, None, &mut |_| None, &mut inspect)?;
         let Some(status) = status else { return Ok(false) };
         let is_narrow = |taking: &Taking| status.record.slots.is_none_or(|slots| taking.slots >= Some(slots));
@@ -135,8 +135,8 @@ impl Context {
     /// was found.
     pub(super) fn similar(&self, common: &Common, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
         let engine = Some(self.engine(&target.location).ok()?).filter(|_| *not_holder == NotHolder::default())?;
-        let _deadline = StoreDeadline::begin(Some(self.host.boottime().saturating_add(UNREAD)));
-        let name = engine.find_held(&|name| name::is_mistyped(&target.name, name)).ok()??;
+        let call = Call::until(self.host.boottime().saturating_add(UNREAD));
+        let name = engine.during(call).find_held(&|name| name::is_mistyped(&target.name, name)).ok()??;
         // The name of a lock beside a file is the end of the path.
         let directory = target.display_name.strip_suffix(target.name.as_slice())?;
         let display_name = [directory, &name].concat();

@@ -18,7 +18,7 @@ use crate::name::{escape, is_directory, shell_quote};
 use crate::report::{OutputStyle, Zone, findings_text, json};
 use crate::run::timer::wait_readable;
 use crate::signals::Signals;
-use crate::store::{CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
+use crate::store::{Call, CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
 
 /// Maximum width of a line in columns, however wide the terminal is.
 const WIDEST: usize = 100;
@@ -29,6 +29,9 @@ const FAR: Duration = Duration::from_secs(10);
 /// Maximum time of the trial before the store counts as slow for locks.
 const SLOW: Duration = Duration::from_secs(2);
 
+/// An interrupt ends the calls of a silent server.
+const CALL: Call = Call { until: None, interruptible: true };
+
 /// A store may report a conflict although no other caller writes, for example if a reply was lost.
 const TRIES: u32 = 3;
 
@@ -38,9 +41,8 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
         Some(name) if is_directory(name) => context.store_in(&options.common, name).map(|(location, _)| location),
         Some(name) => context.target(&options.common, name).map(|target| target.location),
     };
-    // An interrupt ends the calls of a silent server, and is handled when none of our traces are left in the store.
+    // An interrupt is handled when none of our traces are left in the store.
     let signals = Signals::listen(context.inherited)?;
-    let _calls = crate::store::SignalsEndCalls::begin(true);
     let (url, findings) = match &location {
         Ok(location) => (location.url(), examine(context, location, &signals)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
@@ -65,10 +67,10 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
 
 fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Finding> {
     let engine = match context.engine(location) {
-        Ok(engine) => engine,
+        Ok(engine) => engine.during(CALL),
         Err(error) => return vec![Finding::failed("store", &error)],
     };
-    let mut findings = engine.store().diagnose();
+    let mut findings = engine.store().diagnose(CALL);
     let is_down = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
     findings.push(hosts(&engine, is_down || delivers(context, &engine) == Some(true)));
     findings.extend(host(&engine));
@@ -92,10 +94,10 @@ fn delivers(context: &Context, engine: &Engine) -> Option<bool> {
         return Some(true);
     }
     let channel = context.new_handle().ok()?.proof().channel();
-    let mut heard = store.subscribe(Topic::Channel(&channel, Version::default()))?;
+    let mut heard = store.subscribe(CALL, Topic::Channel(&channel, Version::default()))?;
     let set = WriteSet { wake: vec![(channel, None)], ..WriteSet::default() };
-    store.commit(&set).ok()?;
-    store.finish(&set);
+    store.commit(CALL, &set).ok()?;
+    store.finish(CALL, &set);
     Some(wait_readable([heard.descriptor()], Some(SLOW)).ok()? && heard.is_notified())
 }
 
@@ -165,7 +167,7 @@ fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
         return vec![Finding::failed("records", &error)];
     }
     let mut findings = vec![Finding::good("records", format!("{held} held, {waiting} waiting"))];
-    if let Some((used, most)) = engine.store().count_connections() {
+    if let Some((used, most)) = engine.store().count_connections(CALL) {
         let (need, often) = (2 * waiting as u64, 3.0 * held as f64 / engine.lease().as_secs_f64());
         let found =
             format!("{used} of {most} in use; waiters may take {need}; holders log in {often:.1} times a second");
@@ -193,7 +195,7 @@ fn use_store(context: &Context, location: &Location, engine: Engine) -> Result<V
     let number = context.host.unique_number()?;
     let scratch = Scratch::of(location, number)?;
     let engine = match &scratch {
-        Some(scratch) => context.engine(&scratch.location)?,
+        Some(scratch) => context.engine(&scratch.location)?.during(CALL),
         None => engine,
     };
     let trial = trial(engine.store(), engine.host(), number)?;
@@ -208,7 +210,7 @@ fn trial(store: &dyn Store, host: &dyn Host, number: u64) -> Result<Finding> {
     let broken = broken_promise(store, &key);
     let took = host.boottime().saturating_sub(begun);
     if !matches!(broken, Ok(None))
-        && let Ok(Some(left)) = store.read(&key)
+        && let Ok(Some(left)) = store.read(CALL, &key)
     {
         let _ = write(store, &key, Some(&left.version), None);
     }
@@ -228,28 +230,28 @@ fn broken_promise(store: &dyn Store, key: &[u8]) -> Result<Option<&'static str>>
     let refused = "a write fails although the record has not changed";
     let Some(first) = write(store, key, None, Some(&body))? else { return Ok(Some(refused)) };
     let Some(second) = write(store, key, Some(&first), Some(&body))? else { return Ok(Some(refused)) };
-    if store.read(key)?.is_none_or(|stored| stored.body != body || stored.version != second) {
+    if store.read(CALL, key)?.is_none_or(|stored| stored.body != body || stored.version != second) {
         return Ok(Some("a read does not return what was written"));
     }
     if second.number <= first.number {
         return Ok(Some("version numbers do not rise"));
     }
-    if store.commit(&WriteSet::of(key, Some(&first), Some(&body)))?.is_done() {
+    if store.commit(CALL, &WriteSet::of(key, Some(&first), Some(&body)))?.is_done() {
         return Ok(Some("a write succeeds although the record has changed"));
     }
     let deleted = write(store, key, Some(&second), None)?;
-    Ok(if deleted.is_none() || store.read(key)?.is_some() { Some("a record cannot be deleted") } else { None })
+    Ok(if deleted.is_none() || store.read(CALL, key)?.is_some() { Some("a record cannot be deleted") } else { None })
 }
 
 /// Writes or deletes the record. Returns `None` if the store reports a conflict that has no reason.
 fn write(store: &dyn Store, key: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Option<Version>> {
     let set = WriteSet::of(key, expect, body);
     for _ in 0..TRIES {
-        if let CommitResult::Done(version) = store.commit(&set)? {
-            store.finish(&set);
+        if let CommitResult::Done(version) = store.commit(CALL, &set)? {
+            store.finish(CALL, &set);
             return Ok(Some(version));
         }
-        let found = store.read(key)?;
+        let found = store.read(CALL, key)?;
         let version = found.as_ref().map(|stored| stored.version);
         // The reply to our own write was lost.
         if version.as_ref() != expect && found.as_ref().map(|stored| &stored.body[..]) == body {
@@ -317,31 +319,31 @@ mod tests {
     }
 
     impl Store for Broken {
-        fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+        fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
             let stored =
-                self.memory.read(name)?.map(|stored| Versioned { version: self.shown(stored.version), ..stored });
+                self.memory.read(call, name)?.map(|stored| Versioned { version: self.shown(stored.version), ..stored });
             let lost = self.fault == Fault::LosesWrites && self.was_written.load(Ordering::Relaxed);
             Ok(stored.map(|stored| if lost { Versioned { body: b"other".to_vec(), ..stored } } else { stored }))
         }
 
-        fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
             if self.fault == Fault::RefusesAll {
                 return Ok(CommitResult::Conflict(None));
             }
             self.was_written.store(true, Ordering::Relaxed);
             let change = set.change.unwrap();
             let expect = match self.fault {
-                Fault::AcceptsAll => self.memory.read(change.name)?.map(|stored| stored.version),
+                Fault::AcceptsAll => self.memory.read(call, change.name)?.map(|stored| stored.version),
                 _ => change.expect.map(|version| self.shown(version)),
             };
-            Ok(match self.memory.commit(&WriteSet::from(Write { expect, ..change }))? {
+            Ok(match self.memory.commit(call, &WriteSet::from(Write { expect, ..change }))? {
                 CommitResult::Done(version) => CommitResult::Done(self.shown(version)),
                 other => other,
             })
         }
 
-        fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-            self.memory.scan(visit)
+        fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
+            self.memory.scan(call, visit)
         }
 
         fn leases(&self) -> &dyn Leases {
@@ -351,18 +353,18 @@ mod tests {
         fn abilities(&self) -> Abilities {
             Abilities::of(Scope::Local)
         }
-
-        fn describe(&self, name: &[u8]) -> String {
-            self.memory.describe(name)
-        }
     }
 
     impl Upkeep for Broken {
-        fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-            self.memory.read_history(visit)
+        fn describe(&self, name: &[u8]) -> String {
+            self.memory.describe(name)
         }
 
-        fn diagnose(&self) -> Vec<Finding> {
+        fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+            self.memory.read_history(call, visit)
+        }
+
+        fn diagnose(&self, _call: Call) -> Vec<Finding> {
             Vec::new()
         }
     }

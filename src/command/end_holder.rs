@@ -17,6 +17,7 @@ use crate::lock::{AskToEnd, EndRequest, Grant, Owner, ProcessId};
 use crate::name::escape;
 use crate::report::{Reporter, left_by_end};
 use crate::run::child::{remaining, started_by};
+use crate::store::Call;
 
 /// Number of searches for processes below a supervisor, after which it counts as one that waits for none.
 const MOST_SEARCHES_IN_VAIN: u32 = 20;
@@ -67,7 +68,7 @@ impl<'a> HolderEnd<'a> {
     /// Sends the signals that are due to the innermost live process of the holder. Returns the time until the next ones,
     /// or `None` if the holder has ended or, with `--busy replace`, has lost the lock.
     /// Returns an error, and sends none, if csalock may not end each live process.
-    pub(super) fn step(&mut self) -> Result<Option<Duration>> {
+    pub(super) fn step(&mut self, call: Call) -> Result<Option<Duration>> {
         let (live, now) = (live_owners(self.engine, &self.grant.owner), self.engine.host().boottime());
         let Some(process) = live.first().copied() else { return Ok(None) };
         let kill_at = self.asked.filter(|(asked, _)| *asked == process).map(|(_, kill_at)| kill_at);
@@ -75,11 +76,11 @@ impl<'a> HolderEnd<'a> {
             return Ok(Some(kill_at - now));
         }
         live.iter().try_for_each(|process| self.send(process, 0))?;
-        if self.replaces() && self.engine.record(&self.target.name)?.holder(&self.grant.proof).is_none() {
+        if self.replaces() && self.engine.during(call).record(&self.target.name)?.holder(&self.grant.proof).is_none() {
             return Ok(None);
         }
         self.started.extend(started_by(process));
-        let next = if kill_at.is_some() { self.kill(process)? } else { self.ask(process)? };
+        let next = if kill_at.is_some() { self.kill(process)? } else { self.ask(call, process)? };
         self.asked = Some((process, now.saturating_add(next)));
         Ok(Some(next))
     }
@@ -88,7 +89,7 @@ impl<'a> HolderEnd<'a> {
         self.request.as_ref().is_some_and(|request| request.replaces)
     }
 
-    fn ask(&mut self, process: ProcessId) -> Result<Duration> {
+    fn ask(&mut self, call: Call, process: ProcessId) -> Result<Duration> {
         if self.asked.is_none() {
             if self.replaces() {
                 let holder = Reporter::new(self.engine).holder(&self.grant);
@@ -96,7 +97,7 @@ impl<'a> HolderEnd<'a> {
             }
             let ask = AskToEnd { proof: self.grant.proof, request: self.request.clone(), ends_renewal: false };
             // A store that takes no more writes, as a full disk, is no reason to let the holder go on.
-            let _ = self.engine.apply(&self.target.name, &ask);
+            let _ = self.engine.during(call).apply(&self.target.name, &ask);
         }
         (self.is_killed, self.searches_in_vain) = (false, 0);
         self.send(&process, libc::SIGTERM)?;

@@ -26,7 +26,7 @@ use crate::run::exec::is_program;
 use crate::run::keeper::{KeeperConfig, check_limit, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::signals::Signals;
-use crate::store::StoreDeadline;
+use crate::store::Call;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
@@ -205,8 +205,7 @@ impl ForScript<'_> {
         }
         // A store that failed once need not be waited for again.
         let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
-        let _deadline = StoreDeadline::begin(Some(until));
-        match opened.release(request.handle.proof(), Use::Unknown).iter().any(Result::is_err) {
+        match opened.release(Call::until(until), request.handle.proof(), Use::Unknown).iter().any(Result::is_err) {
             true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
             false => error,
         }

@@ -16,7 +16,7 @@ use super::acquire::{Acquisition, report_taken, request};
 use super::context::Context;
 use super::usage;
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, Engine, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
@@ -71,8 +71,8 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
         None => this,
         Some(child) => match context.host.process(child.pid().as_raw())? {
             Some(process) => process,
-            // The child was killed before it had a lock, so csalock ends as the child did.
-            None => return Ok(child.ended().unwrap_or(ErrorKind::System.into())),
+            // The child ended before it had a lock, and csalock ends as the child did.
+            None => return Ok(child.ended().unwrap_or(Ok(ErrorKind::System.into()))?),
         },
     };
     // They are never dropped: the kernel closes a database faster than SQLite does.
@@ -230,7 +230,7 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
         && !ended.as_ref().is_ok_and(|exit| exit.code() == 0)
     {
         // If that fails, the next call says it.
-        let _ = recurring.give_up(opened, call.guarded.handle.proof());
+        let _ = recurring.give_up(opened.engine(0), opened, call.guarded.handle.proof());
     }
     Ok(ended?)
 }
@@ -255,8 +255,8 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
 }
 
 impl RunCall<'_> {
-    /// Acquires everything that the command needs, or breaks off with the exit of csalock without a command. `child` is the
-    /// process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
+    /// Acquires everything that the command needs, or breaks off with the exit of csalock without a command. `child` is
+    /// the process that will be the command, unless this process will. `wake_socket` hears of the end of a grant.
     fn acquire(
         &self,
         opened: &OpenLockSet<'_>,
@@ -266,17 +266,17 @@ impl RunCall<'_> {
         let lease = opened.lease();
         let request = self.request(child.is_none(), lease.is_some())?;
         if let Some(recurring) = self.recurring {
-            let mut is_done = || recurring.is_done(opened);
+            let mut is_done = |engine: &Engine| recurring.is_done(engine, opened);
             match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
                 Some(false) => {}
                 Some(true) => return Ok(ControlFlow::Break(Exit::Done)),
-                None => return Ok(ControlFlow::Break(self.interrupted(child))),
+                None => return Ok(ControlFlow::Break(self.interrupted(child)?)),
             }
         }
         let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireResult::Granted(grants, evicted) => (grants, evicted),
-            AcquireResult::Interrupted => return Ok(ControlFlow::Break(self.interrupted(child))),
+            AcquireResult::Interrupted => return Ok(ControlFlow::Break(self.interrupted(child)?)),
             ended => {
                 let exit = match self.recurring {
                     Some(recurring) => recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()),
@@ -294,9 +294,9 @@ impl RunCall<'_> {
 
     /// Returns the exit after an interrupt. Without a signal for this process, the wait ended because the child did, and
     /// csalock ends as the child did.
-    fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Exit {
-        let killed = child.filter(|_| !self.guarded.signals.pending()).and_then(SleepingChild::ended);
-        killed.unwrap_or_else(|| self.guarded.signals.exit())
+    fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Result<Exit> {
+        let ended = child.filter(|_| !self.guarded.signals.pending()).and_then(SleepingChild::ended);
+        ended.unwrap_or_else(|| Ok(self.guarded.signals.exit()))
     }
 
     /// Locks the files, reports the grants and begins the run of a job. The caller releases the locks if that fails.
@@ -317,11 +317,11 @@ impl RunCall<'_> {
         report_taken(&self.options.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring {
             let acquisition = self.acquisition(events.0, opened.lease());
-            let mut begin = || recurring.begin(opened, self.guarded.handle.proof());
+            let mut begin = |engine: &Engine| recurring.begin(engine, opened, self.guarded.handle.proof());
             match acquisition.outlast_outages(opened, &mut begin)? {
                 Some(None) => {}
                 Some(Some(exit)) => return Ok(ControlFlow::Break(exit)),
-                None => return Ok(ControlFlow::Break(self.interrupted(events.0))),
+                None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
             }
         }
         Ok(ControlFlow::Continue(Held { grants, files }))

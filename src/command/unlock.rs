@@ -243,7 +243,7 @@ fn end(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) 
     let record = engine.record(&target.name)?;
     let meant = record.holders.iter().filter(|grant| options.token.is_none() || grant.token == options.token);
     let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
-    let standing = || -> Result<Vec<Grant>> {
+    let standing = |engine: &Engine| -> Result<Vec<Grant>> {
         let status = engine.inspect(&target.name)?;
         let holders = status.record.holders.into_iter().zip(status.holders);
         let stands = |(grant, standing): &(Grant, Standing)| {
@@ -257,14 +257,14 @@ fn end(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) 
     };
     let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
     let (mut ended, mut ends) = (Vec::new(), Vec::new());
-    for grant in standing()? {
+    for grant in standing(engine)? {
         let end = end_holder(engine, options, target, grant.clone(), request.clone())?;
         ended.push(EndedHolder { grant, is_seen: end.is_some(), is_not_stopped: false });
         ends.extend(end);
     }
     let backoff = Some(Backoff { min: LOOK, max: LOOK });
     let until_ended = WaitPolicy { limit: None, backoff };
-    engine.poll(&target.name, &until_ended, &mut || standing().map(|left| (left.is_empty(), ())))?;
+    engine.poll(&target.name, &until_ended, &mut |engine| standing(engine).map(|left| (left.is_empty(), ())))?;
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
     if ended.is_empty() {
         return Ok(broken.map(Freed::Broken));
@@ -296,7 +296,7 @@ fn end_holder<'a>(
         return end_elsewhere(engine, options, target, &grant, request).map(|()| None);
     }
     let mut end = HolderEnd::new((&options.common, engine, target), grant, request, options.kill_after);
-    while end.step()?.is_some() {
+    while end.step(engine.call())?.is_some() {
         engine.host().sleep(TO_LOOK_AT_PROCESS);
     }
     Ok(Some(end))
@@ -319,7 +319,7 @@ fn end_elsewhere(
     let (name, host) = (escape(&target.display_name), escape(grant.owner.host.as_bytes()));
     let lease = match &grant.lifetime {
         Lifetime::Keepalive(lease) => lease,
-        Lifetime::ExpiresAt(lease) if engine.store().leases().ttl(lease)? <= engine.lease() => lease,
+        Lifetime::ExpiresAt(lease) if engine.store().leases().ttl(engine.call(), lease)? <= engine.lease() => lease,
         _ => {
             let holder = Reporter::new(engine).holder(grant);
             let what = format!("lock {name}: its holder cannot be ended from here: {holder}");

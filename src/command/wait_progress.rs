@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::duration::shown as span;
-use crate::engine::Waiting;
+use crate::engine::Progress;
 use crate::lock::Grant;
 use crate::name::escape;
 use crate::report::{Reporter, cut};
@@ -37,7 +37,7 @@ pub(super) struct WaitProgress<'a> {
     since: Option<Duration>,
     /// `None`: no line was needed yet. `Some(None)`: no line can be drawn.
     line: Option<Option<StatusLine>>,
-    /// The holder as text, which may need a slow user database.
+    /// With its text, which may need a slow user database.
     holder: Option<(Grant, String)>,
 }
 
@@ -59,7 +59,7 @@ impl<'a> WaitProgress<'a> {
         &mut self,
         target: &LockRef,
         reporter: &Reporter<'_>,
-        waiting: &Waiting<'_>,
+        waiting: &Progress<'_>,
     ) -> Option<Duration> {
         let stderr = std::io::stderr();
         let watched = !self.common.quiet && stderr.is_terminal();
@@ -95,7 +95,7 @@ impl<'a> WaitProgress<'a> {
     }
 
     /// The part that changes most comes first, because the end may be cut off.
-    fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Waiting<'_>, waited: Duration) -> String {
+    fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Progress<'_>, waited: Duration) -> String {
         let left =
             waiting.left.map(|left| format!(", {} left", whole(left + Duration::from_millis(999)))).unwrap_or_default();
         if let Some(error) = waiting.outage {

@@ -13,13 +13,13 @@ use super::history::Remark;
 use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, WaitSet};
+use crate::host::{Invocation, WakeSet};
 use crate::lock::{
     self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Mode, Owner, Phase, ProcessId,
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
 use crate::signals::Interrupt;
-use crate::store::{Scope, SignalsEndCalls, StoreDeadline, Subscription, Version};
+use crate::store::{Call, Scope, Subscription, Version};
 
 /// Maximum duration of a store call after the first answer or outage. Signals are not handled during the call.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -27,16 +27,16 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How an attempt ended to acquire one lock, or several ([`super::acquire_all`]): an index counts the locks of the
+/// How an attempt ended to acquire one lock, or several (`acquire_all`): an index counts the locks of the
 /// call.
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder
     /// did not release, with its index. A provisional caller has yet to [confirm](super::confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
-    /// The call holds nothing, because of the lock with this index.
+    /// Nothing is held, because of the lock with this index.
     Refused(usize, Refusal),
-    /// The call holds nothing, because of the interrupt; what the stores did not remove ends by itself.
+    /// Nothing is held, because of the interrupt; what the stores did not remove ends by itself.
     Interrupted,
 }
 
@@ -57,8 +57,10 @@ impl Engine {
         let polls = scope == Scope::Shared && !self.store.abilities().notifies;
         let clock = policy.begin(self.host.boottime(), polls);
         let give_up_at = clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE));
+        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
         let mut attempt = AcquireAttempt {
-            engine: self,
+            base: self,
+            engine: self.during(Call { until, interruptible: interrupt.is_some() }),
             name,
             terms: self.acquire_terms(scope, request, policy),
             clock,
@@ -66,7 +68,7 @@ impl Engine {
             known: None,
             retry: self.cas_retry(name).until(give_up_at),
             begun: None,
-            wait_set: None,
+            wake_set: None,
             subscription: None,
             interrupt,
             blocked_callers: BlockedCallers::new(request.invocation),
@@ -77,12 +79,10 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
-            store_deadline: StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX))),
         };
         self.leave_witness(scope, name, &request.handle.proof());
-        let calls = SignalsEndCalls::begin(interrupt.is_some());
         let mut ended = attempt.run(on_wait);
-        drop(calls);
+        attempt.engine.call.interruptible = false;
         if attempt.is_late(&ended) {
             ended = attempt.give_back();
         }
@@ -116,9 +116,9 @@ impl Engine {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndsWith {
-    /// The grant ends with the process that acquires it. Its end without a release leaves a stale lock.
+    /// Ends with the process that acquires the grant. Its end without a release leaves a stale lock.
     Process,
-    /// The grant ends with the process that acquires it, and that end is a normal release.
+    /// Ends with the process that acquires the grant, and that end is a normal release.
     Exit,
     /// The grant ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
     Owner,
@@ -137,13 +137,13 @@ pub struct AcquireRequest {
     pub latest_only: bool,
     pub lifetime: Lifetime,
     pub slots: Option<u32>,
-    /// The request fails if a holder ended without a release.
+    /// Fails if a holder ended without a release.
     pub refuse_stale: bool,
     pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
     /// several names in order.
     pub enclosing_grants: Vec<HandleHash>,
-    /// The process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
+    /// Process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
     pub invocation: Option<Invocation>,
 }
 
@@ -202,18 +202,20 @@ impl Engine {
 }
 
 struct AcquireAttempt<'a> {
-    engine: &'a Engine,
+    base: &'a Engine,
+    /// The engine with the limits of the present calls of the store.
+    engine: Engine,
     name: &'a [u8],
     terms: Acquire,
     clock: WaitClock,
     /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
-    /// The record as the last commit left or found it. A step without such a record reads the store.
+    /// Left or found by the last commit; a step without it reads the store.
     known: Option<VersionedRecord>,
     retry: CasRetry<'a>,
     /// Lifetime of a grant whose commit lost to another writer.
     begun: Option<Lifetime>,
-    wait_set: Option<Box<dyn WaitSet + 'a>>,
+    wake_set: Option<Box<dyn WakeSet + 'a>>,
     subscription: Option<Box<dyn Subscription>>,
     interrupt: Option<&'a dyn Interrupt>,
     blocked_callers: BlockedCallers,
@@ -228,7 +230,6 @@ struct AcquireAttempt<'a> {
     store_answered: bool,
     /// A store call has failed, and may succeed later.
     store_failed: bool,
-    store_deadline: StoreDeadline,
 }
 
 impl AcquireAttempt<'_> {
@@ -245,8 +246,8 @@ impl AcquireAttempt<'_> {
                 Err(error) => return Err(error),
             };
             self.store_failed = true;
-            self.retry = self.engine.cas_retry(self.name).until(self.give_up_at);
-            let (engine, name, mut clock) = (self.engine, self.name, self.clock);
+            self.retry = self.base.cas_retry(self.name).until(self.give_up_at);
+            let (engine, name, mut clock) = (self.engine.clone(), self.name, self.clock);
             if engine.wait_out_outage(name, error, &mut clock, &mut **self.listen()?, on_wait)? {
                 return Ok(self.interrupted());
             }
@@ -282,11 +283,10 @@ impl AcquireAttempt<'_> {
     }
 
     /// Limits the next store calls. The first calls may take as long as the whole wait.
-    fn limit_store_calls(&self) {
-        let store = &self.engine.store;
-        if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
+    fn limit_store_calls(&mut self) {
+        if (self.store_answered || self.store_failed) && self.engine.store.scope() == Scope::Shared {
             let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-            self.store_deadline.change(Some(self.clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+            self.engine.call.until = Some(self.clock.deadline().map_or(soon, |deadline| deadline.min(soon)));
         }
     }
 
@@ -360,7 +360,7 @@ impl AcquireAttempt<'_> {
     fn enqueue(&mut self, page: u64) -> Result<()> {
         self.was_queued = true;
         self.listen()?;
-        let (engine, name, entry) = (self.engine, self.name, &self.terms.entry);
+        let (engine, name, entry) = (&self.engine, self.name, &self.terms.entry);
         if let Some(before) = self.terms.place.on_page()
             && before.page != page
         {

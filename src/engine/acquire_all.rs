@@ -8,11 +8,11 @@
 
 use std::time::Duration;
 
-use super::{AcquireRequest, AcquireResult, EndsWith, Engine, WaitPolicy, Waiting};
+use super::{AcquireRequest, AcquireResult, EndsWith, Engine, Progress, WaitPolicy};
 use crate::error::Result;
 use crate::lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
 use crate::signals::Interrupt;
-use crate::store::{Durability, SignalsEndCalls, StoreDeadline};
+use crate::store::{Call, Durability};
 
 #[derive(Clone, Copy)]
 pub struct StoredLock<'a> {
@@ -21,7 +21,7 @@ pub struct StoredLock<'a> {
 }
 
 /// Callback as in [`super::Engine::acquire`], with the index of the lock that the call waits for.
-pub type OnWaitForOne<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
+pub type OnWaitForOne<'a> = dyn FnMut(usize, &Progress<'_>) -> Option<Duration> + 'a;
 
 /// Acquires all locks or none; every caller names them in the same order.
 ///
@@ -38,10 +38,9 @@ pub fn acquire_all(
         return engine.acquire(name, request, policy, interrupt, &mut |waiting| on_wait(0, waiting));
     }
     let mut several = MultiAcquire::new(locks, request, policy, interrupt, on_wait);
-    let deadline = StoreDeadline::begin(Some(several.until));
-    let calls = SignalsEndCalls::begin(interrupt.is_some());
+    several.call = Call { until: Some(several.until), interruptible: interrupt.is_some() };
     let mut ended = several.run();
-    drop(calls);
+    several.call.interruptible = false;
     if ended.is_err() && locks[0].engine.is_interrupted(interrupt) {
         ended = Ok(AcquireResult::Interrupted);
     }
@@ -49,7 +48,7 @@ pub fn acquire_all(
         Ok(AcquireResult::Granted(..)) => return ended,
         Ok(AcquireResult::Refused(..)) => {}
         // Entries that cannot be removed immediately end on their own.
-        Ok(AcquireResult::Interrupted) | Err(_) => deadline.change(Some(locks[0].engine.host().boottime())),
+        Ok(AcquireResult::Interrupted) | Err(_) => several.call.until = Some(locks[0].engine.host().boottime()),
     }
     let released = several.release();
     if !matches!(ended, Ok(AcquireResult::Interrupted)) {
@@ -61,8 +60,10 @@ pub fn acquire_all(
 struct MultiAcquire<'a, 'b> {
     locks: &'a [StoredLock<'a>],
     request: &'a AcquireRequest,
-    /// Deadline of the wait and of the store calls on CLOCK_BOOTTIME.
+    /// Deadline of the wait on CLOCK_BOOTTIME.
     until: Duration,
+    /// Limits of calls of the stores outside of the waits for the names.
+    call: Call,
     policy: WaitPolicy,
     interrupt: Option<&'a dyn Interrupt>,
     on_wait: &'a mut OnWaitForOne<'b>,
@@ -80,8 +81,9 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         on_wait: &'a mut OnWaitForOne<'b>,
     ) -> MultiAcquire<'a, 'b> {
         let until = policy.end(locks[0].engine.host().boottime());
-        let held = locks.iter().map(|_| None).collect();
-        MultiAcquire { locks, request, until, policy: *policy, interrupt, on_wait, waited: false, held, evicted: None }
+        let (call, held) = (locks[0].engine.call(), locks.iter().map(|_| None).collect());
+        let (policy, waited, evicted) = (*policy, false, None);
+        MultiAcquire { locks, request, until, call, policy, interrupt, on_wait, waited, held, evicted }
     }
 
     fn run(&mut self) -> Result<AcquireResult> {
@@ -96,7 +98,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             }
             // Each step finds what an earlier try has done, so all of them may be repeated.
             let (StoredLock { engine, name }, rest) = (self.locks[0], self.rest_of_policy());
-            let kept = engine.outlast_outages(name, &rest, self.interrupt, &mut |_| None, &mut || self.keep_all())?;
+            let kept = engine.outlast_outages(name, &rest, self.interrupt, &mut |_| None, &mut |_| self.keep_all())?;
             match kept {
                 None => return Ok(AcquireResult::Interrupted),
                 Some(true) if self.is_late() => return Ok(AcquireResult::Refused(0, Refusal::Busy(Vec::new()))),
@@ -110,7 +112,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         }
     }
 
-    /// True if the wait is over: this process may have been stopped since its last grant.
+    /// A wait may be over although the call has its grants: this process may have been stopped since the last one.
     fn is_late(&self) -> bool {
         self.waited && self.rest_of_policy().limit == Some(Duration::ZERO)
     }
@@ -149,7 +151,8 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             self.waited = true;
             let mut next_call = None;
             for (StoredLock { engine, name }, grant) in self.locks.iter().zip(&mut self.held) {
-                let extended = grant.as_mut().and_then(|grant| engine.extend_if_short(name, &request, grant));
+                let extended =
+                    grant.as_mut().and_then(|grant| engine.during(waiting.call).extend_if_short(name, &request, grant));
                 next_call = [next_call, extended].into_iter().flatten().min();
             }
             [(self.on_wait)(at, waiting), next_call].into_iter().flatten().min()
@@ -173,7 +176,7 @@ pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &
     let held = if let [StoredLock { engine, name }] = locks {
         engine.confirm(name, request)?.map(|grant| vec![grant])
     } else {
-        let mut on_wait = |_: usize, _: &Waiting<'_>| None;
+        let mut on_wait = |_: usize, _: &Progress<'_>| None;
         let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
         several.held = grants.iter().cloned().map(Some).collect();
         several.confirm()?.then(|| several.held.into_iter().flatten().collect())
@@ -195,11 +198,12 @@ impl<'a> MultiAcquire<'a, '_> {
         let stores = self.stores();
         let mut confirmed = Ok(true);
         for (engine, names) in &stores {
-            confirmed = confirmed.and_then(|so_far| Ok(so_far && engine.commit_all(&proof, names, durability)?));
+            confirmed = confirmed
+                .and_then(|so_far| Ok(so_far && engine.during(self.call).commit_all(&proof, names, durability)?));
         }
         confirmed = confirmed.and_then(|so_far| Ok(so_far && self.confirm_each()?));
         for (engine, _) in stores {
-            let forgotten = engine.remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
+            let forgotten = engine.during(self.call).remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
             // A commit record that was carried out does no harm; `gc` removes it.
             if !matches!(confirmed, Ok(true)) {
                 forgotten?;
@@ -242,7 +246,7 @@ impl<'a> MultiAcquire<'a, '_> {
         let mut done = Ok(());
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held).rev() {
             if held.take().is_some() {
-                done = done.and(engine.release(name, self.request.handle.proof()).map(drop));
+                done = done.and(engine.during(self.call).release(name, self.request.handle.proof()).map(drop));
             }
         }
         done

@@ -10,7 +10,7 @@ impl Engine {
     /// The auxiliary object under this key, and its version; a missing or damaged object is empty.
     /// Fails if another version of csalock wrote it, unless it is only a hint.
     pub(super) fn auxiliary<T: Auxiliary + Default>(&self, key: &[u8]) -> Result<(Option<Version>, T)> {
-        let Some(stored) = self.store.read(key)? else { return Ok((None, T::default())) };
+        let Some(stored) = self.store.read(self.call, key)? else { return Ok((None, T::default())) };
         let found = match lock::decode_auxiliary(&stored.body) {
             Err(error) if T::KIND != WaitEdges::KIND => return Err(error.in_place(&self.store.describe(key))),
             found => found.ok().flatten(),
@@ -54,7 +54,7 @@ impl Engine {
             if let CommitResult::Done(stored) = self.commit_beside(key, expect.as_ref(), Some(body), options)? {
                 return Ok(Some(stored));
             }
-            match self.store.read(key)? {
+            match self.store.read(self.call, key)? {
                 // The store has our write, and only the reply was lost.
                 Some(stored) if stored.body == body => return Ok(Some(stored.version)),
                 // No other caller wrote: the commit failed because its directory was missing, so try again.
@@ -122,7 +122,7 @@ impl Engine {
         Ok(page.waiters)
     }
 
-    /// The record with its entire queue, for display.
+    /// Adds the waiters on pages to the record, for display.
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
             let (_, page) = self.auxiliary::<Page>(&Page::key(&record.name, number))?;

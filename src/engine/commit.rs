@@ -10,7 +10,7 @@ use crate::lock::{self, CommitRecord, EndReason, EndedGrant, Grant, HandleHash, 
 use crate::store::{CommitResult, Durability, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
 
 pub(super) struct RecordUpdate<'a> {
-    /// The version that the store must have; `None` if it must have no record.
+    /// Version that the store must have; `None` if it must have no record.
     pub(super) expect: Option<Version>,
     pub(super) before: &'a Record,
     pub(super) record: &'a Record,
@@ -34,16 +34,16 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<CommitResult> {
         let set = WriteSet::from(Write { name, expect: expect.copied(), body, options });
-        let done = self.store.commit(&set)?;
+        let done = self.store.commit(self.call, &set)?;
         if done.is_done() {
-            self.store.finish(&set);
+            self.store.finish(self.call, &set);
         }
         Ok(done)
     }
 
-    /// The version of the record under `name`, even if its bytes cannot be read.
+    /// Known even if the bytes of the record cannot be read.
     pub(super) fn version(&self, name: &[u8]) -> Result<Option<Version>> {
-        match self.store.read(name) {
+        match self.store.read(self.call, name) {
             Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),
             Ok(stored) => Ok(stored.map(|stored| stored.version)),
         }
@@ -72,7 +72,7 @@ impl Engine {
                 set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
             }
         }
-        let version = match self.store.commit(&set)? {
+        let version = match self.store.commit(self.call, &set)? {
             CommitResult::Done(version) => version,
             CommitResult::Conflict(found) => {
                 let found = found.and_then(|found| self.record_of(&record.name, Some(found)).ok());
@@ -82,7 +82,7 @@ impl Engine {
         // A command whose grant was broken should end before the next one starts.
         self.wake_supervisors(before, record);
         self.wake_waiters(wake);
-        self.store.finish(&set);
+        self.store.finish(self.call, &set);
         self.remove_witnesses(before, record);
         // Leftovers of a failed removal do no harm, and the record is committed already.
         let _ = self.remove_leftovers(before, record);
@@ -155,8 +155,8 @@ impl Engine {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
             let set = WriteSet { closed, ..WriteSet::default() };
             // A store behind ssh(1) carries out the effects with the commit, other stores when it is finished.
-            self.store.commit(&set)?;
-            self.store.finish(&set);
+            self.store.commit(self.call, &set)?;
+            self.store.finish(self.call, &set);
         }
         departed(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }

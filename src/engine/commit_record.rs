@@ -75,7 +75,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// True if a process, which is dead, has committed the grants with this handle hash.
+    /// A process, which is dead, has committed the grants with this handle hash.
     pub(super) fn has_committed(&self, proof: &HandleHash) -> Result<bool> {
         Ok(self.commit_record(proof)?.is_some_and(|(_, decision)| decision.committed))
     }
@@ -101,12 +101,12 @@ impl Engine {
 
     fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {
         let key = CommitRecord::key(proof);
-        let Some(stored) = self.store.read(&key)? else { return Ok(None) };
+        let Some(stored) = self.store.read(self.call, &key)? else { return Ok(None) };
         let found = lock::decode_auxiliary(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
         Ok(found.map(|found| (stored.version, found)))
     }
 
-    /// True if a dead process left this commit record, and all grants that depend on it are confirmed.
+    /// A dead process left this commit record, and all grants that depend on it are confirmed.
     pub(super) fn is_orphaned_commit_record(&self, proof: &HandleHash, dry_run: bool) -> Result<bool> {
         let Some((_, decision)) = self.commit_record(proof)? else { return Ok(false) };
         for name in &decision.names {

@@ -102,7 +102,7 @@ impl Engine {
         })
     }
 
-    /// The cycle that this wait closes, if there is one. All its edges existed at one moment.
+    /// All edges of the cycle existed at one moment.
     pub(super) fn find_deadlock(&self, name: &[u8], me: &HandleHash) -> Result<Option<Cycle>> {
         let mut before = None;
         for _ in 0..MOST_LOOKS {
@@ -172,9 +172,9 @@ const INSPECTION_DELAY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct BlockedCallers {
     called: Option<Invocation>,
-    /// The holders at the beginning of the wait, until it is known whether the callers may be among them.
+    /// Holders at the beginning of the wait, until it is known whether the callers may be among them.
     holders: Option<Vec<ProcessId>>,
-    /// The called process, if it was a holder at the beginning of the wait: a command that became csalock.
+    /// This process itself, if it was a holder at the beginning of the wait: a command that became csalock.
     itself: Option<ProcessId>,
     /// Time of the first inspection on CLOCK_BOOTTIME.
     first: Duration,
@@ -187,7 +187,7 @@ impl BlockedCallers {
         BlockedCallers { called, holders: None, itself: None, first: Duration::ZERO, provisional: None }
     }
 
-    /// The callers that seem blocked from the beginning; `None` if there is no caller.
+    /// Callers that seem blocked from the beginning; `None` if there is no caller.
     pub(super) fn immediately(&self, host: &dyn Host) -> Option<Vec<ProcessId>> {
         Some(host.blocked_callers(self.called.as_ref()?, false))
     }

@@ -30,7 +30,7 @@ impl Engine {
     pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
         if record.holders.len() > FEW_LEASES {
             let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
-            self.store.leases().look_ahead(&leases)?;
+            self.store.leases().look_ahead(self.call, &leases)?;
         }
         if record.holders.len() + record.waiters.len() <= CROWD {
             return Ok(());
@@ -62,12 +62,12 @@ impl Engine {
     ) -> Result<()> {
         match query {
             Query::Outlasts(lease) => {
-                let left = self.store.leases().time_to_expiry(&lease, &record.sightings)?;
+                let left = self.store.leases().time_to_expiry(self.call, &lease, &record.sightings)?;
                 facts.insert_outlasts(lease, time_left.is_some_and(|time_left| left > time_left));
             }
             Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
             Query::NewLease(span) => {
-                facts.insert_new_lease(span, self.store.leases().grant(Duration::from_millis(span))?)
+                facts.insert_new_lease(span, self.store.leases().grant(self.call, Duration::from_millis(span))?)
             }
             Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
             Query::Liveness(domain, process) => {
@@ -110,7 +110,7 @@ impl Engine {
         self.fate_in(record, &Facts::default(), domain, process)
     }
 
-    /// The liveness of a process with entries in this record, or among the waiters fetched from its pages.
+    /// Liveness of a process with entries in this record, or among the waiters fetched from its pages.
     pub(super) fn fate_in(
         &self,
         record: &Record,
@@ -155,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// True if the writer of these bytes may still make a record reference them.
+    /// A writer at work may still make a record reference its bytes.
     pub(super) fn may_be_writing(&self, key: &[u8], writer: &Owner) -> bool {
         writer.processes.iter().any(|owner| match self.host.liveness(&writer.domain, owner, self.store.scope()) {
             Liveness::Dead => false,
@@ -171,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// True if this host wrote all entries that depend on this process.
+    /// This host wrote all entries that depend on this process.
     fn is_witnessed(&self, record: &Record, fetched: &Facts, domain: &PidDomain, process: &ProcessId) -> bool {
         let of_it = |at: &PidDomain, processes: &[ProcessId]| at == domain && processes.contains(process);
         let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
@@ -197,7 +197,7 @@ fn entry(proof: HandleHash, owner: &Owner, process: Option<ProcessId>) -> Entry<
     (proof, &owner.domain, owner.uid, owner.processes.iter().copied().chain(process).collect())
 }
 
-/// The name of an entry's witness. A user who cannot read the record cannot guess it.
+/// A user who cannot read the record cannot guess this name of a witness.
 fn witness_key(name: &[u8], proof: &HandleHash) -> String {
     hash(&[proof.to_string().as_bytes(), name])
 }

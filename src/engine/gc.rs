@@ -17,9 +17,9 @@ impl Engine {
     /// Removes leftovers. A leftover that depends on an unreadable record stays, because that record may still need it.
     pub fn sweep(&self, dry_run: bool) -> Result<Swept> {
         // The sweep of the store makes half-finished writes visible.
-        let mut swept = self.store.sweep(dry_run)?;
+        let mut swept = self.store.sweep(self.call, dry_run)?;
         let mut keys = Vec::new();
-        self.store.scan(&mut |_, stored| {
+        self.store.scan(self.call, &mut |_, stored| {
             let internal = stored.ok().filter(|stored| lock::is_auxiliary(&stored.body));
             keys.extend(internal.and_then(|stored| Some((lock::name_of_auxiliary(&stored.body)?, stored.version))));
             Ok(())

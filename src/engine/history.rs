@@ -17,7 +17,7 @@ pub(super) struct Remark<'a> {
 }
 
 impl Engine {
-    /// The lines about the grants in `before` that have ended in `after`, at `now` on the wall clock.
+    /// Lines about the grants in `before` that have ended in `after`, at `now` on the wall clock.
     pub(super) fn endings(&self, before: &Record, after: &Record, remark: Remark<'_>, now: Duration) -> Vec<String> {
         if self.remembers.are_off() || before.holders.is_empty() {
             return Vec::new();
@@ -55,7 +55,7 @@ impl Engine {
     /// Visits the ended grants in the order of their ends. Returns `false` if this store has no history.
     pub fn each_past(&self, limits: &HistoryLimits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let now = self.host.wall();
-        self.store.read_history(&mut |line| {
+        self.store.read_history(self.call, &mut |line| {
             if let Some(past) = Past::read(line)
                 && limits.keep(&past, now)
             {
@@ -64,7 +64,7 @@ impl Engine {
         })
     }
 
-    /// The last run under each lock; none without a readable history.
+    /// Without a readable history there are none.
     pub fn last_runs(&self) -> BTreeMap<Vec<u8>, Past> {
         let mut runs = BTreeMap::new();
         if !self.remembers.are_off() {
@@ -81,7 +81,7 @@ impl Engine {
         EndedBy { who: Who::new(by, self.pid(by)), replaces: *replaces }
     }
 
-    /// The pid of the effective owner: the first process that is not dead. A single process needs no check.
+    /// Pid of the effective owner: the first process that is not dead. A single process needs no check.
     pub fn pid(&self, party: &Owner) -> Option<i32> {
         let lives = |owner: &&crate::lock::ProcessId| {
             party.processes.len() == 1 || self.host.liveness(&party.domain, owner, self.store.scope()).may_live_here()

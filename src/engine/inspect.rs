@@ -16,7 +16,7 @@ pub struct LockStatus {
     pub owners: Vec<Option<ProcessId>>,
     /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
     pub waiters: Vec<Liveness>,
-    /// True if the next caller would get the lock at once, whatever its mode.
+    /// The next caller would get the lock at once, whatever its mode.
     pub is_free: bool,
 }
 
@@ -25,7 +25,7 @@ impl LockStatus {
         self.holders.iter().any(|standing| standing.holds())
     }
 
-    /// The grant that ends only after the caller's wait, if the caller works under one.
+    /// A grant under which the caller works, and which so ends only after the caller's wait.
     pub fn never_ends_within(&self, enclosing: &[HandleHash]) -> Option<&Grant> {
         let is_limited = |grant: &Grant| matches!(grant.lifetime, Lifetime::ExpiresAt(_));
         self.record.holders.iter().find(|grant| enclosing.contains(&grant.proof) && !is_limited(grant))
@@ -46,15 +46,20 @@ impl Engine {
     /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. A wait under one of
     /// the `enclosing` grants, which would never end, does not begin.
     pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy, enclosing: &[HandleHash]) -> Result<LockStatus> {
-        self.poll(name, policy, &mut || {
-            let status = self.inspect(name)?;
+        self.poll(name, policy, &mut |engine| {
+            let status = engine.inspect(name)?;
             Ok((status.is_free || status.never_ends_within(enclosing).is_some(), status))
         })
     }
 
     /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps no
     /// connection that others need.
-    pub fn poll<T>(&self, name: &[u8], policy: &WaitPolicy, look: &mut dyn FnMut() -> Result<(bool, T)>) -> Result<T> {
+    pub fn poll<T>(
+        &self,
+        name: &[u8],
+        policy: &WaitPolicy,
+        look: &mut dyn FnMut(&Engine) -> Result<(bool, T)>,
+    ) -> Result<T> {
         let (mut clock, end) = (policy.begin(self.host.boottime(), true), policy.end(self.host.boottime()));
         loop {
             let rest = policy.rest(end, self.host.boottime());
@@ -92,7 +97,7 @@ impl Engine {
 
     /// Visits the record of every name in turn, without the waiters on pages.
     fn for_each_record(&self, visit: &mut dyn FnMut(Result<Record>) -> Result<()>) -> Result<()> {
-        self.store.scan(&mut |place, stored| {
+        self.store.scan(self.call, &mut |place, stored| {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
                 return Ok(());
             }
@@ -110,7 +115,7 @@ impl Engine {
         key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 
-    /// The record, if it is in the place of its name. A record that a power cut tore has no name and passes.
+    /// Fails if the record is not in the place of its name. A record that a power cut tore has no name and passes.
     fn check_location(&self, record: Record, place: &str) -> Result<Record> {
         if record.name.is_empty() || self.store.describe(&record.name) == place {
             return Ok(record);
@@ -138,7 +143,7 @@ impl Engine {
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         self.prefetch(&record, &mut facts, None)?;
         let leases: Vec<_> = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref()).collect();
-        self.store.leases().look_ahead(&leases)?;
+        self.store.leases().look_ahead(self.call, &leases)?;
         loop {
             match status(&record, &facts) {
                 Ok(status) => return Ok(status),

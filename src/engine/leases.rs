@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{AcquireRequest, Engine};
+use super::{AcquireRequest, Engine, EngineState};
 use crate::error::Result;
 use crate::lock::{
     Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant,
@@ -20,6 +20,19 @@ pub(super) struct IssuedLease {
     span: Duration,
 }
 
+impl EngineState {
+    /// True if other users of the store may be unable to see whether an owner on this host lives, because they are on
+    /// other hosts or outside of this container. Every grant then needs a lease.
+    pub fn needs_leases(&self) -> bool {
+        self.needs_leases_in(self.store.scope())
+    }
+
+    /// Like [`EngineState::needs_leases`], for a caller that knows the scope of the store.
+    pub(super) fn needs_leases_in(&self, scope: Scope) -> bool {
+        scope == Scope::Shared || self.host.is_in_container()
+    }
+}
+
 impl Engine {
     /// Fails if the store's clock cannot be read.
     pub fn start(&self, lifetime: &Lifetime) -> Result<Lifetime> {
@@ -32,23 +45,12 @@ impl Engine {
         }
     }
 
-    /// True if other users of the store may be unable to see whether an owner on this host lives, because they are on
-    /// other hosts or outside of this container. Every grant then needs a lease.
-    pub fn needs_leases(&self) -> bool {
-        self.needs_leases_in(self.store.scope())
-    }
-
-    /// Like [`Engine::needs_leases`], for a caller that knows the scope of the store.
-    pub(super) fn needs_leases_in(&self, scope: Scope) -> bool {
-        scope == Scope::Shared || self.host.is_in_container()
-    }
-
-    /// The lifetime of a grant that is to last as long as its owner, or as this process, if its lease is renewed.
+    /// Lasts as long as its owner, or as this process, if they renew it.
     pub(super) fn own_lease(&self) -> Lifetime {
         Lifetime::KeepalivePending(self.lease.as_millis() as u64)
     }
 
-    /// The lifetime of a grant that would have this lifetime if all users of the store saw its owner.
+    /// `lifetime` is right if all users of the store see the owner; else the grant needs a lease.
     pub fn lifetime_in_store(&self, needs_leases: bool, lifetime: &Lifetime) -> Lifetime {
         match lifetime {
             Lifetime::WhileOwnerLives if needs_leases => self.own_lease(),
@@ -86,7 +88,7 @@ impl Engine {
 
     pub(super) fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let ends = self.host.boottime().saturating_add(span);
-        let lease = self.store.leases().grant(span)?;
+        let lease = self.store.leases().grant(self.call, span)?;
         let mut leases = guarded(&self.issued_leases);
         let now = self.host.boottime();
         leases.retain(|issued| issued.ends > now);
@@ -123,8 +125,10 @@ impl Engine {
     /// record: so if the lease has left the record, its end proves nothing, and our read was late.
     pub(super) fn lease_expired(&self, record: &Record, lease: &Lease) -> Result<bool> {
         let is_over = match lease.clock {
-            LeaseClock::FileSystem(_) => self.store.leases().time_to_expiry(lease, &record.sightings)?.is_zero(),
-            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.leases().is_expired(lease)?,
+            LeaseClock::FileSystem(_) => {
+                self.store.leases().time_to_expiry(self.call, lease, &record.sightings)?.is_zero()
+            }
+            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.leases().is_expired(self.call, lease)?,
         };
         if !is_over || self.store.scope() == Scope::Local || !record.leases().any(|it| it == lease) {
             return Ok(is_over);
@@ -151,7 +155,7 @@ impl Engine {
     /// that does not wait would else count from the beginning, which it does if this write fails.
     pub fn note_leases(&self, record: &Record) {
         let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
-        let sightings = self.store.leases().new_sightings(&leases, &record.sightings).unwrap_or_default();
+        let sightings = self.store.leases().new_sightings(self.call, &leases, &record.sightings).unwrap_or_default();
         if !sightings.is_empty() {
             let _ = self.apply(&record.name, &Note(sightings));
         }

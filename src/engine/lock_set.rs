@@ -10,9 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::Use;
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
-use crate::store::{Location, in_order};
+use crate::store::{Call, Location, in_order};
 
-/// The released grant, or the reason why the caller has none.
+/// A released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
 
 /// A lock: the store that contains its record, and its name in that store.
@@ -22,7 +22,7 @@ pub struct LockRef {
     pub name: Vec<u8>,
     /// Name for display: the name, or the file's absolute path.
     pub display_name: Vec<u8>,
-    /// The shell words that mean this lock: `--store` if it was given, and the name.
+    /// Shell words that mean this lock: `--store` if it was given, and the name.
     pub shell_arg: String,
 }
 
@@ -50,7 +50,7 @@ impl LockRef {
 }
 
 impl Engine {
-    /// The shell words that mean the lock with this name: they select the store unless it is the default.
+    /// Shell words that mean the lock with this name: they select the store unless it is the default.
     pub(super) fn shell_arg(&self, name: &[u8]) -> String {
         let Some(location) = &self.location else { return shell_quote(name) };
         if let Some(directory) = location.directory_of_files() {
@@ -69,7 +69,7 @@ impl Engine {
 }
 
 impl LockSet {
-    /// The set of these locks, of which the first is the lock that was named first.
+    /// The first of these locks is the one that was named first.
     pub fn new(mut all: Vec<LockRef>) -> LockSet {
         let stores = in_order(all.iter().map(|target| target.location.clone()).collect());
         let at = |target: &LockRef| stores.iter().position(|store| store.contains(&target.location));
@@ -159,7 +159,7 @@ impl OpenLockSet<'_> {
         }
         // No other process acquires a lock before its lease is over. A free lock keeps no trace of its last grant.
         let lasts = self.lease_ends(grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
-        let given_back = self.release(request.handle.proof(), Use::Unknown);
+        let given_back = self.release(self.engines[0].call(), request.handle.proof(), Use::Unknown);
         confirmed?;
         let was_given_back = |answer: &Result<Released>| match answer {
             Ok(Err(NotHolder { ending, .. })) => {
@@ -183,27 +183,38 @@ impl OpenLockSet<'_> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
-    /// Gives the connections to servers back before a long pause. The next call makes new ones.
-    pub fn rest(&self) {
-        self.engines.iter().for_each(|engine| _ = engine.store.before_wait(true));
+    /// These locks, with stores whose calls have these limits.
+    pub fn during(mut self, call: Call) -> Self {
+        self.engines.iter_mut().for_each(|engine| engine.call = call);
+        self
     }
 
-    /// The length of the leases that a store of these locks needed when it was opened; `None` if none did.
+    /// Number of answers of the servers so far.
+    pub fn answers(&self) -> u64 {
+        self.engines.iter().map(|engine| engine.store.answers()).sum()
+    }
+
+    /// Gives the connections to servers back before a long pause. The next call makes new ones.
+    pub fn rest(&self) {
+        self.engines.iter().for_each(|engine| _ = engine.store.before_wait(engine.call, true));
+    }
+
+    /// Length of the leases that a store of these locks needed when it was opened; `None` if none did.
     pub fn lease(&self) -> Option<Duration> {
         self.lease
     }
 
-    /// The answer or error for each lock; all are tried, the last one first.
-    pub fn release(&self, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
+    /// Tries all locks, the last one first, by calls with these limits. The answers are in the order of the locks.
+    pub fn release(&self, call: Call, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
         let mut answers = Vec::new();
         for (target, engine) in self.each().rev() {
-            answers.push(engine.release_after(&target.name, proof, used));
+            answers.push(engine.during(call).release_after(&target.name, proof, used));
         }
         answers.reverse();
         answers
     }
 
     pub fn release_all(&self, proof: HandleHash) -> Result<()> {
-        self.release(proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
+        self.release(self.engines[0].call(), proof, Use::Unknown).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

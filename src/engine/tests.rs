@@ -5,7 +5,7 @@ mod days;
 use super::*;
 use crate::host::Fake;
 use crate::lock::{EndReason, Lifetime, Liveness, Mode, NotHolder, Owner, Phase, Refusal, Release, Sweep};
-use crate::store::{CommitResult, Memory, WriteSet};
+use crate::store::{Call, CommitResult, Memory, WriteSet};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.
 fn engine() -> (Engine, Fake) {
@@ -114,8 +114,10 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
     assert!(matches!(take(&engine, &several, WaitPolicy::NONE), AcquireResult::Granted(..)));
     let key = lock::CommitRecord::key(&several.handle.proof());
     let mut decision = lock::CommitRecord { committed: false, names: vec![b"x".to_vec()] };
-    let begun =
-        engine.store().commit(&WriteSet::of(&key, None, Some(&lock::encode_auxiliary(&key, &decision)))).unwrap();
+    let begun = engine
+        .store()
+        .commit(Call::default(), &WriteSet::of(&key, None, Some(&lock::encode_auxiliary(&key, &decision))))
+        .unwrap();
     let CommitResult::Done(version) = begun else { panic!() };
     assert!(matches!(
         take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE),
@@ -123,13 +125,13 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
     ));
     host.set_liveness(2, Liveness::Dead);
     assert!(!engine.inspect(b"x").unwrap().is_held());
-    assert!(engine.store().read(&key).unwrap().is_some(), "looking changes nothing");
+    assert!(engine.store().read(Call::default(), &key).unwrap().is_some(), "looking changes nothing");
     let response = take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
     assert!(matches!(response, AcquireResult::Granted(..)), "{response:?}");
     decision.committed = true;
     let late = engine
         .store()
-        .commit(&WriteSet::of(&key, Some(&version), Some(&lock::encode_auxiliary(&key, &decision))))
+        .commit(Call::default(), &WriteSet::of(&key, Some(&version), Some(&lock::encode_auxiliary(&key, &decision))))
         .unwrap();
     assert!(!late.is_done());
 }
@@ -147,7 +149,9 @@ fn a_commit_record_of_another_version_ends_no_grant() {
     let key = lock::CommitRecord::key(&several.handle.proof());
     let decision = lock::CommitRecord { committed: true, names: vec![b"x".to_vec()] };
     let bytes = String::from_utf8(lock::encode_auxiliary(&key, &decision)).unwrap().replacen(":2,", ":3,", 1);
-    assert!(engine.store().commit(&WriteSet::of(&key, None, Some(bytes.as_bytes()))).unwrap().is_done());
+    assert!(
+        engine.store().commit(Call::default(), &WriteSet::of(&key, None, Some(bytes.as_bytes()))).unwrap().is_done()
+    );
     host.set_liveness(2, Liveness::Dead);
     let next = request(&engine, 1, Lifetime::WhileOwnerLives);
     let error = engine.acquire(b"x", &next, &WaitPolicy::NONE, None, &mut |_| None).unwrap_err();

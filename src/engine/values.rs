@@ -16,15 +16,15 @@ use crate::store::{Durability, WriteOptions};
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
     pub by: Credentials,
-    /// The new bytes; `None` deletes the value.
+    /// `None` deletes the value.
     pub bytes: Option<&'a [u8]>,
     /// File permission bits that limit the readers of the bytes; without them, every reader of the store may read them.
     pub mode: Option<u32>,
     pub precondition: Option<Precondition>,
-    /// True if only the holder may write; otherwise the write is allowed even if the lock is free.
+    /// Only the holder may write; else the write is allowed even if the lock is free.
     pub require_lock: bool,
     pub release: bool,
-    /// True if an ended grant is sufficient, provided that no other process has held the lock since.
+    /// An ended grant is sufficient, provided that no other process has held the lock since.
     pub even_if_stale: bool,
 }
 
@@ -64,7 +64,7 @@ impl Engine {
                 }
                 _ => error,
             };
-            if let Some(stored) = self.store.read(&key).map_err(not_for_us)? {
+            if let Some(stored) = self.store.read(self.call, &key).map_err(not_for_us)? {
                 let found =
                     lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(&key)))?;
                 let bytes = found.filter(|(_, bytes)| bytes.len() as u64 == value.size);
@@ -98,7 +98,7 @@ impl Engine {
         on_wait: &mut OnWait<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        let mut write = || self.write_at_once(name, wanted, &request.owner);
+        let mut write = |engine: &Engine| engine.write_at_once(name, wanted, &request.owner);
         let outcome = self.outlast_outages(name, policy, interrupt, on_wait, &mut write)?;
         let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
@@ -119,13 +119,12 @@ impl Engine {
         written.map(WriteResult::from)
     }
 
-    /// The grant that claims the name permanently, if there is one; it stands.
+    /// A claim that is found has been settled: it stands.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
         let claim = self.claim_in(&self.inspect(name)?);
         claim.map(|grant| self.settle().map(|()| grant)).transpose()
     }
 
-    /// The grant in this status that claims the name permanently, if there is one.
     pub fn claim_in(&self, status: &LockStatus) -> Option<Grant> {
         let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
@@ -211,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// The key, the body and the options of the bytes of an external value. Leaves a witness of them.
+    /// Key, body and options of the bytes of an external value. Leaves a witness of them.
     fn external(
         &self,
         name: &[u8],
@@ -244,10 +243,10 @@ impl Engine {
         Ok(())
     }
 
-    /// True if no record references these bytes, and their writer can no longer make a record do so.
+    /// No record references these bytes, and their writer can no longer make a record do so.
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
-        let Some(stored) = self.store.read(key)? else { return Ok(false) };
+        let Some(stored) = self.store.read(self.call, key)? else { return Ok(false) };
         let found = lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(key)))?;
         let writer = found.map(|(writer, _)| writer);
         let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::Engine;
 use crate::duration::Backoff;
 use crate::error::{Error, Result};
-use crate::host::{WaitSet, WaitSources, WakeReason};
+use crate::host::{WakeReason, WakeSet};
 use crate::lock::Record;
 use crate::signals::Interrupt;
-use crate::store::{SignalsEndCalls, StoreDeadline};
+use crate::store::Call;
 
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
@@ -55,19 +55,21 @@ impl WaitPolicy {
     }
 }
 
-/// Progress of a wait, for its callback.
+/// How a wait stands, for its callback.
 #[derive(Debug, Clone, Copy)]
-pub struct Waiting<'a> {
+pub struct Progress<'a> {
     pub record: &'a Record,
     pub ahead: usize,
-    /// Remaining time of the wait; `None` means no limit.
+    /// Remaining time; `None` means no limit.
     pub left: Option<Duration>,
-    /// Reason why the store cannot be read at the moment. The record is unknown then.
+    /// Why the store cannot be read at the moment. The record is unknown then.
     pub outage: Option<&'a Error>,
+    /// Limits of the calls of stores that the callback makes.
+    pub call: Call,
 }
 
 /// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
-pub(super) type OnWait<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
+pub(super) type OnWait<'a> = dyn FnMut(&Progress<'_>) -> Option<Duration> + 'a;
 
 /// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
 #[derive(Clone, Copy)]
@@ -75,7 +77,7 @@ pub(super) struct WaitClock {
     deadline: Option<Duration>,
     pause: Duration,
     longest: Duration,
-    /// The waiter polls only because a wake-up could be lost.
+    /// Polls only cover lost wake-ups.
     seldom: bool,
 }
 
@@ -119,20 +121,18 @@ impl Engine {
         policy: &WaitPolicy,
         interrupt: Option<&dyn Interrupt>,
         on_wait: &mut OnWait<'_>,
-        work: &mut dyn FnMut() -> Result<T>,
+        work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
-        let _deadline = StoreDeadline::begin(Some(clock.deadline().unwrap_or(Duration::MAX)));
+        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
+        let engine = self.during(Call { until, interruptible: interrupt.is_some() });
         loop {
-            let calls = SignalsEndCalls::begin(interrupt.is_some());
-            let done = work();
-            drop(calls);
-            match done {
+            match work(&engine) {
                 Err(_) if self.is_interrupted(interrupt) => return Ok(None),
                 Err(error) if error.is_unreached() => {
                     let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                    let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;
-                    if self.wait_out_outage(name, error, &mut clock, &mut *wait_set, on_wait)? {
+                    let mut wake_set = self.host.wake_set(&self.new_handle()?.proof(), interrupt)?;
+                    if self.wait_out_outage(name, error, &mut clock, &mut *wake_set, on_wait)? {
                         return Ok(None);
                     }
                 }
@@ -144,7 +144,7 @@ impl Engine {
     /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one, of
     /// the time that is `left`, if each look costs them much.
     pub(super) fn pause_for_others(&self, pause: Duration, left: Option<Duration>) -> Duration {
-        if !self.store.before_wait(false) {
+        if !self.store.before_wait(self.call, false) {
             return pause;
         }
         left.map_or(CROWDED, |left| left.min(CROWDED)).max(pause)
@@ -156,15 +156,14 @@ impl Engine {
         name: &[u8],
         error: Error,
         clock: &mut WaitClock,
-        wait_set: &mut dyn WaitSet,
+        wake_set: &mut dyn WakeSet,
         on_wait: &mut OnWait<'_>,
     ) -> Result<bool> {
         let now = self.host.boottime();
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
-        on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
-        let mut signs = WaitSources { watched: &[], subscription: &mut None };
-        Ok(wait_set.wait(&mut signs, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
+        on_wait(&Progress { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error), call: self.call });
+        Ok(wake_set.wait(&[], &mut None, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }
 }
 

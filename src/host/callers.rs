@@ -24,10 +24,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::Host;
-use super::processes::{self, ProcStat};
+use super::interface::{Host, Invocation};
+use super::processes::{self, ProcStat, no_proc};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
-use super::unix::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};
 
@@ -62,12 +61,6 @@ pub struct Caller {
     pub is_shell: bool,
     /// True if the script is only a part of another one, forked without an exec, and that one has ended.
     pub is_left_behind: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Invocation {
-    pub pid: i32,
-    pub ignores_interrupt: bool,
 }
 
 /// Returns an owner on this host. Its command and label are for display, so they are bounded.

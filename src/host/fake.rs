@@ -5,8 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::Scope;
-use super::{Host, Invocation, WaitSet, WaitSources, WakeAddress, WakeReason};
+use super::interface::{Host, Invocation, Scope, Subscription, WakeAddress, WakeReason, WakeSet, Watched};
 use crate::error::Result;
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 
@@ -153,7 +152,7 @@ impl Host for Fake {
         Ok(state.draws.to_be_bytes())
     }
 
-    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+    fn wake_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>> {
         Ok(Box::new(self.clone()))
     }
 
@@ -162,8 +161,8 @@ impl Host for Fake {
     }
 }
 
-impl WaitSet for Fake {
-    fn wait(&mut self, _signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason> {
+impl WakeSet for Fake {
+    fn wait(&mut self, _: &[Watched], _: &mut Option<Box<dyn Subscription>>, at_most: Duration) -> Result<WakeReason> {
         self.pass(at_most);
         Ok(WakeReason::TimeOver)
     }

@@ -7,10 +7,11 @@ use std::time::Duration;
 use std::{fs, io};
 
 use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statfs, statx};
 use sha2::{Digest, Sha256};
 
-use super::unix::{no_proc, read_short};
+use super::processes::{no_proc, read_once};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Returns `ID@NAME`. The ID is a hash, because machine-id(5) is confidential; it is empty without a machine-id. The
@@ -59,7 +60,25 @@ const FIRST_TIME_NAMESPACES: [&str; 2] = ["4026531834", "0"];
 /// Type of the file system /proc: PROC_SUPER_MAGIC in linux/magic.h.
 const PROC: u64 = 0x9fa0;
 
-pub(super) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Reads the first bytes of a small file with one read(2).
+fn read_short(path: &str) -> io::Result<Vec<u8>> {
+    let mut buffer = [0; 64];
+    let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
+    Ok(buffer[..length].to_vec())
+}
+
+pub(super) fn boot_id() -> Result<String> {
+    let boot = read_short(BOOT_ID).map_err(|error| no_proc(&error))?;
+    let boot = String::from_utf8_lossy(boot.trim_ascii()).into_owned();
+    // A file that is mounted there may be empty for a moment. Without an id, boots are not told apart.
+    if boot.is_empty() {
+        let what = format!("{BOOT_ID} is empty, so no process could tell which others live");
+        return Err(Error::new(ErrorKind::System, what, "mount no file over it, or one with a boot id"));
+    }
+    Ok(boot)
+}
 
 /// Returns the number of a namespace of this process, or 0 if the kernel has no namespaces of that kind.
 pub(super) fn namespace(kind: &str) -> Result<u64> {
@@ -117,6 +136,11 @@ pub(super) fn has_boot_id_of_kernel() -> bool {
 /// for tests.
 #[cfg(debug_assertions)]
 pub static OFFSETS: std::sync::OnceLock<[i64; 2]> = std::sync::OnceLock::new();
+
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+pub(super) fn now(clock: ClockId) -> Duration {
+    clock_gettime(clock).map(Duration::from).unwrap_or_default()
+}
 
 pub(super) fn wall(time: Duration) -> Duration {
     #[cfg(debug_assertions)]

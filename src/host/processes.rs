@@ -15,12 +15,12 @@ use nix::sys::signal::kill;
 use nix::unistd::{Pid, geteuid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::lock::{Grant, Handle, Liveness, ProcessId};
 use crate::signals;
 
 /// The problem with a /proc that shows the pids of another namespace.
-pub(super) const FOREIGN: &str = "/proc is not that of this pid namespace";
+const FOREIGN: &str = "/proc is not that of this pid namespace";
 
 /// True once /proc has shown this process under its own pid.
 static IS_OURS: AtomicBool = AtomicBool::new(false);
@@ -130,6 +130,17 @@ fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
             Err(_) => Err(error),
         },
         Err(error) => Err(error),
+    }
+}
+
+pub(super) fn no_proc(error: &io::Error) -> Error {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
+        None if error.kind() == io::ErrorKind::Other => {
+            let what = format!("{FOREIGN}, so no process could tell which others live");
+            Error::new(ErrorKind::System, what, "mount it (unshare --mount-proc)")
+        }
+        _ => Error::new(ErrorKind::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
     }
 }
 

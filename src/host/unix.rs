@@ -10,24 +10,23 @@
 //! host name, and machines resumed from one snapshot share a boot id too. There a process that is not here is missing,
 //! and a process of another boot is unknown.
 
+use std::fs;
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use std::{fs, io};
 
-use nix::errno::Errno;
-use nix::time::{ClockId, clock_gettime};
+use nix::time::ClockId;
 use nix::unistd::geteuid;
 
-use super::callers::ThisProcess;
+use super::callers::{self, ThisProcess};
+use super::interface::{Host, Invocation, Scope, WakeAddress, WakeSet};
 use super::machine::{
-    BOOT_ID, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
-    pid_namespace_of, wall,
+    boot_id, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
+    now, pid_namespace_of, wall,
 };
-use super::processes::{FirstSight, is_absent, is_process_frozen, is_released_by, liveness_of, read_once};
-use super::wait_set::{self, LinuxWaitSet};
-use super::{Host, Invocation, Scope, WaitSet, WakeAddress, callers, processes};
+use super::processes::{self, FirstSight, is_absent, is_process_frozen, is_released_by, liveness_of, no_proc};
+use super::wake_set::{self, LinuxWakeSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
@@ -53,9 +52,7 @@ impl Unix {
 
     fn known_space(&self) -> Result<&PidSpace> {
         known(&self.space, || {
-            let boot = read_short(BOOT_ID).map_err(|error| no_proc(&error))?;
-            let boot = String::from_utf8_lossy(boot.trim_ascii()).into_owned();
-            Ok(PidSpace { boot, pids: format!("{}.{}", self.pid_namespace()?, namespace("time")?) })
+            Ok(PidSpace { boot: boot_id()?, pids: format!("{}.{}", self.pid_namespace()?, namespace("time")?) })
         })
     }
 
@@ -219,12 +216,12 @@ impl Host for Unix {
         self.random.unique_number([self.wall(), self.boottime()])
     }
 
-    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
-        Ok(Box::new(LinuxWaitSet::new(proof, interrupt)))
+    fn wake_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>> {
+        Ok(Box::new(LinuxWakeSet::new(proof, interrupt)))
     }
 
     fn wake(&self, listener: WakeAddress<'_>) -> bool {
-        wait_set::wake(listener)
+        wake_set::wake(listener)
     }
 
     fn give_way(&self) {
@@ -259,29 +256,6 @@ const WITNESS: &str = "csalock-";
 
 fn witness(key: &str) -> String {
     format!("{MEMORY}/{WITNESS}{key}")
-}
-
-#[expect(clippy::disallowed_methods, reason = "this is the seam")]
-pub(super) fn now(clock: ClockId) -> Duration {
-    clock_gettime(clock).map(Duration::from).unwrap_or_default()
-}
-
-/// Reads the first bytes of a small file with one read(2).
-pub(super) fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
-    let mut buffer = [0; 64];
-    let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
-    Ok(buffer[..length].to_vec())
-}
-
-pub(super) fn no_proc(error: &std::io::Error) -> Error {
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
-        None if error.kind() == io::ErrorKind::Other => {
-            let what = format!("{}, so no process could tell which others live", processes::FOREIGN);
-            Error::new(ErrorKind::System, what, "mount it (unshare --mount-proc)")
-        }
-        _ => Error::new(ErrorKind::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
-    }
 }
 
 /// Random numbers from the kernel, each with a time in it: machines resumed from one snapshot may draw the same numbers,

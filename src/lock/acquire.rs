@@ -207,8 +207,12 @@ fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> 
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
     let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);
     let mut step = awaited_ends(record, before, ahead, facts)?;
-    if let AcquireStep::Wait { leases, .. } = &mut step {
-        leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
+    if let AcquireStep::Wait { leases, .. } = &mut step
+        && let Some(lease) = ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.as_ref())
+        // A waiter whose lease is over keeps its place until the walk of the queue comes to it.
+        && !facts.lease_expired(lease)?
+    {
+        leases.push(lease.clone());
     }
     Ok(Transition::Done(step))
 }

@@ -43,7 +43,7 @@ pub struct Grant {
     /// unless a commit record keeps it ([`super::CommitRecord`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub provisional: Option<ProcessId>,
-    /// True if the waiter of an unconfirmed grant gives its place to a newer caller ([`Waiter::latest_only`]).
+    /// True if the waiter of an unconfirmed grant gives its place to a newer caller ([`super::Waiter::latest_only`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub latest_only: bool,
     /// True if the owner's end releases the grant and does not count as a loss.

@@ -102,7 +102,7 @@ pub struct Sighting {
     pub lease: Lease,
     /// Boot of the host that saw the lease ([`boot_of`]).
     pub boot: u64,
-    /// ClockReading when the host saw the lease for the first time.
+    /// Time on the clocks when the host saw the lease for the first time.
     pub at: ClockReading,
 }
 

@@ -34,7 +34,7 @@ pub struct Record {
     /// Name of the lock, stored so that a reader detects a record that two names share.
     #[serde(skip)]
     pub name: Vec<u8>,
-    /// Maximum number of holders, if they have [`Mode::Slot`].
+    /// Maximum number of holders, if they have [`super::grant::Mode::Slot`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub slots: Option<u32>,
     /// Grants in the order of granting.

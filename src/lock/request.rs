@@ -218,7 +218,7 @@ pub enum AcquireStep {
     },
 }
 
-/// Reason to refuse a lock. [`crate::report`] has the words.
+/// Reason to refuse a lock. `report` has the words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// These grants hold the lock, and the caller does not queue.

@@ -53,6 +53,7 @@ pub struct SleepingChild<'a> {
     /// The parent's end of the socket, which becomes readable if the child ends.
     socket: OwnedFd,
     signals: &'a Signals,
+    command_line: &'a CommandLine,
 }
 
 struct KilledOnDrop(Pid);
@@ -81,7 +82,7 @@ impl<'a> SleepingChild<'a> {
     /// process ends.
     /// Fails if the system has no room for another process or descriptor.
     pub fn fork(
-        command_line: &CommandLine,
+        command_line: &'a CommandLine,
         variables: &[CString],
         signals: &'a Signals,
         inherited: StartupState,
@@ -93,7 +94,9 @@ impl<'a> SleepingChild<'a> {
         let environment = Environment::block(variables);
         // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
-            ForkResult::Parent { child } => Ok(SleepingChild { process: KilledOnDrop(child), socket, signals }),
+            ForkResult::Parent { child } => {
+                Ok(SleepingChild { process: KilledOnDrop(child), socket, signals, command_line })
+            }
             ForkResult::Child => {
                 drop(socket);
                 // A parent that ended before this call has closed its end of the socket.
@@ -149,15 +152,20 @@ impl<'a> SleepingChild<'a> {
         }
     }
 
-    /// Returns how csalock ends if a signal has ended the child.
-    pub fn ended(&self) -> Option<Exit> {
+    /// How csalock ends if the child has ended: by the same signal, or because the child could not wait for its start.
+    pub fn ended(&self) -> Option<Result<Exit>> {
         // A process closes its descriptors before its parent can learn of its end, so this waits for the end.
         if wait_readable([self.socket.as_fd()], Some(Duration::ZERO)) != Ok(true) {
             return None;
         }
         let child = rustix::process::Pid::from_raw(self.pid().as_raw())?;
         let wait = || waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        rustix::io::retry_on_intr(wait).ok()??.terminating_signal().map(exit_of_signal)
+        let status = rustix::io::retry_on_intr(wait).ok()??;
+        let failed = |errno| Err(self.command_line.cannot_execute(nix::errno::Errno::from_raw(errno)));
+        status
+            .terminating_signal()
+            .map(|signal| Ok(exit_of_signal(signal)))
+            .or_else(|| status.exit_status().map(failed))
     }
 }
 

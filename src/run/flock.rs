@@ -224,9 +224,9 @@ impl FlockWait<'_> {
                 Some(Err(Errno::EINTR)) => helper = Helper::start(kind, file, mode).map_err(failed)?,
                 Some(locked) => return locked.map(|()| None).map_err(failed),
             }
-            let interrupted = came.map(|came| Exit::Signal(came.signal)).or_else(|| self.child?.ended());
+            let interrupted = came.map(|came| Ok(Exit::Signal(came.signal))).or_else(|| self.child?.ended());
             if let Some(exit) = interrupted {
-                return Ok(Some(Flocked::Interrupted(exit)));
+                return Ok(Some(Flocked::Interrupted(exit?)));
             }
             let now = self.host.boottime();
             if self.until.is_some_and(|until| until <= now) {

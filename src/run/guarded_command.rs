@@ -15,6 +15,7 @@ use crate::exit::Exit;
 use crate::history::{RunEnd, Use};
 use crate::lock::{Grant, Handle, ProcessId};
 use crate::signals::Signals;
+use crate::store::Call;
 
 pub struct GuardedCommand<'a> {
     pub context: &'a Context,
@@ -116,7 +117,7 @@ impl<'a> GuardedCommand<'a> {
         if let Some(shared_lease_end) = self.shared_lease_end {
             (0..self.locks.all.len()).all(|at| shared_lease_end.release(at));
         }
-        opened.release(self.handle.proof(), used).into_iter().try_for_each(|answer| answer.map(drop))
+        opened.release(Call::default(), self.handle.proof(), used).into_iter().try_for_each(|answer| answer.map(drop))
     }
 
     /// Returns the time that is left to start the command: it would have to end before it starts if that is over.

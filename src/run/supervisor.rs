@@ -22,7 +22,7 @@ use crate::history::{RunEnd, Use};
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
 use crate::run::detach;
-use crate::store::{Scope, StoreDeadline, answers};
+use crate::store::{Call, Scope};
 
 mod while_running;
 
@@ -197,7 +197,9 @@ impl<'a> Supervisor<'a> {
                 Err(_) => return Some(Duration::ZERO),
             };
             match record.holders.iter().find(|grant| mine(grant)).map(|grant| &grant.lifetime) {
-                Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(lease).unwrap_or_default()),
+                Some(Lifetime::ExpiresAt(lease)) => {
+                    Some(engine.store().leases().ttl(engine.call(), lease).unwrap_or_default())
+                }
                 Some(_) => None,
                 None => {
                     let ending = record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
@@ -253,12 +255,12 @@ impl Supervisor<'_> {
     /// Runs `what`. Ends the process if a store is silent for too long, with `exit` if the record lacks no success.
     fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
         let (tell, why) = (self.tell, why(ended, self.guarded.limits.ttl.is_some()));
-        let (guarded, target) = (self.guarded, self.opened.target(0));
+        let (guarded, opened) = (self.guarded, self.opened);
         let (done, is_done) = channel::<()>();
         let watch = move || {
-            let (mut heard, mut looks) = (answers(), 0);
+            let (mut heard, mut looks) = (opened.answers(), 0);
             while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                let now = answers();
+                let now = opened.answers();
                 looks = if now == heard && !guarded.awaits_record() { looks + 1 } else { 0 };
                 heard = now;
                 if LOOK * looks < SILENCE {
@@ -266,7 +268,7 @@ impl Supervisor<'_> {
                 }
                 let is_unrecorded = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::is_unrecorded);
                 let silent = Error::new(ErrorKind::Unavailable, "the store does not answer", "");
-                let not_reported = is_unrecorded.then_some(Notice::NotReported(target, &silent));
+                let not_reported = is_unrecorded.then_some(Notice::NotReported(opened.target(0), &silent));
                 [not_reported, Some(Notice::Silent), why].iter().flatten().for_each(tell);
                 detach::exit_now(if is_unrecorded { guarded.exit_without_record() } else { exit }.code());
             }
@@ -318,18 +320,17 @@ impl Supervisor<'_> {
         // The keeper may have renewed the lease while the success was recorded.
         let lease_ends = self.guarded.shared_lease_end.map_or(ended.lease_ends, SharedLeaseEnd::load);
         // A release after the end of the lease is not needed any more.
-        let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
-        let _deadline = StoreDeadline::begin(until);
+        let call = Call { until: lease_ends.map(|ends| ends.min(now + TO_RELEASE)), interruptible: false };
         let (mut lost, mut had_limit) = (false, false);
         let (proof, used) = (self.guarded.handle.proof(), Use::Run(run_end(ended)));
-        let mut released = opened.release(proof, used);
+        let mut released = opened.release(call, proof, used);
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
         if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
             drop(spare);
             for (answer, (target, engine)) in released.iter_mut().zip(opened.each()) {
                 if answer.as_ref().is_err_and(is_of_system) {
-                    *answer = engine.release_after(&target.name, proof, used);
+                    *answer = engine.during(call).release_after(&target.name, proof, used);
                 }
             }
         } else {

@@ -42,8 +42,8 @@ use super::history_file::HistoryFile;
 use super::leases::{self, Seen, lend_shared, remaining_shared};
 use super::mount::network;
 use super::{
-    Abilities, CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned,
-    Visit, WriteSet, guarded, health,
+    Abilities, Call, CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep,
+    Versioned, Visit, WriteSet, guarded, health,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -198,13 +198,13 @@ impl Directory {
 }
 
 impl Store for Directory {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
         let stored = self.in_store(false, |root| {
             let entry = Entry::new(root, file_name(name));
             if let Some(stored) = self.unchanged(&entry) {
                 return Ok(Some(stored));
             }
-            let (stored, listing) = entry.stored(self.host.as_ref())?;
+            let (stored, listing) = entry.stored(call, self.host.as_ref())?;
             // A record that is there, or was, is in a directory of the store.
             if listing.is_none() && root.is_gone() {
                 return Err(self.is_missing());
@@ -215,12 +215,12 @@ impl Store for Directory {
         Ok(stored?.flatten())
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
         let root = self.in_store(false, |root| if root.is_gone() { Err(self.is_missing()) } else { Ok(root.clone()) });
         let Some(root) = root? else { return Ok(()) };
         root.each_entry(&mut |file_name| {
             let entry = Entry::new(&root, file_name.to_vec());
-            match entry.stored(self.host.as_ref()) {
+            match entry.stored(call, self.host.as_ref()) {
                 Ok((None, _)) => Ok(()),
                 Ok((Some(stored), _)) => visit(&escape_path(&entry.path()), Ok(stored)),
                 // This user may not read the value; the record shows that it exists.
@@ -230,8 +230,8 @@ impl Store for Directory {
         })
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        set.commit_alone(self, |change| {
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        set.commit_alone(call, self, |change| {
             let done = self.in_store(change.expect.is_none() && change.body.is_some(), |root| {
                 let entry = Entry::new(root, file_name(change.name));
                 let commit = Commit { store: self, entry: &entry, options: change.options };
@@ -245,7 +245,7 @@ impl Store for Directory {
         })
     }
 
-    fn finish(&self, set: &WriteSet<'_>) {
+    fn finish(&self, _call: Call, set: &WriteSet<'_>) {
         if let Some((_, Some(listing))) = &mut *guarded(&self.seen) {
             listing.remove_replaced();
         }
@@ -267,11 +267,7 @@ impl Store for Directory {
         Abilities::of(self.scope())
     }
 
-    fn describe(&self, name: &[u8]) -> String {
-        escape_path(&self.records().join(OsStr::from_bytes(&file_name(name))))
-    }
-
-    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+    fn subscribe(&self, _call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         match topic {
             Topic::Channel(id, _) => {
                 // A FIFO does not reach other hosts, so in a store on a network file system a waiter polls.
@@ -284,11 +280,19 @@ impl Store for Directory {
 }
 
 impl Upkeep for Directory {
+    fn describe(&self, name: &[u8]) -> String {
+        escape_path(&self.records().join(OsStr::from_bytes(&file_name(name))))
+    }
+
+    fn answers(&self) -> u64 {
+        sys::answers()
+    }
+
     fn cleaned_directory(&self) -> Option<PathBuf> {
         health::is_cleaned(&self.path).then(|| self.records())
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, _call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         if self.layout == Layout::Beside {
             return Ok(false);
         }
@@ -299,11 +303,11 @@ impl Upkeep for Directory {
         Ok(true)
     }
 
-    fn sweep(&self, dry_run: bool) -> Result<Swept> {
+    fn sweep(&self, _call: Call, dry_run: bool) -> Result<Swept> {
         self.sweep_leftovers(dry_run)
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
+    fn diagnose(&self, _call: Call) -> Vec<Finding> {
         let what = match self.layout {
             Layout::Beside => "the locks of the files beside it, in",
             _ => "directory of records,",
@@ -323,7 +327,7 @@ impl Directory {
 }
 
 impl Leases for Directory {
-    fn grant(&self, span: Duration) -> Result<Lease> {
+    fn grant(&self, _call: Call, span: Duration) -> Result<Lease> {
         let lent = |root: &Arc<Root>| match root.scope {
             Scope::Local => leases::lend_local(self.host.as_ref(), span),
             Scope::Shared => lend_shared(self.host.as_ref(), span, || root.file_system_time()),
@@ -331,7 +335,7 @@ impl Leases for Directory {
         self.in_store(true, lent)?.ok_or_else(|| self.is_missing())
     }
 
-    fn time(&self) -> Result<Duration> {
+    fn time(&self, _call: Call) -> Result<Duration> {
         // Under one kernel, files have the times of its clock.
         if self.scope() == Scope::Local {
             return Ok(self.host.wall());
@@ -339,21 +343,21 @@ impl Leases for Directory {
         self.in_store(true, |root| root.file_system_time())?.ok_or_else(|| self.is_missing())
     }
 
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+    fn ttl(&self, _call: Call, lease: &Lease) -> Result<Duration> {
         let left = |root: &Arc<Root>| remaining_shared(self.host.as_ref(), lease, || root.file_system_time());
         self.in_store(false, left).map(Option::unwrap_or_default)
     }
 
-    fn is_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
     }
 
-    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
+    fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(call, lease) };
         self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.file_system_time())
     }
 
-    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+    fn new_sightings(&self, _call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
         self.leases.to_note(self.host.as_ref(), leases, seen, || self.file_system_time())
     }
 }
@@ -367,7 +371,7 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::host::{Fake, Host as _, Unix};
     use crate::store::directory::sys;
-    use crate::store::{CommitResult, Layout, Scope, Store as _, StoreDeadline, Upkeep as _, WriteSet};
+    use crate::store::{Call, CommitResult, Layout, Scope, Store as _, Upkeep as _, WriteSet};
 
     /// A process that creates a store behind ssh(1) may be killed between the directory and its name.
     #[test]
@@ -381,9 +385,9 @@ mod tests {
             std::fs::create_dir(place.path().join(draft)).unwrap();
         }
         host.set_wall(Unix::new().wall());
-        assert_eq!(store(&host).sweep(false).unwrap().removed, 0, "it is young");
+        assert_eq!(store(&host).sweep(Call::default(), false).unwrap().removed, 0, "it is young");
         host.set_wall(Unix::new().wall() + Duration::from_secs(61));
-        assert_eq!(store(&host).sweep(false).unwrap().removed, 1);
+        assert_eq!(store(&host).sweep(Call::default(), false).unwrap().removed, 1);
         let left: Vec<_> = std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["other.new.0123456789abcdef"]);
     }
@@ -395,27 +399,26 @@ mod tests {
         let host = Fake::new(1);
         let store = Directory::open(&place.path().join("store"), Layout::Own, Arc::new(host.clone())).unwrap();
         let written = WriteSet::of(b"x", None, Some(b"one\n"));
-        let CommitResult::Done(version) = store.commit(&written).unwrap() else { panic!() };
-        assert!(store.commit(&WriteSet::of(b"x", Some(&version), Some(b"two\n"))).unwrap().is_done());
+        let CommitResult::Done(version) = store.commit(Call::default(), &written).unwrap() else { panic!() };
+        assert!(store.commit(Call::default(), &WriteSet::of(b"x", Some(&version), Some(b"two\n"))).unwrap().is_done());
         let on_fuse = |host: &Fake| {
             let store = Directory::open(&place.path().join("store"), Layout::Own, Arc::new(host.clone())).unwrap();
             let root = Root::open(&store.path, Layout::Own, false).unwrap().unwrap();
             *guarded(&store.root) = Some(Arc::new(Root { scope: Scope::Shared, has_old_names: true, ..root }));
             store
         };
-        assert_eq!(on_fuse(&host).read(b"x").unwrap().unwrap().body, b"two\n");
+        assert_eq!(on_fuse(&host).read(Call::default(), b"x").unwrap().unwrap().body, b"two\n");
         for entry in std::fs::read_dir(place.path().join("store/x")).unwrap().map(Result::unwrap) {
             if entry.file_name().to_string_lossy().starts_with("rec.") {
                 std::fs::remove_file(entry.path()).unwrap();
             }
         }
         let began = host.boottime();
-        let deadline = StoreDeadline::begin(Some(began + Duration::from_secs(5)));
-        assert_eq!(on_fuse(&host).read(b"x").unwrap_err().kind(), ErrorKind::Busy);
+        let call = Call::until(began + Duration::from_secs(5));
+        assert_eq!(on_fuse(&host).read(call, b"x").unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!((host.boottime() - began).as_secs(), 5);
-        drop(deadline);
         let began = host.boottime();
-        let error = on_fuse(&host).read(b"x").unwrap_err();
+        let error = on_fuse(&host).read(Call::default(), b"x").unwrap_err();
         assert!(error.kind() == ErrorKind::Corrupt && error.version().is_some(), "{error}");
         assert_eq!((host.boottime() - began).as_secs(), 30);
     }

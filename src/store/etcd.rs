@@ -65,8 +65,8 @@ use self::leases::KnownLeases;
 use super::net::retry::{CallError, Failed};
 use super::write_set::Absences;
 use super::{
-    Abilities, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep, Variables, Version,
-    Versioned, Visit, WriteSet,
+    Abilities, Call, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep, Variables,
+    Version, Versioned, Visit, WriteSet,
 };
 use crate::error::Result;
 use crate::host::Host;
@@ -211,9 +211,9 @@ impl Etcd {
     }
 
     /// Reads one key. Returns the revision of the read too.
-    fn at(&self, key: &[u8], keys_only: bool) -> Result<(Option<Pair>, u64)> {
+    fn at(&self, call: Call, key: &[u8], keys_only: bool) -> Result<(Option<Pair>, u64)> {
         let question = json!({"key": encoded(key), "keys_only": keys_only});
-        let mut found: RangeAnswer = self.client.ask("/v3/kv/range", &question)?;
+        let mut found: RangeAnswer = self.client.ask(call, "/v3/kv/range", &question)?;
         match found.kvs.pop() {
             Some(pair) if pair.key != key => Err(self.client.nonsense("an answer about another key")),
             pair => Ok((pair, found.header.revision)),
@@ -230,19 +230,19 @@ impl Etcd {
 }
 
 impl Store for Etcd {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        let (found, revision) = self.at(&self.record_key(name), false)?;
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
+        let (found, revision) = self.at(call, &self.record_key(name), false)?;
         self.absences.note(name, found.is_none().then_some(revision));
         Ok(found.map(Etcd::stored))
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
         let all = self.record_key(b"");
         let end = encoded(&prefix_end(&all));
         let (mut from, mut limit) = (all.clone(), FIRST_PAGE);
         loop {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
-            let found: RangeAnswer = match self.client.call(&[], "/v3/kv/range", &question) {
+            let found: RangeAnswer = match self.client.call(call, &[], "/v3/kv/range", &question) {
                 // The records are long, so the next attempt asks for fewer of them.
                 Err(failed) if failed.trouble.last() == Some(&CallError::TooLong) && limit > 1 => {
                     limit = 1;
@@ -263,39 +263,43 @@ impl Store for Etcd {
         }
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        self.run_transaction(set)
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        self.run_transaction(call, set)
     }
 
     fn leases(&self) -> &dyn Leases {
         self
     }
 
-    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+    fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         match topic {
             Topic::Channel(channel, since) => {
                 let only_puts = json!({"start_revision": (since.number + 1).to_string(), "filters": ["NODELETE"]});
-                self.client.watch(&self.key("bells", channel), only_puts)
+                self.client.watch(call, &self.key("bells", channel), only_puts)
             }
-            Topic::Record(name) => self.client.watch(&self.record_key(name), json!({})),
+            Topic::Record(name) => self.client.watch(call, &self.record_key(name), json!({})),
         }
     }
 
     fn abilities(&self) -> Abilities {
         Abilities { scope: Scope::Shared, wakes_hosts: true, notifies: true }
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        format!("{} (key \"{}\")", self.url(), escape(name))
-    }
 }
 
 impl Upkeep for Etcd {
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        commit::read_history(&self.client, &self.key("history", b""), visit).map(|()| true)
+    fn describe(&self, name: &[u8]) -> String {
+        format!("{} (key \"{}\")", self.url(), escape(name))
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
-        health::examine(&self.client)
+    fn answers(&self) -> u64 {
+        self.client.calls.answers()
+    }
+
+    fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        commit::read_history(&self.client, call, &self.key("history", b""), visit).map(|()| true)
+    }
+
+    fn diagnose(&self, call: Call) -> Vec<Finding> {
+        health::examine(&self.client, call)
     }
 }

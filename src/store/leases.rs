@@ -12,39 +12,39 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::guarded;
+use super::{Call, guarded};
 use crate::error::Result;
 use crate::host::Host;
 use crate::lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age, boot_of};
 
 /// Leases on a clock that all users of a store share.
 pub trait Leases {
-    fn grant(&self, span: Duration) -> Result<Lease>;
+    fn grant(&self, call: Call, span: Duration) -> Result<Lease>;
 
     /// Returns the time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
-    fn time(&self) -> Result<Duration>;
+    fn time(&self, call: Call) -> Result<Duration>;
 
     /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
-    fn ttl(&self, lease: &Lease) -> Result<Duration>;
+    fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration>;
 
     /// Returns true if a lease is over: like [`Leases::ttl`], but cheaper.
-    fn is_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.ttl(lease)?.is_zero())
+    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
+        Ok(self.ttl(call, lease)?.is_zero())
     }
 
     /// Finds out about many leases at once, so that the next questions about them cost less.
-    fn look_ahead(&self, _leases: &[&Lease]) -> Result<()> {
+    fn look_ahead(&self, _call: Call, _leases: &[&Lease]) -> Result<()> {
         Ok(())
     }
 
     /// Returns the time until this host treats a lease from a record with these sightings as over. If the store's clock
     /// may be set, that is later than for its holder.
-    fn time_to_expiry(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
-        self.ttl(lease)
+    fn time_to_expiry(&self, call: Call, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
+        self.ttl(call, lease)
     }
 
     /// Returns new sightings of these leases that the next caller on this host needs.
-    fn new_sightings(&self, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
+    fn new_sightings(&self, _call: Call, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
         Ok(Vec::new())
     }
 }
@@ -53,15 +53,15 @@ pub trait Leases {
 pub(super) struct BootLeases(pub(super) Arc<dyn Host>);
 
 impl Leases for BootLeases {
-    fn grant(&self, span: Duration) -> Result<Lease> {
+    fn grant(&self, _call: Call, span: Duration) -> Result<Lease> {
         lend_local(self.0.as_ref(), span)
     }
 
-    fn time(&self) -> Result<Duration> {
+    fn time(&self, _call: Call) -> Result<Duration> {
         Ok(self.0.wall())
     }
 
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+    fn ttl(&self, _call: Call, lease: &Lease) -> Result<Duration> {
         remaining_local(self.0.as_ref(), lease)
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::{
-    Abilities, BootLeases, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, WriteSet,
-    guarded,
+    Abilities, BootLeases, Call, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit,
+    WriteSet, guarded,
 };
 use crate::error::Result;
 use crate::host::Host;
@@ -31,17 +31,17 @@ impl Memory {
 }
 
 impl Store for Memory {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+    fn read(&self, _call: Call, name: &[u8]) -> Result<Option<Versioned>> {
         Ok(guarded(&self.inside).records.get(name).cloned())
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+    fn scan(&self, _call: Call, visit: &mut Visit<'_>) -> Result<()> {
         let records: Vec<Versioned> = guarded(&self.inside).records.values().cloned().collect();
         records.into_iter().try_for_each(|stored| visit("memory", Ok(stored)))
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        set.commit_alone(&self.leases, |change| {
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        set.commit_alone(call, &self.leases, |change| {
             let mut inside = guarded(&self.inside);
             if inside.records.get(change.name).map(|stored| stored.version) != change.expect {
                 return Ok(CommitResult::Conflict(None));
@@ -56,7 +56,7 @@ impl Store for Memory {
         })
     }
 
-    fn finish(&self, set: &WriteSet<'_>) {
+    fn finish(&self, _call: Call, set: &WriteSet<'_>) {
         let inside = &mut *guarded(&self.inside);
         inside.history.extend(set.history.iter().cloned());
         while inside.history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
@@ -72,20 +72,20 @@ impl Store for Memory {
     fn abilities(&self) -> Abilities {
         Abilities::of(Scope::Local)
     }
-
-    fn describe(&self, _name: &[u8]) -> String {
-        "memory".to_string()
-    }
 }
 
 impl Upkeep for Memory {
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn describe(&self, _name: &[u8]) -> String {
+        "memory".to_string()
+    }
+
+    fn read_history(&self, _call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history = guarded(&self.inside).history.clone();
         history.iter().for_each(|line| visit(line.as_bytes()));
         Ok(true)
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
+    fn diagnose(&self, _call: Call) -> Vec<Finding> {
         Vec::new()
     }
 }

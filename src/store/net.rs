@@ -12,7 +12,6 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,8 +27,8 @@ use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, Strea
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
 
-use self::retry::{CallError, is_interrupted, until_signal_check};
-use super::guarded;
+use self::retry::CallError;
+use super::{Call, guarded};
 use crate::error::{self, Error, ErrorKind};
 use crate::host::{Host, addresses_of};
 use crate::name::escape_path;
@@ -141,7 +140,7 @@ impl Connector {
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 Err(error) => return Err(CallError::Refused(format!("{path}: {}", error.desc())).into()),
             }
-            if is_interrupted(&*self.host) {
+            if self.call_deadline.is_interrupted() {
                 return Err(CallError::Interrupted.into());
             }
             if self.call_deadline.left().is_zero() {
@@ -210,21 +209,30 @@ fn host_of(server: &str) -> &str {
 
 pub(super) struct CallDeadline {
     host: Arc<dyn Host>,
-    /// Deadline on CLOCK_BOOTTIME, in nanoseconds.
-    deadline: AtomicU64,
+    /// The call, with a deadline.
+    call: Mutex<Call>,
 }
 
 impl CallDeadline {
     pub(super) fn new(host: Arc<dyn Host>) -> CallDeadline {
-        CallDeadline { host, deadline: AtomicU64::new(0) }
+        CallDeadline { host, call: Mutex::new(Call::until(Duration::ZERO)) }
     }
 
+    pub(super) fn begin(&self, call: Call) {
+        *guarded(&self.call) = call;
+    }
+
+    /// Gives the rest of the call another deadline.
     pub(super) fn set(&self, deadline: Duration) {
-        self.deadline.store(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        guarded(&self.call).until = Some(deadline);
     }
 
     pub(super) fn left(&self) -> Duration {
-        Duration::from_nanos(self.deadline.load(Ordering::Relaxed)).saturating_sub(self.host.boottime())
+        guarded(&self.call).end().saturating_sub(self.host.boottime())
+    }
+
+    fn is_interrupted(&self) -> bool {
+        guarded(&self.call).is_interrupted(&*self.host)
     }
 
     /// Waits until a descriptor is ready. Fails at the deadline, after this time, and after a signal that ends calls.
@@ -232,10 +240,11 @@ impl CallDeadline {
         let until = self.host.boottime().saturating_add(at_most.min(self.left()));
         loop {
             let left = until.saturating_sub(self.host.boottime());
-            match poll(what, flags, until_signal_check(left)) {
+            let pause = guarded(&self.call).until_signal_check(left);
+            match poll(what, flags, pause) {
                 Ok(true) => return Ok(()),
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-                _ if is_interrupted(&*self.host) => return Err(CallError::Interrupted.into()),
+                _ if self.is_interrupted() => return Err(CallError::Interrupted.into()),
                 _ if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
                 _ => {}
             }

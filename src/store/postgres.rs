@@ -62,8 +62,8 @@ use super::leases::{Seen, lend_shared, remaining_shared};
 use super::net::{CallDeadline, Connector};
 use super::write_set::Absences;
 use super::{
-    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version, Versioned,
-    Visit, WriteSet, guarded,
+    Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,
+    Versioned, Visit, WriteSet, guarded,
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
@@ -233,9 +233,9 @@ fn number(row: &Row, column: usize) -> Option<i64> {
 }
 
 impl Store for Postgres {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        self.settle_doubt()?;
-        let Some(mut rows) = self.query(READ, &[name.to_vec()])? else {
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
+        self.settle_doubt(call)?;
+        let Some(mut rows) = self.query(call, READ, &[name.to_vec()])? else {
             self.absences.note(name, Some(0));
             return Ok(None);
         };
@@ -248,11 +248,11 @@ impl Store for Postgres {
         found
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        self.settle_doubt()?;
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
+        self.settle_doubt(call)?;
         let mut after = Vec::new();
         loop {
-            let rows = self.query(PAGE, &[after.clone()])?.unwrap_or_default();
+            let rows = self.query(call, PAGE, &[after.clone()])?.unwrap_or_default();
             if rows.is_empty() {
                 return Ok(());
             }
@@ -270,66 +270,70 @@ impl Store for Postgres {
         }
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         if set.change.is_none() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
         }
         for lease in &set.expired {
-            if !self.leases().is_expired(lease)? {
+            if !self.leases().is_expired(call, lease)? {
                 return Ok(CommitResult::Conflict(None));
             }
         }
-        self.transact(set)
+        self.transact(call, set)
     }
 
-    fn finish(&self, set: &WriteSet<'_>) {
-        self.notify(set);
-        self.prune_history(set);
+    fn finish(&self, call: Call, set: &WriteSet<'_>) {
+        self.notify(call, set);
+        self.prune_history(call, set);
     }
 
-    fn settle(&self) -> Result<()> {
-        self.settle_reads()
+    fn settle(&self, call: Call) -> Result<()> {
+        self.settle_reads(call)
     }
 
     fn leases(&self) -> &dyn Leases {
         self
     }
 
-    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+    fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         let Topic::Channel(channel, _) = topic else { return None };
-        self.listen(channel)
+        self.listen(call, channel)
     }
 
     fn abilities(&self) -> Abilities {
         Abilities { scope: Scope::Shared, wakes_hosts: true, notifies: false }
     }
 
-    fn before_wait(&self, is_long: bool) -> bool {
-        let leaves = is_long || self.is_crowded();
+    fn before_wait(&self, call: Call, is_long: bool) -> bool {
+        let leaves = is_long || self.is_crowded(call);
         if leaves && let Some(mut session) = guarded(&self.client.session).take() {
             session.end();
         }
         leaves
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        format!("{} (row \"{}\")", self.place, escape(name))
-    }
 }
 
 impl Upkeep for Postgres {
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.visit_history(visit).map(|()| true)
+    fn describe(&self, name: &[u8]) -> String {
+        format!("{} (row \"{}\")", self.place, escape(name))
     }
 
-    fn count_connections(&self) -> Option<(u64, u64)> {
-        let (rows, _) = self.call(client::CONNECTIONS, &[]).ok()?;
+    fn answers(&self) -> u64 {
+        self.client.calls.answers()
+    }
+
+    fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.visit_history(call, visit).map(|()| true)
+    }
+
+    fn count_connections(&self, call: Call) -> Option<(u64, u64)> {
+        let (rows, _) = self.call(call, client::CONNECTIONS, &[]).ok()?;
         let number = |column| number(rows.first()?, column).map(i64::unsigned_abs);
         number(0).zip(number(1))
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
-        self.findings()
+    fn diagnose(&self, call: Call) -> Vec<Finding> {
+        self.findings(call)
     }
 }
 
@@ -362,37 +366,37 @@ impl KnownLeases {
 
 impl Postgres {
     /// Returns the server's time, which the last answer may have shown.
-    fn recent_time(&self) -> Result<Duration> {
-        self.leases.time(&*self.client.host).map_or_else(|| self.time(), Ok)
+    fn recent_time(&self, call: Call) -> Result<Duration> {
+        self.leases.time(&*self.client.host).map_or_else(|| self.time(call), Ok)
     }
 }
 
 impl Leases for Postgres {
-    fn grant(&self, span: Duration) -> Result<Lease> {
-        lend_shared(&*self.client.host, span, || self.recent_time())
+    fn grant(&self, call: Call, span: Duration) -> Result<Lease> {
+        lend_shared(&*self.client.host, span, || self.recent_time(call))
     }
 
-    fn time(&self) -> Result<Duration> {
-        let rows = self.query(TIME, &[])?.unwrap_or_default();
+    fn time(&self, call: Call) -> Result<Duration> {
+        let rows = self.query(call, TIME, &[])?.unwrap_or_default();
         let time = rows.first().and_then(|row| number(row, 0)).ok_or_else(|| self.nonsense())?;
         self.leases.note_time(&*self.client.host, Some(time));
         Ok(server_time(Duration::from_millis(time.unsigned_abs())))
     }
 
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
-        remaining_shared(&*self.client.host, lease, || self.recent_time())
+    fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration> {
+        remaining_shared(&*self.client.host, lease, || self.recent_time(call))
     }
 
-    fn is_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
     }
 
-    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
-        self.leases.seen.until_over(&*self.client.host, (lease, begun), seen, || self.recent_time())
+    fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(call, lease) };
+        self.leases.seen.until_over(&*self.client.host, (lease, begun), seen, || self.recent_time(call))
     }
 
-    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        self.leases.seen.to_note(&*self.client.host, leases, seen, || self.recent_time())
+    fn new_sightings(&self, call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        self.leases.seen.to_note(&*self.client.host, leases, seen, || self.recent_time(call))
     }
 }

@@ -54,8 +54,8 @@ use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
 use super::history_file::HistoryFile;
 use super::{
-    Abilities, BootLeases, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic,
-    Upkeep, Version, Versioned, Visit, Write, WriteSet, health, with_suffix,
+    Abilities, BootLeases, Call, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription, Swept,
+    Topic, Upkeep, Version, Versioned, Visit, Write, WriteSet, health, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -108,8 +108,8 @@ impl Sqlite {
     }
 
     /// Returns the records after `after` in the order of names, up to [`PAGE_BYTES`].
-    fn page(&self, after: &[u8]) -> Result<Vec<(Vec<u8>, Result<Versioned>)>> {
-        self.reading(|connection| {
+    fn page(&self, call: Call, after: &[u8]) -> Result<Vec<(Vec<u8>, Result<Versioned>)>> {
+        self.reading(call, |connection| {
             let mut statement = connection.prepare(PAGE)?;
             let mut rows = statement.query([after])?;
             let (mut page, mut bytes) = (Vec::new(), 0);
@@ -139,7 +139,7 @@ impl Sqlite {
     }
 
     /// Makes one change. If it conflicts with a record, passes that record on, which saves the caller a read.
-    fn replace(&self, change: &Write<'_>) -> Result<CommitResult> {
+    fn replace(&self, call: Call, change: &Write<'_>) -> Result<CommitResult> {
         let Write { name, body, mut options, .. } = *change;
         if body.is_none() {
             // A removal makes no bytes readable.
@@ -150,7 +150,7 @@ impl Sqlite {
             Some(Version { number, mark: 0 }) if number <= i64::MAX as u64 => Some(number as i64),
             Some(_) => return Ok(CommitResult::Conflict(None)),
         };
-        self.writing(options, |transaction| {
+        self.writing(call, options, |transaction| {
             let state = transaction.query_row(STATE, [name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
             let (found, last): (Option<i64>, i64) = state.ok_or_else(errors::without_counter)?;
             if found != expect {
@@ -171,18 +171,18 @@ impl Sqlite {
 }
 
 impl Store for Sqlite {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        let found = self.reading(|connection| {
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
+        let found = self.reading(call, |connection| {
             Ok(connection.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?)
         });
         found?.transpose()
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
         let mut after = Vec::new();
         loop {
             // The database is not locked while `visit` runs, since `visit` may write.
-            let page = self.page(&after)?;
+            let page = self.page(call, &after)?;
             let Some((last, _)) = page.last() else { return Ok(()) };
             after.clone_from(last);
             for (name, stored) in page {
@@ -191,11 +191,11 @@ impl Store for Sqlite {
         }
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        set.commit_alone(&self.leases, |change| self.replace(change))
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        set.commit_alone(call, &self.leases, |change| self.replace(call, change))
     }
 
-    fn finish(&self, set: &WriteSet<'_>) {
+    fn finish(&self, _call: Call, set: &WriteSet<'_>) {
         if !(set.wake.is_empty() && set.closed.is_empty())
             && let Ok(channels) = self.channels()
         {
@@ -211,8 +211,8 @@ impl Store for Sqlite {
         &self.leases
     }
 
-    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        self.channels().ok()?.subscribe(topic)
+    fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        self.channels().ok()?.subscribe(call, topic)
     }
 
     fn abilities(&self) -> Abilities {
@@ -222,35 +222,35 @@ impl Store for Sqlite {
     fn is_replaced(&self) -> bool {
         self.has_other_files()
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        format!("{} (row {})", escape_path(&self.path), escape(name))
-    }
 }
 
 impl Upkeep for Sqlite {
+    fn describe(&self, name: &[u8]) -> String {
+        format!("{} (row {})", escape_path(&self.path), escape(name))
+    }
+
     fn cleaned_directory(&self) -> Option<PathBuf> {
         // A lock on /tmp itself would keep cleaners from all of it.
         self.path.parent().filter(|directory| health::is_cleaned(directory)).map(PathBuf::from)
     }
 
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, _call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let history_file = self.history_file();
         history_file.read(&history_file.name, visit).map(|()| true)
     }
 
-    fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        self.channels()?.sweep(dry_run)
+    fn sweep(&self, call: Call, dry_run: bool) -> Result<Swept> {
+        self.channels()?.sweep(call, dry_run)
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
+    fn diagnose(&self, call: Call) -> Vec<Finding> {
         let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
         let mut findings = health::of_files("SQLite database", &self.path, checked);
         let version = |connection: &Connection| {
             Ok(connection.query_row("PRAGMA schema_version", [], |row| row.get::<_, i64>(0))?)
         };
         // Another file that is named by mistake keeps its mode.
-        if self.reading(version).is_ok_and(|version| version > 0) {
+        if self.reading(call, version).is_ok_and(|version| version > 0) {
             findings.extend(health::readers(&self.path));
         }
         findings

@@ -31,7 +31,7 @@ use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::retry::PATIENCE;
 use super::{
-    Abilities, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned, Visit,
+    Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned, Visit,
     WriteSet, guarded,
 };
 use crate::error::{Error, Result};
@@ -105,8 +105,8 @@ impl Ssh {
         Ssh { client: Client::new(remote, program.unwrap_or_else(|| "ssh".into()), host) }
     }
 
-    fn ask(&self, request: &WireRequest) -> Result<Reply> {
-        self.client.ask(request).map(|(_, reply)| reply)
+    fn ask(&self, call: Call, request: &WireRequest) -> Result<Reply> {
+        self.client.ask(call, request).map(|(_, reply)| reply)
     }
 
     /// Returns the location of the record in this file, for messages. A forced command may serve another directory.
@@ -118,8 +118,8 @@ impl Ssh {
         self.client.error(&LinkError::Strange)
     }
 
-    fn span(&self, request: &WireRequest) -> Result<Duration> {
-        match self.ask(request)? {
+    fn span(&self, call: Call, request: &WireRequest) -> Result<Duration> {
+        match self.ask(call, request)? {
             Reply::Span(span) => Ok(Duration::from_millis(span)),
             _ => Err(self.nonsense()),
         }
@@ -127,15 +127,15 @@ impl Ssh {
 }
 
 impl Store for Ssh {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        match self.ask(&WireRequest::Read(Bytes(name.to_vec())))? {
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
+        match self.ask(call, &WireRequest::Read(Bytes(name.to_vec())))? {
             Reply::Record(stored) => Ok(stored.map(Versioned::from)),
             _ => Err(self.nonsense()),
         }
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let last = self.client.list(&WireRequest::Scan, &mut |entry| match entry {
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
+        let last = self.client.list(call, &WireRequest::Scan, &mut |entry| match entry {
             Reply::Entry(place, stored) => {
                 let file = place.rsplit('/').next().unwrap_or_default();
                 visit(&self.place(file), stored.map(Versioned::from))
@@ -149,7 +149,7 @@ impl Store for Ssh {
         }
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         let change = |change: &super::Write<'_>| Change {
             name: Bytes(change.name.to_vec()),
             expect: change.expect,
@@ -167,7 +167,7 @@ impl Store for Ssh {
             history: set.history.to_vec(),
             limits: set.limits,
         };
-        match self.ask(&WireRequest::Commit(commit.into()))? {
+        match self.ask(call, &WireRequest::Commit(commit.into()))? {
             Reply::Committed(version) => Ok(CommitResult::Done(version)),
             Reply::Conflict => Ok(CommitResult::Conflict(None)),
             _ => Err(self.nonsense()),
@@ -178,28 +178,32 @@ impl Store for Ssh {
         self
     }
 
-    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+    fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         let request = match topic {
             Topic::Channel(channel, _) => {
                 WireRequest::Subscribe(HandleHash::parse(std::str::from_utf8(channel).ok()?)?)
             }
             Topic::Record(_) => return None,
         };
-        Subscribed::new(&self.client, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
+        Subscribed::new(&self.client, call, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
     }
 
     fn abilities(&self) -> Abilities {
         Abilities { scope: Scope::Shared, wakes_hosts: true, notifies: false }
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        self.place(&escape(&file_name(name)))
-    }
 }
 
 impl Upkeep for Ssh {
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let (id, mut reply) = self.client.ask(&WireRequest::History)?;
+    fn describe(&self, name: &[u8]) -> String {
+        self.place(&escape(&file_name(name)))
+    }
+
+    fn answers(&self) -> u64 {
+        self.client.calls.answers()
+    }
+
+    fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let (id, mut reply) = self.client.ask(call, &WireRequest::History)?;
         let host = self.client.host.as_ref();
         loop {
             match reply {
@@ -209,24 +213,25 @@ impl Upkeep for Ssh {
             }
             let mut slot = guarded(&self.client.slot);
             let link = slot.link.as_mut().ok_or_else(|| self.nonsense())?;
-            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|error| {
+            let call = Call { until: Some(host.boottime() + PATIENCE), ..call };
+            reply = link.reply(host, id, call).map_err(|error| {
                 slot.lose();
                 self.client.error(&error)
             })?;
         }
     }
 
-    fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        match self.ask(&WireRequest::Sweep { dry_run })? {
+    fn sweep(&self, call: Call, dry_run: bool) -> Result<Swept> {
+        match self.ask(call, &WireRequest::Sweep { dry_run })? {
             Reply::Swept(removed, passed_over) => Ok(Swept { removed, passed_over }),
             _ => Err(self.nonsense()),
         }
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
+    fn diagnose(&self, call: Call) -> Vec<Finding> {
         let Remote { destination, path, .. } = &self.client.remote;
         let what = Finding::good("store", format!("directory {} on {destination}, over ssh", escape(path.as_bytes())));
-        let findings = match self.ask(&WireRequest::Diagnose) {
+        let findings = match self.ask(call, &WireRequest::Diagnose) {
             Ok(Reply::Findings(findings)) => findings,
             Ok(_) => return vec![what, Finding::failed("server", &self.nonsense())],
             Err(error) => return vec![what, Finding::failed("server", &error)],
@@ -242,34 +247,34 @@ impl Upkeep for Ssh {
 }
 
 impl Leases for Ssh {
-    fn grant(&self, span: Duration) -> Result<Lease> {
-        match self.ask(&WireRequest::Grant(span.as_millis() as u64))? {
+    fn grant(&self, call: Call, span: Duration) -> Result<Lease> {
+        match self.ask(call, &WireRequest::Grant(span.as_millis() as u64))? {
             Reply::Lease(lease) => Ok(lease),
             _ => Err(self.nonsense()),
         }
     }
 
-    fn time(&self) -> Result<Duration> {
-        self.span(&WireRequest::Time).map(server_time)
+    fn time(&self, call: Call) -> Result<Duration> {
+        self.span(call, &WireRequest::Time).map(server_time)
     }
 
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+    fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration> {
         let asked = self.client.host.boottime();
-        let span = self.span(&WireRequest::Ttl(lease.clone()))?;
+        let span = self.span(call, &WireRequest::Ttl(lease.clone()))?;
         Ok(span.saturating_sub(self.client.host.boottime().saturating_sub(asked)))
     }
 
-    fn is_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
     }
 
-    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        self.span(&WireRequest::TimeToExpiry(lease.clone(), seen.to_vec()))
+    fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        self.span(call, &WireRequest::TimeToExpiry(lease.clone(), seen.to_vec()))
     }
 
-    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+    fn new_sightings(&self, call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
         let leases = leases.iter().copied().cloned().collect();
-        match self.ask(&WireRequest::NewSightings(leases, seen.to_vec()))? {
+        match self.ask(call, &WireRequest::NewSightings(leases, seen.to_vec()))? {
             Reply::Sightings(sightings) => Ok(sightings),
             _ => Err(self.nonsense()),
         }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Leases, Version, Versioned, guarded};
+use super::{Call, Leases, Version, Versioned, guarded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryLimits;
 use crate::lock::Lease;
@@ -125,11 +125,12 @@ impl<'a> WriteSet<'a> {
     /// cannot come back.
     pub(super) fn commit_alone(
         &self,
+        call: Call,
         leases: &dyn Leases,
         replace: impl FnOnce(&Write<'a>) -> Result<CommitResult>,
     ) -> Result<CommitResult> {
         for lease in &self.expired {
-            if !leases.is_expired(lease)? {
+            if !leases.is_expired(call, lease)? {
                 return Ok(CommitResult::Conflict(None));
             }
         }

@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 
 use crate::sandbox::proc::keepers;
 use crate::sandbox::{Call, Job, Kind, Mount, Sandbox, has_namespaces, wait_until};
+use csalock::store::Call as StoreCall;
 
 /// A call that sees the wall clock and the times of files like this, as if the clock of the server had been set.
 fn at<'a>(call: Call<'a>, offset: &str) -> Call<'a> {
@@ -22,7 +23,7 @@ fn leased(sandbox: &Sandbox, span: &str, offset: &str) -> Job {
 
 /// How often it was noted that a lease was seen.
 fn sightings(sandbox: &Sandbox) -> usize {
-    let stored = sandbox.open().read(b"x").unwrap().unwrap();
+    let stored = sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap();
     csalock::lock::decode(&stored.body, stored.version.number).unwrap().sightings.len()
 }
 
@@ -31,7 +32,7 @@ fn the_clock_of_these_tests_moves_the_times_of_files() {
     let sandbox = Sandbox::new(Kind::Shared);
     let ends = |name: &str, offset| {
         at(sandbox.csalock(["lock", "--ttl", "1h", name]), offset).capture().exits(0);
-        let stored = sandbox.open().read(name.as_bytes()).unwrap().unwrap();
+        let stored = sandbox.open().read(StoreCall::default(), name.as_bytes()).unwrap().unwrap();
         let record = csalock::lock::decode(&stored.body, stored.version.number).unwrap();
         record.holders[0].lifetime.lease().unwrap().ends
     };

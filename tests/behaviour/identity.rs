@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use csalock::lock::{Lifetime, Record};
+use csalock::store::Call as StoreCall;
 
 use crate::programs::copy_program;
 use crate::sandbox::{Sandbox, has, has_namespaces, proc, wait_until};
@@ -35,7 +36,8 @@ fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     if sandbox.is_shared() {
         // A keeper would record the death of the owner. This lease has no keeper.
         sandbox.edit_in("x", |store, record| {
-            record.holders[0].lifetime = Lifetime::ExpiresAt(store.leases().grant(Duration::from_secs(3600)).unwrap());
+            record.holders[0].lifetime =
+                Lifetime::ExpiresAt(store.leases().grant(StoreCall::default(), Duration::from_secs(3600)).unwrap());
         });
     }
     let before = sandbox.stored();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use csalock::host::{Host, Unix, WakeAddress};
+use csalock::store::Call as StoreCall;
 use nix::sys::signal::Signal;
 
 use crate::sandbox::{Job, Kind, Sandbox, proc, wait_until};
@@ -33,8 +34,8 @@ fn others(sandbox: &Sandbox) {
 /// Removes the record without a lock, as `etcdctl del` or `rm` do.
 fn remove_record(sandbox: &Sandbox) {
     let store = sandbox.open();
-    let version = store.read(b"x").unwrap().map(|stored| stored.version);
-    store.commit(&csalock::store::WriteSet::of(b"x", version.as_ref(), None)).unwrap();
+    let version = store.read(StoreCall::default(), b"x").unwrap().map(|stored| stored.version);
+    store.commit(StoreCall::default(), &csalock::store::WriteSet::of(b"x", version.as_ref(), None)).unwrap();
 }
 
 #[track_caller]
@@ -204,7 +205,7 @@ on_every_store_of_files! {
     fn a_record_that_cannot_be_read_for_a_moment_is_no_loss(sandbox: &Sandbox) {
         let mut job = running(sandbox, &[], ":");
         let proof = sandbox.record("x").unwrap().holders[0].proof;
-        let body = sandbox.open().read(b"x").unwrap().unwrap().body;
+        let body = sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap().body;
         sandbox.overwrite("x", b"garbage\n");
         let before = sleeps(job.pid());
         assert!(Unix::new().wake(WakeAddress::Supervisor(&proof)), "the supervisor listens");

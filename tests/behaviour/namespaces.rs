@@ -53,6 +53,18 @@ on_every_store_of_files! {
         holder.wait().exits(0);
     }
 
+    fn a_container_without_a_boot_id_holds_no_lock(sandbox: &Sandbox) {
+        require!(has_namespaces("mounts"));
+        let empty = "mount --bind /dev/null /proc/sys/kernel/random/boot_id && exec \"$@\"";
+        by(sandbox, &["unshare", "-m", "dash", "-c", empty, "dash"], &["run", "x", "echo", "ran"])
+            .stderr(
+                "csalock: /proc/sys/kernel/random/boot_id is empty, so no process could tell which others live; mount no \
+                 file over it, or one with a boot id\n",
+            )
+            .status(71)
+            .run();
+    }
+
     fn containers_in_time_namespaces_exclude_each_other(sandbox: &Sandbox) {
         require!(has_time_namespaces());
         let mut holder = ahead(sandbox, "100", &HOLDS).spawn();

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPolicy, WriteResult};
 use csalock::error::Result;
-use csalock::host::{Host, Invocation, Unix, WaitSet, WakeAddress};
+use csalock::host::{Host, Invocation, Unix, WakeAddress, WakeSet};
 use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release};
-use csalock::store::{Directory, Layout, Scope, Sqlite, Store, Verdict};
+use csalock::store::{Call as StoreCall, Directory, Layout, Scope, Sqlite, Store, Verdict};
 
 use self::disk::{Disk, Tree};
 use self::trace::Call;
@@ -266,8 +266,8 @@ impl Host for Rebooted {
         self.unix.random()
     }
 
-    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
-        self.unix.wait_set(proof, interrupt)
+    fn wake_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>> {
+        self.unix.wake_set(proof, interrupt)
     }
 
     fn wake(&self, listener: WakeAddress<'_>) -> bool {
@@ -303,10 +303,10 @@ impl Said {
 fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     let host = Arc::new(Rebooted { unix: Unix::new(), set_back });
     let store = rig.open(host.clone())?;
-    for finding in store.diagnose() {
+    for finding in store.diagnose(StoreCall::default()) {
         assert_ne!(finding.verdict, Verdict::Bad, "{finding:?}");
     }
-    store.read_history(&mut |_| {})?;
+    store.read_history(StoreCall::default(), &mut |_| {})?;
     let engine = Engine::new(store, host);
     let mut found = Known::default();
     for name in NAMES {
@@ -328,8 +328,8 @@ fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
         let may_be = [found.claims.contains_key(name), new.claims.contains_key(name)];
         go_on(&engine, rig, said, (name, may_be), set_back)?;
     }
-    engine.store().sweep(false)?;
-    engine.store().scan(&mut |place, stored| {
+    engine.store().sweep(StoreCall::default(), false)?;
+    engine.store().scan(StoreCall::default(), &mut |place, stored| {
         let stored = stored?;
         assert!(csalock::lock::is_auxiliary(&stored.body) || !stored.body.is_empty(), "{place}");
         Ok(())

@@ -1,6 +1,7 @@
 //! Invalid records: never free, never permanently busy, and changed by force alone.
 
 use crate::sandbox::{Kind, Sandbox, wait_until};
+use csalock::store::Call as StoreCall;
 
 const COMMANDS: [&[&str]; 7] = [
     &["lock", "x"],
@@ -25,7 +26,7 @@ fn good(sandbox: &Sandbox) -> Vec<u8> {
     sandbox.csalock(["lock", "--forever", "x"]).run();
     // A swap, so that nothing that only a record's first version has is taken for granted.
     sandbox.csalock(["renew", "--ttl", "1h", "x"]).run();
-    sandbox.open().read(b"x").unwrap().unwrap().body
+    sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap().body
 }
 
 #[track_caller]
@@ -45,7 +46,7 @@ fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
     assert_eq!(sandbox.stored(), before);
     // Other leftovers may be swept.
     sandbox.csalock(["gc"]).capture().exits(65);
-    assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, body);
+    assert_eq!(sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap().body, body);
     sandbox.csalock(["run", "other", "true"]).run();
     let done = sandbox.csalock(["unlock", "--force", "x"]).capture();
     let place = done.stdout.strip_prefix("removed x: its record was unreadable; its bytes are kept in ");
@@ -69,7 +70,7 @@ fn kept(sandbox: &Sandbox, place: &str) -> Option<Vec<u8>> {
     let mut kept = None;
     let mut look =
         |at: &str, stored: csalock::store::Versioned| kept = (at == place).then_some(stored.body).or(kept.take());
-    sandbox.open().scan(&mut |at, stored| stored.map(|stored| look(at, stored))).unwrap();
+    sandbox.open().scan(StoreCall::default(), &mut |at, stored| stored.map(|stored| look(at, stored))).unwrap();
     kept
 }
 
@@ -115,7 +116,7 @@ on_every_store! {
     /// A fleet with two versions has no two holders, whatever a caller does that follows csalock's advice.
     fn a_record_of_another_version_is_a_live_lock(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "x"]).run();
-        let good = sandbox.open().read(b"x").unwrap().unwrap().body;
+        let good = sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap().body;
         for (body, why) in of_other_versions(&good).iter().zip(["this csalock does not know its form", "its format is 3"]) {
             sandbox.overwrite("x", body);
             let before = sandbox.stored();
@@ -133,7 +134,7 @@ on_every_store! {
                 assert_eq!(sandbox.stored(), before, "{words:?}");
             }
             sandbox.csalock(["gc"]).capture().exits(65);
-            assert_eq!(&sandbox.open().read(b"x").unwrap().unwrap().body, body);
+            assert_eq!(&sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap().body, body);
             sandbox.csalock(["run", "other", "true"]).run();
         }
         sandbox.overwrite("x", &good);
@@ -143,7 +144,7 @@ on_every_store! {
     fn a_value_of_another_version_is_kept(sandbox: &Sandbox) {
         sandbox.csalock(["put", "x", &"v".repeat(2000)]).run();
         let key = csalock::lock::Value::key(b"x", sandbox.record("x").unwrap().value.unwrap().write_id);
-        let (key, good) = (String::from_utf8(key.clone()).unwrap(), sandbox.open().read(&key).unwrap().unwrap().body);
+        let (key, good) = (String::from_utf8(key.clone()).unwrap(), sandbox.open().read(StoreCall::default(), &key).unwrap().unwrap().body);
         for body in of_other_versions(&good) {
             sandbox.overwrite(&key, &body);
             let done = sandbox.csalock(["get", "x"]).capture();
@@ -152,7 +153,7 @@ on_every_store! {
             assert!(!done.stderr.contains("csalock del"), "{done:?}");
             // The writer of another version may be about to write the record that names it.
             sandbox.csalock(["gc"]).capture().exits(65);
-            assert_eq!(sandbox.open().read(key.as_bytes()).unwrap().unwrap().body, body);
+            assert_eq!(sandbox.open().read(StoreCall::default(), key.as_bytes()).unwrap().unwrap().body, body);
         }
     }
 
@@ -181,7 +182,7 @@ on_every_store! {
         }
         let mut found = Vec::new();
         let mut look = |at: &str, body: &[u8]| found.extend(has_secret(body).then(|| at.to_string()));
-        sandbox.open().scan(&mut |at, stored| stored.map(|stored| look(at, &stored.body))).unwrap();
+        sandbox.open().scan(StoreCall::default(), &mut |at, stored| stored.map(|stored| look(at, &stored.body))).unwrap();
         if sandbox.is_of_files() {
             // The log of SQLite is emptied after some commits.
             (0..20).for_each(|number| sandbox.csalock(["run", &format!("other{number}"), "true"]).run());
@@ -217,7 +218,7 @@ on_every_store! {
 
     fn a_record_of_another_name(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "y"]).run();
-        let of_y = sandbox.open().read(b"y").unwrap().unwrap().body;
+        let of_y = sandbox.open().read(StoreCall::default(), b"y").unwrap().unwrap().body;
         sandbox.csalock(["lock", "--forever", "x"]).run();
         sandbox.overwrite("x", &of_y);
         for words in [&["lock", "-n", "x"][..], &["unlock", "x"], &["status", "x"]] {

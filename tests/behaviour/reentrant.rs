@@ -37,15 +37,17 @@ on_every_store! {
 
     fn a_daemon_that_outlived_the_command_does_not_run_under_its_lock(sandbox: &Sandbox) {
         for call in [RUN, LOCK] {
-            let daemon = format!("read go < go; {{ {call}; echo $?; }} > said; mv said done");
+            let daemon = format!("touch begun; read go < go; {{ {call}; echo $?; }} > said; mv said done");
             sandbox.script("dash", "mkfifo go").run();
-            sandbox.csalock(["run", "-q", "x", "sh", "-c", &format!("setsid -f sh -c '{daemon}' > /dev/null 2>&1")]).run();
+            // The group of the call is killed at its end, and the daemon must have left it by then.
+            let script = format!("setsid -f sh -c '{daemon}' > /dev/null 2>&1; until [ -e begun ]; do sleep 0.01; done");
+            sandbox.csalock(["run", "-q", "x", "sh", "-c", &script]).run();
             let holder = sandbox.holder("x");
             sandbox.script("dash", "echo > go").run();
             wait_until("the daemon has called", || sandbox.path("files/done").exists());
             assert_eq!(std::fs::read_to_string(sandbox.path("files/done")).unwrap(), "75\n", "{call}");
             holder.wait();
-            sandbox.script("dash", "rm go done").run();
+            sandbox.script("dash", "rm go done begun").run();
         }
     }
 

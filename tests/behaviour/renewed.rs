@@ -5,6 +5,7 @@ use nix::unistd::Pid;
 
 use crate::sandbox::proc::{children, lives, private_kibibytes, stat_field};
 use crate::sandbox::{Call, Job, Sandbox, has_namespaces, wait_until};
+use csalock::store::Call as StoreCall;
 
 /// Short, but long enough for a machine that has other things to do.
 const LEASE: &str = "5s";
@@ -121,7 +122,7 @@ on_every_shared_store! {
 
     fn a_lease_is_renewed_once_each_third_of_its_duration(sandbox: &Sandbox) {
         let _job = script(sandbox, "csalock lock x; echo; cat; :").ready();
-        let version = || sandbox.open().read(b"x").unwrap().map(|stored| stored.version);
+        let version = || sandbox.open().read(StoreCall::default(), b"x").unwrap().map(|stored| stored.version);
         await_renewals(sandbox, "x", 1);
         let (first, begun) = (version(), std::time::Instant::now());
         let mut changes = 0;

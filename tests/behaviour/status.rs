@@ -6,6 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
 use crate::sandbox::{Kind, Sandbox, wait_until};
+use csalock::store::Call as StoreCall;
 
 /// The rows of a table in a pipe, without what differs from run to run.
 fn table(sandbox: &Sandbox, text: &str) -> String {
@@ -125,7 +126,7 @@ on_every_store! {
         let mut notes = 0;
         wait_until("there is one", || {
             let mut count = |stored: csalock::store::Versioned| notes += usize::from(csalock::lock::is_auxiliary(&stored.body));
-            sandbox.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
+            sandbox.open().scan(StoreCall::default(), &mut |_, stored| stored.map(&mut count)).unwrap();
             notes > 0
         });
         sandbox.await_abandoned("abandoned");
@@ -276,7 +277,7 @@ on_every_store! {
         sandbox.edit_in("kept", |store, record| {
             for grant in &mut record.holders {
                 grant.owner_mut().host = "web1".to_string();
-                grant.lifetime = csalock::lock::Lifetime::Keepalive(store.leases().grant(Duration::from_secs(3600)).unwrap());
+                grant.lifetime = csalock::lock::Lifetime::Keepalive(store.leases().grant(StoreCall::default(), Duration::from_secs(3600)).unwrap());
             }
         });
         let end = |what: &str| format!(

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use csalock::Locks;
 use csalock::lock::{Lifetime, Record};
+use csalock::store::Call as StoreCall;
 
 use crate::sandbox::{Job, Kind, Sandbox, wait_until};
 
@@ -58,7 +59,7 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
 fn records(sandbox: &Sandbox) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut add = |place: &str| assert!(found.insert(place.to_string()), "two of {place}");
-    sandbox.open().scan(&mut |place, stored| stored.map(|_| add(place))).unwrap();
+    sandbox.open().scan(StoreCall::default(), &mut |place, stored| stored.map(|_| add(place))).unwrap();
     found
 }
 

@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 use crate::sandbox::proc::lives;
 use crate::sandbox::{Kind, Sandbox, csalock, skip, wait_until};
 use crate::syscalls::tracer::{Fault, Point, trace, trace_overtaken};
+use csalock::store::Call as StoreCall;
 
 const HOLDS_X: &str = "dash -c csalock lock --print-handle x; cat; :";
 
@@ -405,7 +406,7 @@ on_every_kind_of_store! {
                    (Some(81), &"not held".into(), &tokens[1].into()), "{done:?}");
         sandbox.overwrite("x", b"garbage");
         sandbox.csalock(["unlock", "--force", "--token", "1", "x"]).capture().exits(65);
-        assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, b"garbage");
+        assert_eq!(sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap().body, b"garbage");
     }
 
     fn force_and_all_break_every_lock_of_the_store(sandbox: &Sandbox) {
@@ -429,7 +430,7 @@ on_every_kind_of_store! {
         let mut said = done.stderr.lines().filter(|line| !line.starts_with("csalock: lock held: its command on "));
         assert!(said.next().is_some_and(|line| line.starts_with("csalock: passed over: ")), "{done:?}");
         assert_eq!(said.next(), None, "{done:?}");
-        assert_eq!(sandbox.open().read(b"bad").unwrap().unwrap().body, b"garbage");
+        assert_eq!(sandbox.open().read(StoreCall::default(), b"bad").unwrap().unwrap().body, b"garbage");
         sandbox.csalock(["lookup", "claimed"]).stdout("7\n").run();
         sandbox.csalock(["get", "guarded"]).stdout("text").run();
         sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture().exits(0);

@@ -8,7 +8,7 @@ use csalock::error::ErrorKind;
 use csalock::error::Result;
 use csalock::host::{Host, Unix};
 use csalock::lock::{HandleHash, NotHolder, Owner, Page};
-use csalock::store::{Abilities, CommitResult, Finding, Leases, Store, Upkeep, Versioned, Visit, WriteSet};
+use csalock::store::{Abilities, Call, CommitResult, Finding, Leases, Store, Upkeep, Versioned, Visit, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig};
 
@@ -21,8 +21,8 @@ struct Changing {
 }
 
 impl Store for Changing {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        let found = self.store.read(name);
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
+        let found = self.store.read(call, name);
         if name == b"x"
             && let Some(change) = self.change.lock().unwrap().take()
         {
@@ -31,12 +31,12 @@ impl Store for Changing {
         found
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        self.store.commit(set)
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        self.store.commit(call, set)
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        self.store.scan(visit)
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
+        self.store.scan(call, visit)
     }
 
     fn leases(&self) -> &dyn Leases {
@@ -46,19 +46,19 @@ impl Store for Changing {
     fn abilities(&self) -> Abilities {
         Abilities::of(self.store.scope())
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        self.store.describe(name)
-    }
 }
 
 impl Upkeep for Changing {
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.store.read_history(visit)
+    fn describe(&self, name: &[u8]) -> String {
+        self.store.describe(name)
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
-        self.store.diagnose()
+    fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.store.read_history(call, visit)
+    }
+
+    fn diagnose(&self, call: Call) -> Vec<Finding> {
+        self.store.diagnose(call)
     }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn force_removes_an_unreadable_record_during_other_commands(rig: &Rig
         // Another process removed the record, or this one did and kept the bytes.
         let Ok(Ok(Err(place))) = answer else { panic!("{answer:?}") };
         assert_eq!(place.is_some(), replacement.is_some(), "{place:?}");
-        assert_eq!(rig.store.read(b"x"), Ok(None));
+        assert_eq!(rig.store.read(Call::default(), b"x"), Ok(None));
     }
 }
 
@@ -155,13 +155,13 @@ pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
     for _ in 0..2 {
         spoil(rig);
         // A process need not read what it has written itself.
-        let error = rig.again().read(b"x").unwrap_err();
+        let error = rig.again().read(Call::default(), b"x").unwrap_err();
         assert_eq!((error.kind(), error.version()), (ErrorKind::Corrupt, Some(version)));
         version = rig.put(b"x", Some(&version), b"two");
     }
     spoil(rig);
     assert_eq!(engine(rig, None).break_lock(b"x", None, None), Ok(Ok(Err(None))));
-    assert_eq!(rig.store.read(b"x"), Ok(None));
+    assert_eq!(rig.store.read(Call::default(), b"x"), Ok(None));
 }
 
 pub(crate) fn a_sweep_passes_over_foreign_files(rig: &Rig) {
@@ -172,7 +172,7 @@ pub(crate) fn a_sweep_passes_over_foreign_files(rig: &Rig) {
         fs::write(left.join("rec.0123456789abcdef01234567"), "").unwrap();
         fs::write(rig.path().join(format!("file-{number}")), "").unwrap();
     }
-    let swept = rig.store.sweep(false).unwrap();
+    let swept = rig.store.sweep(Call::default(), false).unwrap();
     assert_eq!((swept.removed, swept.passed_over.len()), (5, 5), "{swept:?}");
     for error in &swept.passed_over {
         assert!(error.kind() == ErrorKind::Corrupt && error.message().contains("/file-"), "{error}");

@@ -14,9 +14,7 @@ use csalock::error::ErrorKind;
 use csalock::history::HistoryLimits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock, LeaseStart};
-use csalock::store::{
-    Access, Etcd, Finding, Location, Store, StoreDeadline, Topic, Upkeep, Verdict, WriteOptions, WriteSet,
-};
+use csalock::store::{Access, Call, Etcd, Finding, Location, Store, Topic, Upkeep, Verdict, WriteOptions, WriteSet};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::etcd::between::{Between, Fate, as_it_was};
@@ -43,7 +41,7 @@ fn open(url: &str) -> Etcd {
 /// That reading and writing fail with this code, within a time, and with all these words.
 fn assert_fails(store: &Etcd, kind: ErrorKind, within: Duration, words: &[&str]) {
     let begun = Instant::now();
-    let error = store.read(b"x").unwrap_err();
+    let error = store.read(Call::default(), b"x").unwrap_err();
     let said = error.to_string();
     assert!(is_within(begun, within), "after {:?}: {said}", begun.elapsed());
     assert_eq!(error.kind(), kind, "{said}");
@@ -52,8 +50,8 @@ fn assert_fails(store: &Etcd, kind: ErrorKind, within: Duration, words: &[&str])
 }
 
 /// Until a moment from now.
-fn bound_soon() -> StoreDeadline {
-    StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2))
+fn bound_soon() -> Call {
+    Call::until(Unix::new().boottime() + SECOND / 2)
 }
 
 fn lease_id(lease: &Lease) -> String {
@@ -68,19 +66,22 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
     let Some(rig) = Rig::etcd() else { return };
     let cluster = etcd::shared().unwrap();
     let other = rig.again();
-    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     // Not stored yet: so far only we know of it.
-    assert!(!rig.store.leases().is_expired(&lease).unwrap());
-    assert!(rig.store.leases().ttl(&lease).unwrap() > 50 * SECOND);
-    assert!(other.leases().is_expired(&lease).unwrap());
+    assert!(!rig.store.leases().is_expired(Call::default(), &lease).unwrap());
+    assert!(rig.store.leases().ttl(Call::default(), &lease).unwrap() > 50 * SECOND);
+    assert!(other.leases().is_expired(Call::default(), &lease).unwrap());
     let version = rig.put(b"x", None, b"body");
-    assert!(!rig.store.leases().is_expired(&lease).unwrap() && !other.leases().is_expired(&lease).unwrap());
-    let left = other.leases().ttl(&lease).unwrap();
+    assert!(
+        !rig.store.leases().is_expired(Call::default(), &lease).unwrap()
+            && !other.leases().is_expired(Call::default(), &lease).unwrap()
+    );
+    let left = other.leases().ttl(Call::default(), &lease).unwrap();
     assert!(left > 50 * SECOND && left <= 60 * SECOND, "{left:?}");
     cluster.ctl(&["lease", "revoke", &lease_id(&lease)]);
     for store in [&rig.store, &other] {
-        assert!(store.leases().is_expired(&lease).unwrap());
-        assert_eq!(store.leases().ttl(&lease).unwrap(), Duration::ZERO);
+        assert!(store.leases().is_expired(Call::default(), &lease).unwrap());
+        assert_eq!(store.leases().ttl(Call::default(), &lease).unwrap(), Duration::ZERO);
     }
     rig.remove(b"x", &version);
 }
@@ -89,13 +90,16 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
 fn a_lease_lasts_its_duration_and_ends_soon_after() {
     let Some(rig) = Rig::etcd() else { return };
     let begun = Instant::now();
-    let lease = rig.store.leases().grant(SECOND / 2).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), SECOND / 2).unwrap();
     rig.put(b"x", None, b"body");
     let other = rig.again();
     let mut over = Duration::ZERO;
-    while !other.leases().is_expired(&lease).unwrap() {
+    while !other.leases().is_expired(Call::default(), &lease).unwrap() {
         over = begun.elapsed();
-        assert!(!other.leases().ttl(&lease).unwrap().is_zero() || other.leases().is_expired(&lease).unwrap());
+        assert!(
+            !other.leases().ttl(Call::default(), &lease).unwrap().is_zero()
+                || other.leases().is_expired(Call::default(), &lease).unwrap()
+        );
         assert!(over < fair(BOUNDED));
         std::thread::sleep(SECOND / 50);
     }
@@ -110,15 +114,15 @@ fn an_ended_lease_leaves_no_key_and_a_strange_one_is_over() {
     let first = rig.put(b"x", None, b"body");
     rig.remove(b"x", &first);
     let before = rig.footprint();
-    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
-    let unused = rig.store.leases().grant(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
+    let unused = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
     rig.store.end_lease(&lease);
     rig.store.end_lease(&unused);
     rig.remove(b"x", &version);
     assert_eq!(rig.footprint(), before);
     let strange = Lease { clock: LeaseClock::FileSystem(LeaseStart::default()), ..lease };
-    assert!(rig.store.leases().is_expired(&strange).unwrap());
+    assert!(rig.store.leases().is_expired(Call::default(), &strange).unwrap());
 }
 
 #[test]
@@ -126,18 +130,18 @@ fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     let Some(rig) = Rig::etcd() else { return };
     let first = rig.put(b"x", None, b"body");
     let second = rig.put(b"x", Some(&first), b"body");
-    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     // The commit asks for the lease too, although another one was faster.
     assert!(!rig.store.swap(b"x", Some(&first), Some(b"late")).unwrap().is_done());
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
     rig.put(b"x", Some(&second), b"body");
-    assert!(!rig.again().leases().is_expired(&lease).unwrap());
+    assert!(!rig.again().leases().is_expired(Call::default(), &lease).unwrap());
 }
 
 #[test]
 fn one_request_finds_out_about_many_leases() {
     let Some(rig) = Rig::etcd() else { return };
-    let leases: Vec<Lease> = (0..50).map(|_| rig.store.leases().grant(60 * SECOND).unwrap()).collect();
+    let leases: Vec<Lease> = (0..50).map(|_| rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap()).collect();
     rig.put(b"x", None, b"body");
     let (over, lasting) = leases.split_last().unwrap();
     rig.store.end_lease(over);
@@ -149,10 +153,10 @@ fn one_request_finds_out_about_many_leases() {
         Fate::default()
     });
     let store = open(&rig.is_in().to_str().unwrap().replace(server, &between.address));
-    store.leases().look_ahead(&leases.iter().collect::<Vec<_>>()).unwrap();
-    assert!(lasting.iter().all(|lease| !store.leases().is_expired(lease).unwrap()));
+    store.leases().look_ahead(Call::default(), &leases.iter().collect::<Vec<_>>()).unwrap();
+    assert!(lasting.iter().all(|lease| !store.leases().is_expired(Call::default(), lease).unwrap()));
     assert_eq!(count.load(Ordering::SeqCst), 1);
-    assert!(store.leases().is_expired(over).unwrap());
+    assert!(store.leases().is_expired(Call::default(), over).unwrap());
 }
 
 /// The store as it is, and as a server shows it whose reads of leases show the state at this revision.
@@ -170,15 +174,15 @@ fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
 #[test]
 fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
     let Some((store, stale, revision)) = with_stale_leases(&etcd::new_prefix()) else { return };
-    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     revision.store(version.number - 1, Ordering::SeqCst);
     let change = || WriteSet { expired: vec![&lease], ..WriteSet::of(b"x", Some(&version), Some(b"other")) };
-    assert!(stale.leases().is_expired(&lease).unwrap());
+    assert!(stale.leases().is_expired(Call::default(), &lease).unwrap());
     assert!(!stale.commit_and_finish(&change()).unwrap().is_done());
     // The transaction knows better than the reads that follow it.
-    assert!(!stale.leases().is_expired(&lease).unwrap());
-    assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
+    assert!(!stale.leases().is_expired(Call::default(), &lease).unwrap());
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().version, version);
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
     stored(stale.commit_and_finish(&change()).unwrap());
 }
@@ -186,10 +190,10 @@ fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
 #[test]
 fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
     let Some(rig) = Rig::etcd() else { return };
-    let lend = || (0..200).map(|_| rig.store.leases().grant(60 * SECOND).unwrap()).collect::<Vec<_>>();
+    let lend = || (0..200).map(|_| rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap()).collect::<Vec<_>>();
     let leases = lend();
     let version = rig.put(b"x", None, b"body");
-    assert!(leases.iter().all(|lease| !rig.again().leases().is_expired(lease).unwrap()));
+    assert!(leases.iter().all(|lease| !rig.again().leases().is_expired(Call::default(), lease).unwrap()));
     let (last, over) = leases.split_last().unwrap();
     over.iter().for_each(|lease| rig.store.end_lease(lease));
     let swap = |store: &dyn Store, over: &[Lease]| {
@@ -209,25 +213,25 @@ fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
 fn a_notification_wakes_its_subscriber_even_if_it_came_earlier() {
     let Some(rig) = Rig::etcd() else { return };
     let ringer = rig.again();
-    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
     let rang = |hearing: &mut Box<dyn csalock::store::Subscription>, at_most: u16| {
         poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(at_most)).unwrap();
         hearing.is_notified()
     };
-    let mut hearing = rig.store.subscribe(Topic::Channel(b"bell", version)).unwrap();
+    let mut hearing = rig.store.subscribe(Call::default(), Topic::Channel(b"bell", version)).unwrap();
     assert!(!rang(&mut hearing, 100));
     assert!(rig.store.abilities().notifies);
     ringer.wake(b"another bell", &lease);
     assert!(!rang(&mut hearing, 100));
     ringer.wake(b"bell", &lease);
     assert!(rang(&mut hearing, 5000));
-    let mut late = rig.store.subscribe(Topic::Channel(b"bell", version)).unwrap();
+    let mut late = rig.store.subscribe(Call::default(), Topic::Channel(b"bell", version)).unwrap();
     assert!(rang(&mut late, 5000));
     // It goes away with the lease.
     rig.store.end_lease(&lease);
     let newest = rig.put(b"x", Some(&version), b"another");
-    let mut later = rig.store.subscribe(Topic::Channel(b"bell", newest)).unwrap();
+    let mut later = rig.store.subscribe(Call::default(), Topic::Channel(b"bell", newest)).unwrap();
     assert!(!rang(&mut later, 100));
 }
 
@@ -251,7 +255,9 @@ fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
     let reader: &dyn Store = &store;
     let lines = || {
         let mut lines = Vec::new();
-        reader.read_history(&mut |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
+        reader
+            .read_history(Call::default(), &mut |line| lines.push(String::from_utf8_lossy(line).into_owned()))
+            .unwrap();
         lines
     };
     let all_keys = serde_json::json!({
@@ -300,7 +306,7 @@ fn a_call_after_a_timeout_fails_sooner() {
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
     let [first, second] = [(); 2].map(|()| {
         let begun = Instant::now();
-        assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(store.read(Call::default(), b"x").unwrap_err().kind(), ErrorKind::Unavailable);
         begun.elapsed()
     });
     assert!(second < first / 2, "{second:?} after {first:?}");
@@ -316,7 +322,7 @@ fn a_silent_server_does_not_hide_the_others() {
         let store = open(&cluster.url_at(&servers, &etcd::new_prefix()));
         let begun = Instant::now();
         stored(store.swap(b"x", None, Some(b"body")).unwrap());
-        assert!(store.read(b"x").unwrap().is_some());
+        assert!(store.read(Call::default(), b"x").unwrap().is_some());
         assert!(is_within(begun, BOUNDED));
     }
 }
@@ -363,7 +369,7 @@ fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
         let late = last.lock().unwrap().clone();
         stored(store.swap(b"x", Some(&born), None).unwrap());
         is_refused_later(cluster, &late);
-        assert_eq!(store.read(b"x").unwrap(), None);
+        assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
     }
 }
 
@@ -374,12 +380,12 @@ fn a_creation_that_lost_does_not_happen_when_a_server_wakes_up() {
     let prefix = etcd::new_prefix();
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &prefix));
     let other = open(&cluster.url(&prefix));
-    assert_eq!(store.read(b"x").unwrap(), None);
+    assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
     let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
     assert!(!store.swap(b"x", None, Some(b"one")).unwrap().is_done());
     stored(other.swap(b"x", Some(&version), None).unwrap());
     is_refused_later(cluster, &late.lock().unwrap());
-    assert_eq!(store.read(b"x").unwrap(), None);
+    assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
     // A name that was removed in the meantime is read again.
     let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
     stored(other.swap(b"x", Some(&version), None).unwrap());
@@ -422,8 +428,8 @@ fn scripted(connections: Vec<Vec<(&'static str, Vec<&'static str>)>>) -> (String
 /// Acquires a lease with the first record, from a server that has none.
 fn acquire_from(server: &str) {
     let store = open(&format!("etcd://{server}/p"));
-    assert_eq!(store.read(b"x").unwrap(), None);
-    let lease = store.leases().grant(60 * SECOND).unwrap();
+    assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
+    let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     assert_eq!(stored(store.swap(b"x", None, Some(b"body")).unwrap()).number, 5);
     assert!(matches!(lease.clock, LeaseClock::Etcd(_)));
 }
@@ -458,7 +464,7 @@ fn doctor_examines_a_cluster() {
         findings.iter().filter(|finding| finding.topic == topic).map(|finding| finding.verdict).max()
     };
     // On a loaded machine a server that has just begun may not answer in time.
-    let examined = || open(&cluster.url("p")).diagnose();
+    let examined = || open(&cluster.url("p")).diagnose(Call::default());
     let all_answer = |findings: &Vec<Finding>| worst(findings, "server") == Some(Verdict::Good);
     let findings = (0..10).map(|_| examined()).find(all_answer).unwrap_or_else(examined);
     for topic in ["server", "members", "transport"] {
@@ -471,14 +477,14 @@ fn doctor_examines_a_cluster() {
     let is_old = servers[0].found.contains(": etcd 3.4.");
     assert!(servers.len() == 3 && versions.len() <= 1 && (!is_old || versions.len() == 1), "{findings:#?}");
     assert!(!is_old || versions[0].found.ends_with("; 3.4 is end-of-life"), "{versions:#?}");
-    let one = open(&cluster.url_at(&cluster.endpoints()[..1], "p")).diagnose();
+    let one = open(&cluster.url_at(&cluster.endpoints()[..1], "p")).diagnose(Call::default());
     assert_eq!(worst(&one, "members"), Some(Verdict::Doubtful), "{one:#?}");
     cluster.kill(cluster.leader());
-    let findings = open(&cluster.url("p")).diagnose();
+    let findings = open(&cluster.url("p")).diagnose(Call::default());
     assert_eq!(worst(&findings, "server"), Some(Verdict::Doubtful), "{findings:#?}");
     let nothing = open(&format!("etcd://127.0.0.1:{}/p", etcd::free_port()));
-    let _deadline = StoreDeadline::begin(Some(Unix::new().boottime()));
-    assert_eq!(worst(&nothing.diagnose(), "server"), Some(Verdict::Bad));
+    let call = Call::until(Unix::new().boottime());
+    assert_eq!(worst(&nothing.diagnose(call), "server"), Some(Verdict::Bad));
     assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_none()));
 }
 
@@ -491,21 +497,21 @@ fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     let Some(cluster) = Cluster::start(Setup { tls: true, ..Setup::default() }) else { return };
     let store = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
     let version = stored(store.swap(b"x", None, Some(&[b'x'; 100_000])).unwrap());
-    assert_eq!(store.read(b"x").unwrap().unwrap().body.len(), 100_000);
-    let lease = store.leases().grant(60 * SECOND).unwrap();
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().body.len(), 100_000);
+    let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     stored(store.swap(b"y", None, Some(b"y")).unwrap());
-    let mut hearing = store.subscribe(Topic::Channel(b"bell", version)).unwrap();
+    let mut hearing = store.subscribe(Call::default(), Topic::Channel(b"bell", version)).unwrap();
     store.wake(b"bell", &lease);
     store.end_lease(&lease);
     poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();
-    assert!(hearing.is_notified() && store.leases().is_expired(&lease).unwrap());
+    assert!(hearing.is_notified() && store.leases().is_expired(Call::default(), &lease).unwrap());
     let unknown_authority = Access { cacert: Some(cluster.path("unknown_authority.pem")), ..Access::default() };
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
     assert_fails(&open_as(&cluster.url("p"), &unknown_authority).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
     // Plain to one that speaks TLS, and the other way round.
     let plain = cluster.url("p").replace("etcds:", "etcd:");
     let begun = Instant::now();
-    let error = open(&plain).read(b"x").unwrap_err();
+    let error = open(&plain).read(Call::default(), b"x").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(is_within(begun, BOUNDED));
     let shared = etcd::shared().unwrap().url("p").replace("etcd:", "etcds:");
@@ -550,12 +556,12 @@ fn logging_in() {
     let url = cluster.url("p");
     let cron = access("cron", "wort");
     let store = open_as(&url, &cron).unwrap();
-    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
-    assert!(!store.leases().is_expired(&lease).unwrap());
-    assert!(store.subscribe(Topic::Channel(b"bell", version)).is_some());
+    assert!(!store.leases().is_expired(Call::default(), &lease).unwrap());
+    assert!(store.subscribe(Call::default(), Topic::Channel(b"bell", version)).is_some());
     store.end_lease(&lease);
-    assert!(store.leases().is_expired(&lease).unwrap());
+    assert!(store.leases().is_expired(Call::default(), &lease).unwrap());
 
     // The token is kept for others, in a private file that does not contain the password.
     let [kept] = &tokens(runtime.path())[..] else { panic!("{:?}", tokens(runtime.path())) };
@@ -563,14 +569,14 @@ fn logging_in() {
     assert_eq!(std::fs::metadata(kept.parent().unwrap()).unwrap().permissions().mode() & 0o7777, 0o700);
     let token = std::fs::read_to_string(kept).unwrap();
     assert!(!token.contains("wort"));
-    assert!(open_as(&url, &cron).unwrap().read(b"x").unwrap().is_some());
+    assert!(open_as(&url, &cron).unwrap().read(Call::default(), b"x").unwrap().is_some());
     assert_eq!(std::fs::read_to_string(kept).unwrap(), token);
 
     // A useless file is replaced; a file that others could have written is not even tried.
     for (wrong, mode) in [("nonsense.17", 0o600), (&token[..], 0o666), ("", 0o600)] {
         std::fs::write(kept, wrong).unwrap();
         std::fs::set_permissions(kept, PermissionsExt::from_mode(mode)).unwrap();
-        assert!(open_as(&url, &cron).unwrap().read(b"x").unwrap().is_some(), "{wrong}");
+        assert!(open_as(&url, &cron).unwrap().read(Call::default(), b"x").unwrap().is_some(), "{wrong}");
         assert_ne!(std::fs::read_to_string(kept).unwrap(), wrong);
         assert_eq!(std::fs::metadata(kept).unwrap().permissions().mode() & 0o7777, 0o600);
     }
@@ -581,17 +587,16 @@ fn logging_in() {
         std::fs::write(kept, old).unwrap();
         let store = open_as(&url, &cron).unwrap();
         if !has_time {
-            let _deadline = bound_soon();
-            assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
+            assert_eq!(store.read(bound_soon(), b"x").unwrap_err().kind(), ErrorKind::Unavailable);
         }
         let next = if has_time { store } else { open_as(&url, &cron).unwrap() };
-        assert!(next.read(b"x").unwrap().is_some());
+        assert!(next.read(Call::default(), b"x").unwrap().is_some());
         assert_ne!(std::fs::read_to_string(kept).unwrap(), old);
     }
 
     let wrong = open_as(&url, &access("cron", "falsch")).unwrap();
     assert_fails(&wrong, ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_PASSWORD"]);
-    assert!(!wrong.read(b"x").unwrap_err().to_string().contains("falsch"));
+    assert!(!wrong.read(Call::default(), b"x").unwrap_err().to_string().contains("falsch"));
     let unknown = open_as(&url, &access("nobody", "wort")).unwrap();
     assert_fails(&unknown, ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_USER"]);
     assert_fails(&open(&url), ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_USER"]);
@@ -627,8 +632,8 @@ fn a_full_cluster_is_reported() {
     let full = full.unwrap();
     assert!(full.kind() == ErrorKind::InputOutput && full.to_string().contains("full"), "{full}");
     // Existing records can still be read, and be removed after a failed renewal.
-    let found = store.read(b"x0").unwrap().unwrap();
-    let _ = store.leases().grant(60 * SECOND).unwrap();
+    let found = store.read(Call::default(), b"x0").unwrap().unwrap();
+    let _ = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     assert!(store.swap(b"x0", Some(&found.version), Some(b"renewed")).is_err());
     stored(store.swap(b"x0", Some(&found.version), None).unwrap());
 }

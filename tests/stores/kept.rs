@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use csalock::error::ErrorKind;
-use csalock::store::{Durability, Version, WriteOptions};
+use csalock::store::{Call, Durability, Version, WriteOptions};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
@@ -21,7 +21,7 @@ pub(crate) fn swaps_of_every_durability_do_the_same(rig: &Rig) {
             }
         }
     }
-    rig.store.sweep(false).unwrap();
+    rig.store.sweep(Call::default(), false).unwrap();
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
@@ -47,7 +47,7 @@ fn born_changed_and_removed(rig: &Rig, durabilities: [Durability; 3]) {
         let again = stored(swap(name, None, Some("again"), born));
         assert!(again.number > gone.number);
         stored(swap(name, Some(&again), None, removed));
-        assert_eq!(rig.store.read(name.as_bytes()).unwrap(), None);
+        assert_eq!(rig.store.read(Call::default(), name.as_bytes()).unwrap(), None);
     }
 }
 

@@ -9,7 +9,7 @@ use csalock::error::{Error, ErrorKind};
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{
-    CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, StoreDeadline, Topic, Upkeep, Verdict, WriteSet,
+    Call, CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, Topic, Upkeep, Verdict, WriteSet,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -97,20 +97,20 @@ fn a_lease_is_counted_on_the_clock_of_each_host_and_needs_no_row() {
     let before = rig.footprint();
     let other = rig.again();
     let begun = Instant::now();
-    let lease = rig.store.leases().grant(SECOND).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
-    assert!(other.leases().ttl(&lease).unwrap() <= SECOND);
+    assert!(other.leases().ttl(Call::default(), &lease).unwrap() <= SECOND);
     // As on a host that has not seen the lease before: the whole time counts from now.
     let LeaseClock::FileSystem(mut start) = lease.clock else { panic!("{lease:?}") };
     start.boot ^= 1;
     let foreign = Lease { clock: LeaseClock::FileSystem(start), ..lease.clone() };
-    wait_until("it is over here", || other.leases().is_expired(&lease).unwrap());
+    wait_until("it is over here", || other.leases().is_expired(Call::default(), &lease).unwrap());
     assert!(begun.elapsed() > SECOND);
     let begun = Instant::now();
     let evicts =
         |over| WriteSet { expired: vec![over], ended: vec![over], ..WriteSet::of(b"x", Some(&version), Some(b"2")) };
     assert!(!other.commit_and_finish(&evicts(&foreign)).unwrap().is_done());
-    wait_until("it is over there too", || other.leases().is_expired(&foreign).unwrap());
+    wait_until("it is over there too", || other.leases().is_expired(Call::default(), &foreign).unwrap());
     assert!(begun.elapsed() > SECOND);
     let version = stored(other.commit_and_finish(&evicts(&foreign)).unwrap());
     rig.remove(b"x", &version);
@@ -121,16 +121,16 @@ fn a_lease_is_counted_on_the_clock_of_each_host_and_needs_no_row() {
 fn a_commit_wakes_its_waiter_and_a_waiter_behind_a_pooler_polls() {
     let (Some(rig), Some(pooled)) = (Rig::postgres(), Rig::pooled()) else { return };
     let version = rig.put(b"x", None, b"body");
-    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
-    let mut heard = rig.again().subscribe(Topic::Channel(b"waiter", version)).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
+    let mut heard = rig.again().subscribe(Call::default(), Topic::Channel(b"waiter", version)).unwrap();
     rig.store.wake(b"other", &lease);
     assert!(!heard.is_notified());
     rig.store.wake(b"waiter", &lease);
     let mut polled = [PollFd::new(heard.descriptor(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut polled, PollTimeout::from(30_000_u16)).unwrap(), 1);
     assert!(heard.is_notified());
-    assert!(pooled.store.subscribe(Topic::Channel(b"waiter", version)).is_none());
-    assert!(rig.store.subscribe(Topic::Record(b"x")).is_none());
+    assert!(pooled.store.subscribe(Call::default(), Topic::Channel(b"waiter", version)).is_none());
+    assert!(rig.store.subscribe(Call::default(), Topic::Record(b"x")).is_none());
 }
 
 #[test]
@@ -157,7 +157,11 @@ fn a_schema_of_another_program_or_format_is_refused() {
     refuses(&server.url("foreign_one"), &[], ErrorKind::Corrupt, &["another program", "?schema="]);
     server.sql("CREATE SCHEMA newer; CREATE TABLE newer.format(number int); INSERT INTO newer.format VALUES (3)");
     refuses(&server.url("newer"), &[], ErrorKind::Corrupt, &["format 3", "knows 2"]);
-    assert_refused(&open(&server.url("newer")).read(b"x").unwrap_err(), ErrorKind::Corrupt, &["format 3"]);
+    assert_refused(
+        &open(&server.url("newer")).read(Call::default(), b"x").unwrap_err(),
+        ErrorKind::Corrupt,
+        &["format 3"],
+    );
 }
 
 #[test]
@@ -174,13 +178,17 @@ fn a_role_needs_only_the_documented_privileges() {
          GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA privileges TO app",
     );
     let app = open(&as_user("app"));
-    let lease = app.leases().grant(60 * SECOND).unwrap();
+    let lease = app.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = stored(app.swap(b"x", Some(&version), Some(b"changed")).unwrap());
-    assert!(!open(&as_user("looker")).leases().is_expired(&lease).unwrap());
-    assert_eq!(open(&as_user("looker")).read(b"x").unwrap().unwrap().body, b"changed");
+    assert!(!open(&as_user("looker")).leases().is_expired(Call::default(), &lease).unwrap());
+    assert_eq!(open(&as_user("looker")).read(Call::default(), b"x").unwrap().unwrap().body, b"changed");
     let looker = open(&as_user("looker")).swap(b"x", Some(&version), None).unwrap_err();
     assert_refused(&looker, ErrorKind::Denied, &["permission denied", "docs/postgres.md"]);
-    assert_refused(&open(&as_user("nobody")).read(b"x").unwrap_err(), ErrorKind::Denied, &["schema privileges"]);
+    assert_refused(
+        &open(&as_user("nobody")).read(Call::default(), b"x").unwrap_err(),
+        ErrorKind::Denied,
+        &["schema privileges"],
+    );
 }
 
 #[test]
@@ -198,7 +206,7 @@ fn a_default_isolation_of_the_database_does_no_harm() {
                     let store = open(&url);
                     for _ in 0..50 {
                         while {
-                            let found = store.read(b"count").unwrap().unwrap();
+                            let found = store.read(Call::default(), b"count").unwrap().unwrap();
                             let next = (String::from_utf8(found.body).unwrap().parse::<u32>().unwrap() + 1).to_string();
                             let next = store.swap(b"count", Some(&found.version), Some(next.as_bytes()));
                             !next.unwrap().is_done()
@@ -210,7 +218,7 @@ fn a_default_isolation_of_the_database_does_no_harm() {
                 });
             }
         });
-        assert_eq!(open(&url).read(b"count").unwrap().unwrap().body, b"200");
+        assert_eq!(open(&url).read(Call::default(), b"count").unwrap().unwrap().body, b"200");
     }
 }
 
@@ -226,7 +234,7 @@ fn a_server_that_could_lose_a_lock_is_refused_with_the_reason() {
     let refused = open(&url).swap(b"y", None, Some(b"body")).unwrap_err();
     assert_refused(&refused, ErrorKind::Unavailable, &["read-only"]);
     is_away(&url.replace("/postgres?", "/none?"), &[], &["none", "createdb"]);
-    assert!(has(&open(&url).diagnose(), Verdict::Doubtful, "fsync is off"));
+    assert!(has(&open(&url).diagnose(Call::default()), Verdict::Doubtful, "fsync is off"));
 }
 
 #[test]
@@ -235,20 +243,21 @@ fn nothing_waits_for_a_silent_or_absent_server_beyond_its_time() {
     let store = open(&server.url("csalock"));
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     server.stop(true);
-    let deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2));
+    let soon = || Call::until(Unix::new().boottime() + SECOND / 2);
     let begun = Instant::now();
-    assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["no answer in time"]);
+    assert_refused(&store.read(soon(), b"x").unwrap_err(), ErrorKind::Unavailable, &["no answer in time"]);
     assert!(is_within(begun, BOUNDED), "{:?}", begun.elapsed());
     server.stop(false);
-    deadline.change(None);
-    assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().version, version);
     server.kill();
-    deadline.change(Some(Unix::new().boottime() + SECOND / 2));
     // On a busy machine its time may be over before the refusal comes.
-    assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["PostgreSQL", "cannot be reached"]);
+    assert_refused(
+        &store.read(soon(), b"x").unwrap_err(),
+        ErrorKind::Unavailable,
+        &["PostgreSQL", "cannot be reached"],
+    );
     server.restart();
-    drop(deadline);
-    assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().version, version);
     assert!(begun.elapsed() < fair(60 * SECOND));
 }
 
@@ -269,7 +278,7 @@ fn a_connection_cut_anywhere_loses_and_doubles_nothing() {
                 .unwrap();
             // If the first copy was committed and its answer lost, the second one conflicts.
             *(if !result.is_done() { &mut unknown } else { &mut done }) += 1;
-            let found = rig.store.read(b"x").unwrap().unwrap();
+            let found = rig.store.read(Call::default(), b"x").unwrap().unwrap();
             assert!(found.body == b"body" && (!result.is_done() || result == CommitResult::Done(found.version)));
             rig.remove(b"x", &found.version);
             if !has_cut.load(Ordering::SeqCst) {
@@ -292,12 +301,16 @@ fn a_synchronous_standby_loses_nothing() {
     let standby = primary.standby("s1");
     let store = open(&primary.url("csalock"));
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
-    assert!(has(&store.diagnose(), Verdict::Good, "wait for a synchronous standby: s1"));
+    assert!(has(&store.diagnose(Call::default()), Verdict::Good, "wait for a synchronous standby: s1"));
     let follower = open(&standby.url("csalock"));
-    assert_refused(&follower.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["recovery", "standby", "primary"]);
+    assert_refused(
+        &follower.read(Call::default(), b"x").unwrap_err(),
+        ErrorKind::Unavailable,
+        &["recovery", "standby", "primary"],
+    );
     primary.kill();
     standby.sql("SELECT pg_promote()");
-    assert_eq!(follower.read(b"x").unwrap().map(|found| found.version), Some(version));
+    assert_eq!(follower.read(Call::default(), b"x").unwrap().map(|found| found.version), Some(version));
 }
 
 #[test]
@@ -307,7 +320,7 @@ fn an_asynchronous_standby_loses_a_commit_of_which_doctor_warned() {
     let store = open(&primary.url("csalock"));
     stored(store.swap(b"early", None, Some(b"body")).unwrap());
     wait_until("the standby has it", || standby.try_sql("SELECT count(*) FROM csalock.records").stdout == b"1\n");
-    assert!(has(&store.diagnose(), Verdict::Doubtful, "a lock may then be granted twice"));
+    assert!(has(&store.diagnose(Call::default()), Verdict::Doubtful, "a lock may then be granted twice"));
     standby.stop(true);
     // What has been sent already would reach it even later.
     primary.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_replication");
@@ -316,6 +329,6 @@ fn an_asynchronous_standby_loses_a_commit_of_which_doctor_warned() {
     standby.stop(false);
     standby.sql("SELECT pg_promote()");
     let follower = open(&standby.url("csalock"));
-    assert!(follower.read(b"early").unwrap().is_some());
-    assert_eq!(follower.read(b"late"), Ok(None), "the loss can be observed");
+    assert!(follower.read(Call::default(), b"early").unwrap().is_some());
+    assert_eq!(follower.read(Call::default(), b"late"), Ok(None), "the loss can be observed");
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{LinesOfHistory, Store, StoreDeadline, Upkeep, Version, WriteSet};
+use csalock::store::{Call, LinesOfHistory, Store, Upkeep, Version, WriteSet};
 
 use crate::postgres::{self, Server};
 use crate::postgres_alone::{SECOND, open, wait_until};
@@ -60,20 +60,20 @@ fn no_function_or_operator_of_another_role_runs() {
     let url = server.url("csalock");
     // One user creates the schema, and another one uses it. Both have the usual search_path.
     let store = open(&url);
-    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = stored(store.swap(b"x", None, Some(br#"{"name":"x","holders":[{"since":1}]}"#)).unwrap());
     let history = || WriteSet { history: LinesOfHistory::new(|| vec!["line\n".into()]), ..WriteSet::default() };
     stored(store.commit_and_finish(&history()).unwrap());
     let other = open(&url);
-    assert!(other.leases().ttl(&lease).unwrap() > Duration::ZERO);
-    other.leases().time().unwrap();
+    assert!(other.leases().ttl(Call::default(), &lease).unwrap() > Duration::ZERO);
+    other.leases().time(Call::default()).unwrap();
     let next = stored(other.swap(b"x", Some(&version), Some(b"{}")).unwrap());
     assert!(!other.swap(b"x", Some(&version), None).unwrap().is_done());
     other.wake(b"waiter", &lease);
     other.end_lease(&lease);
-    other.scan(&mut |_, _| Ok(())).unwrap();
-    assert!(other.read_history(&mut |_| {}).unwrap());
-    assert!(!other.diagnose().is_empty());
+    other.scan(Call::default(), &mut |_, _| Ok(())).unwrap();
+    assert!(other.read_history(Call::default(), &mut |_| {}).unwrap());
+    assert!(!other.diagnose(Call::default()).is_empty());
     for view in ["entries", "holders", "waiters"] {
         server.sql(&format!("SELECT * FROM csalock.{view}"));
     }
@@ -93,7 +93,9 @@ fn a_schema_of_the_earlier_format_is_refused_and_one_that_is_made_anew_has_great
     let url = server.url("earlier");
     let first = stored(open(&url).swap(b"x", None, Some(b"body")).unwrap());
     server.sql("UPDATE earlier.format SET number = 1; DROP FUNCTION earlier.origin() CASCADE");
-    for refused in [open(&url).read(b"x").map(drop), open(&url).swap(b"x", None, Some(b"body")).map(drop)] {
+    for refused in
+        [open(&url).read(Call::default(), b"x").map(drop), open(&url).swap(b"x", None, Some(b"body")).map(drop)]
+    {
         let error = refused.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert_eq!(error.message(), format!("PostgreSQL at {url}: schema earlier has format 1, this csalock knows 2"));
@@ -118,8 +120,8 @@ impl Waiting {
         let results = std::thread::scope(|scope| {
             let commit = scope.spawn(|| {
                 let done = store.swap(name, None, Some(b"body"));
-                let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND));
-                (done.is_ok_and(|done| done.is_done()), store.read(name).is_ok())
+                let call = Call::until(Unix::new().boottime() + SECOND);
+                (done.is_ok_and(|done| done.is_done()), store.read(call, name).is_ok())
             });
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
             wait_until("it waits for the standby", || self.primary.sql(waits) != "0");
@@ -130,7 +132,7 @@ impl Waiting {
             commit.join().unwrap()
         });
         self.standby.stop(false);
-        wait_until("the standby has it", || store.read(name).is_ok_and(|found| found.is_some()));
+        wait_until("the standby has it", || store.read(Call::default(), name).is_ok_and(|found| found.is_some()));
         results
     }
 }
@@ -163,39 +165,36 @@ fn the_commit_of_a_process_that_died_is_settled_before_an_answer() {
     standby.stop(true);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2));
-            committer.swap(b"x", None, Some(b"body")).is_ok()
+            let call = Call::until(Unix::new().boottime() + SECOND / 2);
+            committer.commit(call, &WriteSet::of(b"x", None, Some(b"body"))).is_ok()
         });
         let waits = "pg_stat_activity WHERE wait_event = 'SyncRep'";
         wait_until("it waits for the standby", || primary.sql(&format!("SELECT count(*) FROM {waits}")) != "0");
         primary.sql(&format!("SELECT pg_terminate_backend(pid) FROM {waits}"));
     });
     let store = open(&primary.url("csalock"));
-    let settle = || {
-        let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND));
-        store.settle()
-    };
+    let soon = || Call::until(Unix::new().boottime() + SECOND);
+    let settle = || store.settle(soon());
     assert_eq!(settle(), Ok(()), "it has read nothing");
     for by_scan in [false, true] {
         let store = open(&primary.url("csalock"));
         match by_scan {
-            true => store.scan(&mut |_, _| Ok(())).unwrap(),
-            false => assert!(store.read(b"x").unwrap().is_some(), "it shows what the standby lacks"),
+            true => store.scan(Call::default(), &mut |_, _| Ok(())).unwrap(),
+            false => assert!(store.read(Call::default(), b"x").unwrap().is_some(), "it shows what the standby lacks"),
         }
-        let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND));
-        assert_eq!(store.settle().unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(store.settle(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
     }
-    assert!(store.read(b"x").unwrap().is_some());
+    assert!(store.read(Call::default(), b"x").unwrap().is_some());
     standby.stop(false);
     wait_until("the standby has it", || settle().is_ok());
     // What was read from the primary is not there for certain after another server has taken over.
-    assert!(store.read(b"x").unwrap().is_some());
+    assert!(store.read(Call::default(), b"x").unwrap().is_some());
     primary.fail_over(&standby);
     let again = primary.standby("s1");
-    let error = store.settle().unwrap_err();
+    let error = store.settle(Call::default()).unwrap_err();
     assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("has taken over"), "{error}");
-    assert!(store.read(b"x").unwrap().is_some());
-    assert_eq!(store.settle(), Ok(()));
+    assert!(store.read(Call::default(), b"x").unwrap().is_some());
+    assert_eq!(store.settle(Call::default()), Ok(()));
     drop(again);
 }
 
@@ -207,17 +206,17 @@ fn no_call_leaves_a_server_process_behind_when_a_table_is_locked() {
     let blocker = server.lock_table("csalock.records", "ACCESS EXCLUSIVE");
     let begun = Instant::now();
     for _ in 0..6 {
-        let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 5));
-        let error = store.read(b"x").unwrap_err();
+        let call = Call::until(Unix::new().boottime() + SECOND / 5);
+        let error = store.read(call, b"x").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        assert!(store.swap(b"x", Some(&version), Some(b"next")).is_err());
-        assert!(store.scan(&mut |_, _| Ok(())).is_err());
+        assert!(store.commit(call, &WriteSet::of(b"x", Some(&version), Some(b"next"))).is_err());
+        assert!(store.scan(call, &mut |_, _| Ok(())).is_err());
     }
     assert!(begun.elapsed() < 60 * SECOND, "{:?}", begun.elapsed());
     let of_csalock = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'csalock' AND state <> 'idle'";
     wait_until("they have left", || server.sql(of_csalock) == "0");
     Server::end(blocker);
-    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().body, b"body");
 }
 
 #[test]
@@ -227,11 +226,11 @@ fn a_wake_up_that_fails_does_not_fail_the_commit() {
     // As when its queue is full, because a session that listens does not read.
     server.sql("REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC");
     let store = open(&server.url("csalock").replace("test@", "app@"));
-    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let wake = || vec![(b"waiter".to_vec(), Some(&lease))];
     let set = WriteSet { wake: wake(), ..WriteSet::of(b"x", None, Some(b"body")) };
     stored(store.commit_and_finish(&set).unwrap());
-    assert!(store.read(b"x").unwrap().is_some());
+    assert!(store.read(Call::default(), b"x").unwrap().is_some());
 }
 
 #[test]
@@ -241,7 +240,7 @@ fn a_roles_own_limits_of_time_do_no_harm() {
     stored(open(&url).swap(b"x", None, Some(b"body")).unwrap());
     server.sql("ALTER ROLE test SET statement_timeout = '1ms'; ALTER ROLE test SET lock_timeout = '1ms'");
     server.sql("ALTER ROLE test SET client_min_messages = 'error'");
-    let version = open(&url).read(b"x").unwrap().unwrap().version;
+    let version = open(&url).read(Call::default(), b"x").unwrap().unwrap().version;
     stored(open(&url).swap(b"x", Some(&version), Some(b"next")).unwrap());
-    assert!(!open(&url).diagnose().is_empty());
+    assert!(!open(&url).diagnose(Call::default()).is_empty());
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use csalock::error::ErrorKind;
 use csalock::host::{Host, Unix};
-use csalock::store::{Store, StoreDeadline};
+use csalock::store::{Call, Store};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 
 use crate::etcd::fair::is_within;
@@ -45,10 +45,13 @@ fn logins_by_password_certificate_authorities_and_sockets() {
     let (directory, port) = (server.path("").display().to_string(), server.port().to_string());
     let encoded = directory.replace('/', "%2F");
     assert!(
-        open_as(&format!("postgres://scram@{encoded}:{port}/postgres?schema=s"), password).unwrap().read(b"x").is_ok()
+        open_as(&format!("postgres://scram@{encoded}:{port}/postgres?schema=s"), password)
+            .unwrap()
+            .read(Call::default(), b"x")
+            .is_ok()
     );
     let variables = [("PGHOST", &directory[..]), ("PGPORT", &port), ("PGUSER", "scram"), ("PGPASSWORD", "sesame")];
-    assert!(open_as("postgres:///postgres?schema=s", &variables).unwrap().read(b"x").is_ok());
+    assert!(open_as("postgres:///postgres?schema=s", &variables).unwrap().read(Call::default(), b"x").is_ok());
     // TLS.
     let (ca, unknown) =
         (server.path("ca.pem").display().to_string(), server.path("unknown_authority.pem").display().to_string());
@@ -59,7 +62,7 @@ fn logins_by_password_certificate_authorities_and_sockets() {
             |root: &'static str, file: &str| vec![("PGPASSWORD", "sesame".to_string()), (root, file.to_string())];
         let read = |url: &str, variables: &[(&'static str, String)]| {
             let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, &value[..])).collect();
-            open_as(url, &variables).and_then(|store| store.read(b"x"))
+            open_as(url, &variables).and_then(|store| store.read(Call::default(), b"x"))
         };
         assert_eq!(read(&url("tls", &options), &with("PGSSLROOTCERT", &ca)), Ok(None), "{mode}");
         let foreign = read(&url("tls", &options), &with("PGSSLROOTCERT", &unknown)).unwrap_err();
@@ -97,7 +100,7 @@ fn local(server: &Server) -> String {
 
 #[track_caller]
 fn assert_connects(url: &str, variables: &[(&'static str, &str)]) {
-    let done = open_as(url, variables).and_then(|store| store.read(b"x"));
+    let done = open_as(url, variables).and_then(|store| store.read(Call::default(), b"x"));
     assert_eq!(done, Ok(None), "{url} {variables:?}");
 }
 
@@ -241,10 +244,12 @@ fn the_first_host_that_is_a_primary_server_is_used() {
     for hosts in
         [format!("127.0.0.1:{closed},127.0.0.1:{other},127.0.0.1:{own}"), format!("127.0.0.1:{own},[::1]:{closed}")]
     {
-        assert_eq!(open(&url(&hosts)).read(b"x").unwrap().unwrap().body, b"body", "{hosts}");
+        assert_eq!(open(&url(&hosts)).read(Call::default(), b"x").unwrap().unwrap().body, b"body", "{hosts}");
     }
     let variables = [("PGHOST", "csalock.invalid"), ("PGHOSTADDR", "127.0.0.1"), ("PGPORT", &own), ("PGUSER", "test")];
-    assert!(open_as("postgres:///postgres?schema=s", &variables).unwrap().read(b"x").unwrap().is_some());
+    assert!(
+        open_as("postgres:///postgres?schema=s", &variables).unwrap().read(Call::default(), b"x").unwrap().is_some()
+    );
     let others = url(&format!("127.0.0.1:{other},127.0.0.1:{closed}"));
     is_away(&others, &[], &["it is a standby", "name the primary server"]);
 }
@@ -263,7 +268,7 @@ fn a_socket_whose_queue_is_full_is_waited_for_no_longer_than_other_servers() {
     assert!(is_full);
     let begun = Instant::now();
     let store = open(&format!("postgres://u@{}/d", place.path().display().to_string().replace('/', "%2F")));
-    let _deadline = StoreDeadline::begin(Some(Unix::new().boottime() + SECOND / 2));
-    assert_refused(&store.read(b"x").unwrap_err(), ErrorKind::Unavailable, &["no answer in time"]);
+    let call = Call::until(Unix::new().boottime() + SECOND / 2);
+    assert_refused(&store.read(call, b"x").unwrap_err(), ErrorKind::Unavailable, &["no answer in time"]);
     assert!(is_within(begun, BOUNDED), "{:?}", begun.elapsed());
 }

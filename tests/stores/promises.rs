@@ -10,30 +10,32 @@ use csalock::error::{Error, ErrorKind};
 use csalock::history::HistoryLimits;
 use csalock::host::Host;
 use csalock::lock::{Lease, LeaseClock, LeaseStart};
-use csalock::store::{CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet};
+use csalock::store::{
+    Call, CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
+};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 pub(crate) fn a_record_that_was_never_written_is_absent(rig: &Rig) {
-    assert_eq!(rig.store.read(b"x").unwrap(), None);
+    assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), None);
     rig.put(b"y", None, b"body");
-    assert_eq!(rig.store.read(b"x").unwrap(), None);
+    assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), None);
 }
 
 pub(crate) fn a_written_record_is_read_back(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
-    assert_eq!(rig.store.read(b"x").unwrap(), Some(Versioned::new(version, b"one".to_vec())));
+    assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), Some(Versioned::new(version, b"one".to_vec())));
     let version = rig.put(b"x", Some(&version), b"two");
-    assert_eq!(rig.store.read(b"x").unwrap(), Some(Versioned::new(version, b"two".to_vec())));
+    assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), Some(Versioned::new(version, b"two".to_vec())));
 }
 
 pub(crate) fn the_first_swap_expects_none(rig: &Rig) {
     let version = rig.put(b"x", None, b"first");
     assert!(!rig.store.swap(b"x", None, Some(b"second")).unwrap().is_done());
     assert!(!rig.store.swap(b"x", None, None).unwrap().is_done());
-    assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
+    assert_eq!(rig.store.read(Call::default(), b"x").unwrap().map(|stored| stored.version), Some(version));
 }
 
 pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
@@ -41,7 +43,7 @@ pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
     let version = rig.put(b"x", Some(&stale), b"two");
     assert!(!rig.store.swap(b"x", Some(&stale), Some(b"three")).unwrap().is_done());
     assert!(!rig.store.swap(b"x", Some(&stale), None).unwrap().is_done());
-    assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
+    assert_eq!(rig.store.read(Call::default(), b"x").unwrap().map(|stored| stored.version), Some(version));
     assert_eq!(rig.body(b"x"), Some(b"two".to_vec()));
     assert_eq!(rig.bodies(), [b"two"]);
 }
@@ -76,7 +78,9 @@ pub(crate) fn a_conflict_passes_on_the_record_as_it_is(rig: &Rig) {
     let other = rig.again();
     rig.put(b"y", None, b"so that the store stays");
     let conflict = |expect: &Version, body: Option<&[u8]>| {
-        let CommitResult::Conflict(found) = rig.store.commit(&WriteSet::of(b"x", Some(expect), body)).unwrap() else {
+        let CommitResult::Conflict(found) =
+            rig.store.commit(Call::default(), &WriteSet::of(b"x", Some(expect), body)).unwrap()
+        else {
             panic!("a stale version was changed")
         };
         found.map(|found| (found.version, found.body))
@@ -99,7 +103,7 @@ pub(crate) fn an_absence_that_another_opener_ended_conflicts(rig: &Rig) {
     for body in [None, Some(&b"ours"[..])] {
         // The name was never used, and then it was used.
         for _ in 0..2 {
-            assert_eq!(rig.store.read(b"x").unwrap(), None);
+            assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), None);
             let version = stored(other.commit_and_finish(&WriteSet::of(b"x", None, Some(b"theirs"))).unwrap());
             assert!(!rig.store.commit_and_finish(&WriteSet::of(b"x", None, body)).unwrap().is_done());
             assert_eq!(rig.body(b"x"), Some(b"theirs".to_vec()));
@@ -117,7 +121,7 @@ pub(crate) fn a_removed_record_is_absent_and_its_next_number_is_greater_than_all
         assert!(changed.number > born.number);
         highest = changed.number;
         rig.remove(b"x", &changed);
-        assert_eq!(rig.store.read(b"x").unwrap(), None);
+        assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), None);
         assert_eq!(rig.bodies(), [b""; 0]);
     }
 }
@@ -165,7 +169,7 @@ pub(crate) fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
         }
     }
     for (name, version) in &versions {
-        let stored = rig.store.read(name).unwrap().unwrap();
+        let stored = rig.store.read(Call::default(), name).unwrap().unwrap();
         assert_eq!((&stored.version, stored.body), (version, [b"of ", &name[..]].concat()), "{name:?}");
     }
     let mut bodies: Vec<_> = versions.keys().map(|name| [b"of ", &name[..]].concat()).collect();
@@ -173,7 +177,7 @@ pub(crate) fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
     assert_eq!(rig.bodies(), bodies);
     for (name, version) in &versions {
         rig.remove(name, version);
-        assert_eq!(rig.store.read(name).unwrap(), None, "{name:?}");
+        assert_eq!(rig.store.read(Call::default(), name).unwrap(), None, "{name:?}");
     }
     assert_eq!(rig.bodies(), [b""; 0]);
 }
@@ -200,10 +204,10 @@ pub(crate) fn a_scan_sees_every_record_once(rig: &Rig) {
     let mut versions_agree = true;
     let mut visit = |_: &str, stored: csalock::error::Result<Versioned>| {
         let stored = stored?;
-        versions_agree &= rig.store.read(&stored.body)?.as_ref() == Some(&stored);
+        versions_agree &= rig.store.read(Call::default(), &stored.body)?.as_ref() == Some(&stored);
         Ok(())
     };
-    rig.store.scan(&mut visit).unwrap();
+    rig.store.scan(Call::default(), &mut visit).unwrap();
     assert!(versions_agree);
 }
 
@@ -212,7 +216,7 @@ pub(crate) fn a_scan_stops_on_request(rig: &Rig) {
         rig.put(&[number + 1], None, b"body");
     }
     let mut visits = 0;
-    let stopped = rig.store.scan(&mut |_, _| {
+    let stopped = rig.store.scan(Call::default(), &mut |_, _| {
         visits += 1;
         if visits < 3 { Ok(()) } else { Err(Error::new(ErrorKind::Bug, "stop", "")) }
     });
@@ -231,7 +235,7 @@ pub(crate) fn a_scan_may_remove_the_records_that_it_sees(rig: &Rig) {
         visits += 1;
         Ok(())
     };
-    rig.store.scan(&mut visit).unwrap();
+    rig.store.scan(Call::default(), &mut visit).unwrap();
     assert_eq!(visits, 600);
     assert_eq!(rig.bodies(), [b""; 0]);
 }
@@ -270,25 +274,27 @@ pub(crate) fn a_scan_sees_a_lasting_record_once_while_others_come_and_go(rig: &R
 pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
     let before = rig.footprint();
     let store = rig.again();
-    assert_eq!(store.read(b"x").unwrap(), None);
-    store.scan(&mut |place, _| panic!("there is something in a store that does not exist: {place}")).unwrap();
-    assert_eq!(store.sweep(true).unwrap(), Swept::default());
-    assert_eq!(store.sweep(false).unwrap(), Swept::default());
+    assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
+    store
+        .scan(Call::default(), &mut |place, _| panic!("there is something in a store that does not exist: {place}"))
+        .unwrap();
+    assert_eq!(store.sweep(Call::default(), true).unwrap(), Swept::default());
+    assert_eq!(store.sweep(Call::default(), false).unwrap(), Swept::default());
     store.describe(b"x");
     stored(store.commit_and_finish(&WriteSet { closed: vec![b"x".to_vec()], ..WriteSet::default() }).unwrap());
     assert_eq!(rig.footprint(), before);
     assert!(!store.swap(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body")).unwrap().is_done());
-    assert_eq!(store.read(b"x").unwrap(), None);
+    assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
 }
 
 pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
     let other = rig.again();
     let version = rig.put(b"x", None, b"one");
-    assert_eq!(other.read(b"x").unwrap(), rig.store.read(b"x").unwrap());
+    assert_eq!(other.read(Call::default(), b"x").unwrap(), rig.store.read(Call::default(), b"x").unwrap());
     let changed = stored(other.swap(b"x", Some(&version), Some(b"two")).unwrap());
     assert!(!rig.store.swap(b"x", Some(&version), None).unwrap().is_done());
     rig.remove(b"x", &changed);
-    assert_eq!(other.read(b"x").unwrap(), None);
+    assert_eq!(other.read(Call::default(), b"x").unwrap(), None);
     let born = stored(other.swap(b"x", None, Some(b"three")).unwrap());
     assert!(born.number > changed.number);
     assert_eq!(rig.body(b"x"), Some(b"three".to_vec()));
@@ -317,7 +323,7 @@ pub(crate) fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
         for wall in [1_000_000_000, 4_000_000_000].map(Duration::from_secs) {
             fake.set_wall(wall);
             let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-            let time = store.leases().time().unwrap();
+            let time = store.leases().time(Call::default()).unwrap();
             let after = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
             match store.scope() {
                 Scope::Local => assert_eq!(time, wall),
@@ -331,9 +337,9 @@ pub(crate) fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
 /// The wall clock does not matter, but after a reboot.
 pub(crate) fn a_lease_ends_when_its_time_is_over(rig: &Rig) {
     let (store, fake) = rig.faked();
-    let [short, long] = [10, 1000].map(|seconds| store.leases().grant(seconds * SECOND).unwrap());
+    let [short, long] = [10, 1000].map(|seconds| store.leases().grant(Call::default(), seconds * SECOND).unwrap());
     let begun = fake.wall();
-    let left = || [&short, &long].map(|lease| store.leases().ttl(lease).unwrap().as_millis());
+    let left = || [&short, &long].map(|lease| store.leases().ttl(Call::default(), lease).unwrap().as_millis());
     assert_eq!(left(), [10_000, 1_000_000]);
     for (passed, wall, rest) in [(4, 0, 6), (0, 4_000_000_000, 6), (6, 1_000_000_000, 0), (1, 0, 0)] {
         fake.pass(passed * SECOND);
@@ -346,7 +352,7 @@ pub(crate) fn a_lease_ends_when_its_time_is_over(rig: &Rig) {
 }
 
 pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts(rig: &Rig) {
-    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
     let clock = match &lease.clock {
         LeaseClock::Etcd(_) => LeaseClock::Etcd(1),
@@ -378,17 +384,17 @@ pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
 pub(crate) fn a_commit_stands_before_it_is_finished(rig: &Rig) {
     let seen = || {
         let (other, mut lines) = (rig.again(), 0);
-        other.read_history(&mut |_| lines += 1).unwrap();
-        (other.read(b"x").unwrap().map(|stored| stored.body), lines)
+        other.read_history(Call::default(), &mut |_| lines += 1).unwrap();
+        (other.read(Call::default(), b"x").unwrap().map(|stored| stored.body), lines)
     };
     let on_servers = usize::from(rig.is_on_servers());
     let (mut expect, mut lines) = (None, 0);
     for body in [&b"one"[..], b"two"] {
         let history = LinesOfHistory::new(|| vec!["line\n".to_string()]);
         let set = WriteSet { history, ..WriteSet::of(b"x", expect.as_ref(), Some(body)) };
-        expect = Some(stored(rig.store.commit(&set).unwrap()));
+        expect = Some(stored(rig.store.commit(Call::default(), &set).unwrap()));
         assert_eq!(seen(), (Some(body.to_vec()), lines + on_servers));
-        rig.store.finish(&set);
+        rig.store.finish(Call::default(), &set);
         lines += usize::from(rig.kind != Kind::Beside);
         assert_eq!(seen(), (Some(body.to_vec()), lines));
     }
@@ -399,7 +405,7 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     let store = &rig.store;
     let lines = || {
         let mut lines = Vec::new();
-        let kept = store.read_history(&mut |line| lines.push(line.to_vec())).unwrap();
+        let kept = store.read_history(Call::default(), &mut |line| lines.push(line.to_vec())).unwrap();
         (kept, lines)
     };
     let keeps = rig.kind != Kind::Beside;

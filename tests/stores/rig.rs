@@ -9,8 +9,8 @@ use csalock::history::HistoryLimits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
-    Access, CommitResult, Directory, Etcd, Layout, LinesOfHistory, Location, Memory, Postgres, Sqlite, Ssh, Store,
-    Version, Write, WriteOptions, WriteSet,
+    Access, Call, CommitResult, Directory, Etcd, Layout, LinesOfHistory, Location, Memory, Postgres, Sqlite, Ssh,
+    Store, Version, Write, WriteOptions, WriteSet,
 };
 use tempfile::TempDir;
 
@@ -189,7 +189,7 @@ impl Rig {
     }
 
     pub(crate) fn body(&self, name: &[u8]) -> Option<Vec<u8>> {
-        self.store.read(name).unwrap().map(|stored| stored.body)
+        self.store.read(Call::default(), name).unwrap().map(|stored| stored.body)
     }
 
     pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
@@ -198,7 +198,7 @@ impl Rig {
             bodies.push(stored.unwrap_or_else(|error| panic!("{place}: {error}")).body);
             Ok(())
         };
-        self.store.scan(&mut visit).unwrap();
+        self.store.scan(Call::default(), &mut visit).unwrap();
         bodies.sort();
         bodies
     }
@@ -240,9 +240,9 @@ fn footprint(directory: &Path) -> (u64, u64) {
 /// Commits of one change or of one effect, and versions.
 pub(crate) trait Effects: Store {
     fn commit_and_finish(&self, set: &WriteSet<'_>) -> csalock::error::Result<CommitResult> {
-        let done = Store::commit(self, set)?;
+        let done = Store::commit(self, Call::default(), set)?;
         if done.is_done() {
-            self.finish(set);
+            self.finish(Call::default(), set);
         }
         Ok(done)
     }
@@ -282,7 +282,7 @@ pub(crate) trait Effects: Store {
     }
 
     fn version(&self, name: &[u8]) -> Option<Version> {
-        self.read(name).unwrap().map(|stored| stored.version)
+        self.read(Call::default(), name).unwrap().map(|stored| stored.version)
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use csalock::host::{Host, Unix};
-use csalock::store::{CommitResult, Store, Version};
+use csalock::store::{Call, CommitResult, Store, Version};
 
 use crate::rig::{Effects, KIND, Kind, Rig, STORE};
 
@@ -59,7 +59,7 @@ pub(crate) fn processes_killed_in_mid_storm_leave_a_store_that_works(rig: &Rig) 
     assert_eq!(counts(&rig.body(b"counts").unwrap())[..PROCESSES], vec![STEPS; PROCESSES]);
     assert!(logs.iter().flatten().map(|line| number(line)).all(|number| number == 0 || number > highest));
     assert_sound(rig);
-    rig.store.sweep(false).unwrap();
+    rig.store.sweep(Call::default(), false).unwrap();
     assert_sound(rig);
 }
 
@@ -178,7 +178,7 @@ impl Worker<'_> {
     fn until_done(&self, name: &[u8], step: impl Fn(Option<&[u8]>) -> Next) -> Option<Version> {
         let mut highest = 0;
         for _ in 0..MOST_TRIES {
-            let found = self.store.read(name).unwrap();
+            let found = self.store.read(Call::default(), name).unwrap();
             let version = found.as_ref().map(|stored| stored.version);
             if let Some(version) = version {
                 assert!(version.number >= highest, "{} after {highest}", version.number);
@@ -225,7 +225,7 @@ impl Worker<'_> {
                 born = Some(version);
                 break;
             }
-            match self.store.read(b"lock").unwrap() {
+            match self.store.read(Call::default(), b"lock").unwrap() {
                 Some(found) if found.body == first => {
                     born = Some(found.version);
                     break;

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use csalock::host::Unix;
-use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, WriteOptions};
+use csalock::store::{Call, CommitResult, Directory, Durability, Layout, Store, Swept, WriteOptions};
 
 use crate::rig::{Effects, KIND, Kind, Rig, STORE};
 
@@ -214,7 +214,7 @@ pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
     let drafts =
         [rig.path(), rig.path().join(".work")].into_iter().filter_map(|path| fs::read_dir(path).ok()).flatten();
     assert_eq!(drafts.filter(|entry| entry.as_ref().unwrap().path().to_string_lossy().contains(".new.")).count(), 0);
-    assert_eq!((rig.bodies(), rig.store.sweep(true).unwrap()), (Vec::new(), Swept::default()));
+    assert_eq!((rig.bodies(), rig.store.sweep(Call::default(), true).unwrap()), (Vec::new(), Swept::default()));
 }
 
 /// Runs these steps in a process of their own, and brings the calls that each of them made.

@@ -18,6 +18,7 @@ use crate::sandbox::{Kind, PATIENCE, wait_until};
 use crate::schedule::{BREAKABLE, FILE, NAMES, Schedule, What};
 use crate::setup::Ground;
 use crate::worker::{Figures, Worker};
+use csalock::store::Call as StoreCall;
 
 const PROCESSES: usize = 40;
 
@@ -277,7 +278,7 @@ fn nothing_is_left(ground: &Ground) -> Vec<String> {
         }
         Ok(())
     };
-    ground.open().scan(&mut look).unwrap();
+    ground.open().scan(StoreCall::default(), &mut look).unwrap();
     let doctor = ground.csalock(&["doctor"]);
     if doctor.code != Some(0) {
         wrong.push(format!("the doctor says: {doctor:?}"));

@@ -14,7 +14,8 @@ use csalock::lock::{
     self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, RenewGrant,
 };
 use csalock::store::{
-    Abilities, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, Write, WriteSet, leases,
+    Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, Write, WriteSet,
+    leases,
 };
 use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
@@ -87,7 +88,7 @@ impl Inside {
 }
 
 impl Store for Shared {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+    fn read(&self, _call: Call, name: &[u8]) -> Result<Option<Versioned>> {
         let mut inside = self.0.inside.lock().unwrap();
         if self.0.wrong == Wrong::NothingCompared && inside.armed {
             return Ok(inside.past.iter().rev().find(|(of, _)| of == name).and_then(|(_, stored)| stored.clone()));
@@ -105,7 +106,7 @@ impl Store for Shared {
         Ok(inside.records.get(name).cloned())
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+    fn commit(&self, _call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         let Write { name, expect, body, .. } = set.change.unwrap();
         let mut inside = self.0.inside.lock().unwrap();
         let found = inside.records.get(name).cloned();
@@ -130,7 +131,7 @@ impl Store for Shared {
         Ok(CommitResult::Done(version))
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+    fn scan(&self, _call: Call, visit: &mut Visit<'_>) -> Result<()> {
         let all: Vec<_> = self.0.inside.lock().unwrap().records.clone().into_iter().collect();
         all.into_iter().try_for_each(|(name, stored)| visit(&self.describe(&name), Ok(stored)))
     }
@@ -142,28 +143,28 @@ impl Store for Shared {
     fn abilities(&self) -> Abilities {
         Abilities::of(Scope::Local)
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        format!("memory:{}", String::from_utf8_lossy(name))
-    }
 }
 
 impl Upkeep for Shared {
-    fn diagnose(&self) -> Vec<Finding> {
+    fn describe(&self, name: &[u8]) -> String {
+        format!("memory:{}", String::from_utf8_lossy(name))
+    }
+
+    fn diagnose(&self, _call: Call) -> Vec<Finding> {
         Vec::new()
     }
 }
 
 impl Leases for Shared {
-    fn grant(&self, span: Duration) -> Result<Lease> {
+    fn grant(&self, _call: Call, span: Duration) -> Result<Lease> {
         leases::lend_local(&self.0.host, span)
     }
 
-    fn time(&self) -> Result<Duration> {
+    fn time(&self, _call: Call) -> Result<Duration> {
         Ok(self.0.host.wall())
     }
 
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+    fn ttl(&self, _call: Call, lease: &Lease) -> Result<Duration> {
         let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
         if is_early { Ok(Duration::ZERO) } else { leases::remaining_local(&self.0.host, lease) }
     }
@@ -358,7 +359,7 @@ impl Clumsy<'_> {
     /// Decides about the record as it is, changes the decision, and commits it.
     fn commit(&mut self, ask: &AnyRequest, change: impl FnOnce(&mut Record)) {
         let store = &self.fixture.store;
-        let stored = store.read(b"x").unwrap();
+        let stored = store.read(Call::default(), b"x").unwrap();
         let version = stored.as_ref().map(|stored| stored.version);
         let before = stored
             .as_ref()
@@ -380,7 +381,8 @@ impl Clumsy<'_> {
             }),
         };
         self.log(Event::Intent(vec![intent]));
-        let CommitResult::Done(stored) = store.commit(&WriteSet::of(b"x", version.as_ref(), body.as_deref())).unwrap()
+        let CommitResult::Done(stored) =
+            store.commit(Call::default(), &WriteSet::of(b"x", version.as_ref(), body.as_deref())).unwrap()
         else {
             panic!()
         };

@@ -61,8 +61,8 @@ impl FlockCompat {
         self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
     }
 
-    /// Locks the files for the command to inherit, within the timeout. Breaks off with an exit if that fails. Renews the grants
-    /// meanwhile.
+    /// Locks the files for the command to inherit, within the timeout. Breaks off with an exit if that fails. Renews
+    /// the grants meanwhile.
     pub(super) fn take(
         &self,
         call: &RunCall<'_>,

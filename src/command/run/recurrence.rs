@@ -10,13 +10,13 @@ use jiff::tz::TimeZone;
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::{Acquisition, TO_LOOK};
 use crate::command::context::eprint_line;
-use crate::engine::{AcquireResult, OpenLockSet};
+use crate::engine::{AcquireResult, Engine, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
 use crate::report::{RefusalReport, RefusedLock, Zone, in_future, millis_of, overdue, timestamp};
-use crate::store::StoreDeadline;
+use crate::store::Call;
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
 const RETRIES: u32 = 3;
@@ -43,11 +43,10 @@ impl<'a> Recurring<'a> {
     }
 
     /// Returns true if the job has succeeded in this slot, so that its lock need not be acquired.
-    pub(super) fn is_done(&self, opened: &OpenLockSet<'_>) -> Result<bool> {
+    pub(super) fn is_done(&self, engine: &Engine, opened: &OpenLockSet<'_>) -> Result<bool> {
         if !self.has_slots() {
             return Ok(false);
         }
-        let engine = opened.engine(0);
         let job = engine.record(&opened.target(0).name)?.job;
         let Some(job) = job.filter(|job| job.success.as_ref().is_some_and(|success| success.slot.is_some())) else {
             return Ok(false);
@@ -63,8 +62,8 @@ impl<'a> Recurring<'a> {
     }
 
     /// Begins the run under the grant with this handle. Returns the exit of csalock if the command must not run.
-    pub(super) fn begin(&self, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
-        let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
+    pub(super) fn begin(&self, engine: &Engine, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
+        let (target, reporter) = (opened.target(0), opened.reporter(0));
         let (recurrence, now) = (&self.options.recurrence, engine.time()?);
         let request = BeginRun {
             credentials: engine.by_proof(proof)?,
@@ -87,7 +86,7 @@ impl<'a> Recurring<'a> {
                 Ok(Some(Exit::Done))
             }
             Ok(RunStart::UsedUp(runs)) => {
-                if !self.give_up(opened, proof)? {
+                if !self.give_up(engine, opened, proof)? {
                     let lock = RefusedLock::new(target, &reporter);
                     let runs = if runs == 1 { "one run".to_string() } else { format!("{runs} runs") };
                     self.tell(&format!("{lock}: its job has not succeeded in this slot after {runs}; nothing was run"));
@@ -117,14 +116,14 @@ impl<'a> Recurring<'a> {
 
     /// Says that all runs of the slot have failed, unless a caller has said so. The exit code does not tell it, so
     /// `--quiet` does not hide it: cron(8) mails it once. Returns true if this caller has said it.
-    pub(super) fn give_up(&self, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
-        let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
+    pub(super) fn give_up(&self, engine: &Engine, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
+        let (target, reporter) = (opened.target(0), opened.reporter(0));
         let most = self.most();
         if !self.has_slots() || most == Runs::UNLIMITED {
             return Ok(false);
         }
         // The command has ended, and the exit of csalock must not wait for a store that does not answer.
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_GIVE_UP));
+        let engine = engine.during(Call { until: Some(engine.host().boottime() + TO_GIVE_UP), ..engine.call() });
         let Some(runs) = engine.apply(&target.name, &GiveUp { by, most, now: millis(engine.time()?) })? else {
             return Ok(false);
         };
@@ -152,7 +151,7 @@ impl<'a> Recurring<'a> {
         };
         let (engine, target, reporter) = (opened.engine(0), opened.target(0), opened.reporter(0));
         // The wait is over.
-        let _deadline = StoreDeadline::begin(Some(engine.host().boottime() + TO_LOOK));
+        let engine = engine.during(Call::until(engine.host().boottime() + TO_LOOK));
         let now = engine.time()?;
         let complain = Complain { by, span: millis(most), now: millis(now) };
         if engine.apply(&target.name, &complain)? != Complaint::Due {

@@ -8,7 +8,7 @@ use crate::engine::history::Remark;
 use crate::error::{Error, Result};
 use crate::host::end_abandoned;
 use crate::lock::{Cancel, Cycle, EndedGrant, Grant, Lifetime, Record, Refusal};
-use crate::store::{SignalsEndCalls, WriteSet};
+use crate::store::{Call, WriteSet};
 
 impl Engine {
     /// Ends a holder whose lease is over and which csalock has stopped, if that csalock is gone: no other process
@@ -102,7 +102,7 @@ impl AcquireAttempt<'_> {
         Ok(Some(AcquireResult::Refused(0, Refusal::Busy(record.holders))))
     }
 
-    /// True if the attempt waited for its grant until the deadline, because this process was stopped or slow.
+    /// A process that was stopped or slow may have its grant only after the deadline.
     pub(super) fn is_late(&self, ended: &Result<AcquireResult>) -> bool {
         let Ok(AcquireResult::Granted(grants, _)) = ended else { return false };
         grants.iter().all(|grant| grant.proof == self.terms.entry.proof)
@@ -112,7 +112,7 @@ impl AcquireAttempt<'_> {
 
     /// Releases a grant that came too late.
     pub(super) fn give_back(&mut self) -> Result<AcquireResult> {
-        self.store_deadline.change(Some(self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT)));
+        self.engine.call = Call::until(self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT));
         let _ = self.engine.release(self.name, self.terms.entry.proof)?;
         Ok(AcquireResult::Refused(0, Refusal::Busy(self.engine.read(self.name)?.1.holders)))
     }
@@ -132,7 +132,7 @@ impl AcquireAttempt<'_> {
     fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
-        let (engine, me) = (self.engine, self.terms.entry.proof);
+        let (engine, me) = (&self.engine, self.terms.entry.proof);
         let page = self.terms.place.on_page().map(|place| place.page);
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
@@ -150,8 +150,8 @@ impl AcquireAttempt<'_> {
             return Ok(granted);
         }
         if let Some(lease) = &self.terms.entry.lease {
-            let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
-            if engine.store.leases().is_expired(lease)? {
+            let _ = engine.store.commit(engine.call, &WriteSet { ended: vec![lease], ..WriteSet::default() });
+            if engine.store.leases().is_expired(engine.call, lease)? {
                 let (_, record) = engine.read(self.name)?;
                 return Ok(record.holder(&me).cloned());
             }
@@ -161,9 +161,8 @@ impl AcquireAttempt<'_> {
 
     /// Gives up because of the interrupt. Entries that cannot be removed immediately end on their own.
     pub(super) fn interrupted(&mut self) -> AcquireResult {
-        let _calls = SignalsEndCalls::begin(false);
         self.give_up_at = self.engine.host.boottime();
-        self.store_deadline.change(Some(self.give_up_at));
+        self.engine.call = Call::until(self.give_up_at);
         // Without an answer, this attempt has committed nothing, and a silent store would only delay the end.
         if self.store_answered
             && let Ok(Some(_)) = self.leave()

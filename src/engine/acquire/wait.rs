@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::{AcquireAttempt, AcquireResult};
 use crate::engine::VersionedRecord;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
-use crate::engine::wait_policy::{OnWait, Waiting};
+use crate::engine::wait_policy::{OnWait, Progress};
 use crate::error::Result;
-use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
+use crate::host::{WakeAddress, WakeReason, WakeSet, Watched};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, WaitEdges};
 use crate::signals::Interrupt;
 use crate::store::{Topic, Version, guarded};
@@ -24,7 +24,7 @@ impl<'a> AcquireAttempt<'a> {
     /// Gathers what others must know of a waiter, or of a caller that would have to wait. Returns true if that has
     /// changed.
     pub(super) fn refresh_entry(&mut self) -> Result<bool> {
-        let (engine, entry) = (self.engine, &mut self.terms.entry);
+        let (engine, entry) = (&self.engine, &mut self.terms.entry);
         let mut changed = false;
         // A waiter inspects its callers twice during the wait; a caller that does not wait does it only here.
         if !self.terms.queue
@@ -50,12 +50,12 @@ impl<'a> AcquireAttempt<'a> {
         Ok(changed)
     }
 
-    pub(super) fn listen(&mut self) -> Result<&mut Box<dyn WaitSet + 'a>> {
-        Ok(match &mut self.wait_set {
-            Some(wait_set) => wait_set,
+    pub(super) fn listen(&mut self) -> Result<&mut Box<dyn WakeSet + 'a>> {
+        Ok(match &mut self.wake_set {
+            Some(wake_set) => wake_set,
             none => {
                 let interrupt = self.interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                none.insert(self.engine.host.wait_set(&self.terms.entry.proof, interrupt)?)
+                none.insert(self.base.host.wake_set(&self.terms.entry.proof, interrupt)?)
             }
         })
     }
@@ -70,8 +70,8 @@ impl<'a> AcquireAttempt<'a> {
         ahead: usize,
         on_wait: &mut OnWait<'_>,
     ) -> Result<Option<AcquireResult>> {
-        let engine = self.engine;
-        self.retry = engine.cas_retry(self.name).until(self.give_up_at);
+        let engine = self.engine.clone();
+        self.retry = self.base.cas_retry(self.name).until(self.give_up_at);
         if engine.end_abandoned(&record)? {
             return Ok(None);
         }
@@ -79,7 +79,7 @@ impl<'a> AcquireAttempt<'a> {
             return self.give_up(record);
         };
         for lease in leases {
-            pause = pause.min(engine.store.leases().time_to_expiry(lease, &record.sightings)? + ROUNDING);
+            pause = pause.min(engine.store.leases().time_to_expiry(engine.call, lease, &record.sightings)? + ROUNDING);
         }
         if engine.needs_leases() {
             // A longer pause would let this waiter's lease expire, and others would consider it dead.
@@ -89,7 +89,7 @@ impl<'a> AcquireAttempt<'a> {
         let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
-            on_wait(&Waiting { record: &record, ahead, left, outage: None })
+            on_wait(&Progress { record: &record, ahead, left, outage: None, call: engine.call })
         };
         self.wait_until(end, &record, version.as_ref(), processes, &mut show)
     }
@@ -103,7 +103,7 @@ impl<'a> AcquireAttempt<'a> {
         processes: &[(PidDomain, ProcessId)],
         show: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Option<AcquireResult>> {
-        let engine = self.engine;
+        let engine = self.engine.clone();
         let here = engine.host.domain()?;
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
         let watched: Vec<Watched> = visible.map(|process| watched(record, process)).collect();
@@ -112,7 +112,8 @@ impl<'a> AcquireAttempt<'a> {
         let notifies = engine.store.abilities().notifies;
         let needs_channel = notifies || domains.any(|domain| domain.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_channel) {
-            self.subscription = engine.store.subscribe(Topic::Channel(&self.terms.entry.proof.channel(), *version));
+            self.subscription =
+                engine.store.subscribe(engine.call, Topic::Channel(&self.terms.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;
             if is_late && engine.version(self.name)?.as_ref() != Some(version) {
@@ -140,11 +141,10 @@ impl<'a> AcquireAttempt<'a> {
             let to_look = looks.into_iter().flatten().filter(|at| *at > now).map(|at| at - now).min();
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
-            let mut signs = WaitSources { watched: &watched, subscription: &mut self.subscription };
-            let Some(wait_set) = &mut self.wait_set else { continue };
+            let Some(wake_set) = &mut self.wake_set else { continue };
             // The check may have called the store.
-            engine.store.before_wait(false);
-            match wait_set.wait(&mut signs, at_most)? {
+            engine.store.before_wait(engine.call, false);
+            match wake_set.wait(&watched, &mut self.subscription, at_most)? {
                 WakeReason::Interrupted => return Ok(Some(self.interrupted())),
                 WakeReason::TimeOver if engine.host.boottime() < end => {}
                 WakeReason::LookAgain | WakeReason::TimeOver => return Ok(None),
@@ -175,7 +175,7 @@ impl<'a> AcquireAttempt<'a> {
     /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the victim
     /// wakes all members, which inspect their callers again.
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
-        let (engine, me) = (self.engine, self.terms.entry.proof);
+        let (engine, me) = (&self.engine, self.terms.entry.proof);
         let was_published = std::mem::replace(&mut self.is_published, true);
         // Enough similar waits are published already; they look for the cycle for this one.
         if !engine.publish(self.name, &self.terms.entry)? {
@@ -198,7 +198,7 @@ impl<'a> AcquireAttempt<'a> {
         }
     }
 
-    /// Leaves the edges of this wait, which has ended with a grant, to [`super::Engine::retract_granted`].
+    /// Leaves the edges of this wait, which has ended with a grant, to [`crate::engine::Engine::retract_granted`].
     pub(super) fn retract_later(&mut self) {
         if std::mem::take(&mut self.is_published) {
             guarded(&self.engine.granted_waits).push((self.name.to_vec(), self.terms.entry.clone()));

@@ -9,7 +9,7 @@ use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPol
 use crate::host::{Fake, Host};
 use crate::lock::{Lease, Lifetime, Liveness, Owner, Page, Record, Refusal, Release, Value};
 use crate::store::{
-    Abilities, CommitResult, Finding, Leases, Memory, Store, Upkeep, Version, Versioned, Visit, WriteSet,
+    Abilities, Call, CommitResult, Finding, Leases, Memory, Store, Upkeep, Version, Versioned, Visit, WriteSet,
 };
 
 const TRY: Duration = Duration::from_millis(10);
@@ -32,11 +32,11 @@ struct Contended {
 type Interposed = Box<dyn FnOnce(&Memory, CommitResult) -> CommitResult + Send>;
 
 impl Store for Contended {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        self.memory.read(name)
+    fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
+        self.memory.read(call, name)
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+    fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         self.ended.lock().unwrap().extend(set.ended.iter().map(|lease| (*lease).clone()));
         if set.change.is_none() {
             return Ok(CommitResult::Done(Version::default()));
@@ -47,15 +47,15 @@ impl Store for Contended {
             FOR_EVER => {}
             LOST_REPLY => {
                 self.rivals.store(0, Ordering::Relaxed);
-                self.memory.commit(set)?;
+                self.memory.commit(call, set)?;
             }
             rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
         }
         Ok(CommitResult::Conflict(None))
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        self.memory.scan(visit)
+    fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
+        self.memory.scan(call, visit)
     }
 
     fn leases(&self) -> &dyn Leases {
@@ -65,40 +65,40 @@ impl Store for Contended {
     fn abilities(&self) -> Abilities {
         Abilities::of(Scope::Shared)
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        self.memory.describe(name)
-    }
 }
 
 impl Upkeep for Contended {
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.memory.read_history(visit)
+    fn describe(&self, name: &[u8]) -> String {
+        self.memory.describe(name)
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
+    fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.memory.read_history(call, visit)
+    }
+
+    fn diagnose(&self, _call: Call) -> Vec<Finding> {
         Vec::new()
     }
 }
 
 impl Leases for Contended {
-    fn grant(&self, span: Duration) -> Result<Lease> {
-        self.memory.leases().grant(span)
+    fn grant(&self, _call: Call, span: Duration) -> Result<Lease> {
+        self.memory.leases().grant(Call::default(), span)
     }
 
-    fn time(&self) -> Result<Duration> {
-        self.memory.leases().time()
+    fn time(&self, _call: Call) -> Result<Duration> {
+        self.memory.leases().time(Call::default())
     }
 
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+    fn ttl(&self, _call: Call, lease: &Lease) -> Result<Duration> {
         let is_ended = self.ended.lock().unwrap().contains(lease);
-        if is_ended { Ok(Duration::ZERO) } else { self.memory.leases().ttl(lease) }
+        if is_ended { Ok(Duration::ZERO) } else { self.memory.leases().ttl(Call::default(), lease) }
     }
 }
 
 impl Contended {
     fn commit_with_another(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let done = self.memory.commit(set)?;
+        let done = self.memory.commit(Call::default(), set)?;
         let Write { name, body, options, .. } = set.change.unwrap();
         if Value::of_key(name).is_some() && body.is_some() && done.is_done() {
             self.modes.lock().unwrap().push(options.mode);
@@ -163,7 +163,7 @@ fn a_waiter_that_cannot_leave_the_queue_ends_its_lease_and_is_passed_over() {
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
     assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), AcquireResult::Granted(..)));
     let before = host.boottime();
-    let mut in_queue = |_: &crate::engine::Waiting<'_>| {
+    let mut in_queue = |_: &crate::engine::Progress<'_>| {
         rivals.store(FOR_EVER, Ordering::Relaxed);
         None
     };
@@ -224,9 +224,9 @@ fn a_value_whose_bytes_were_not_stored_at_once_is_complete() {
 fn a_value_does_not_refer_to_bytes_of_another_writer() {
     let (engine, _, _) = contended();
     let key = Value::key(b"x", 1);
-    engine.store().commit(&WriteSet::of(&key, None, Some(b"other"))).unwrap();
+    engine.store().commit(Call::default(), &WriteSet::of(&key, None, Some(b"other"))).unwrap();
     assert_eq!(put(&engine).unwrap_err().kind(), ErrorKind::System);
-    assert_eq!(engine.store().read(b"x"), Ok(None));
+    assert_eq!(engine.store().read(Call::default(), b"x"), Ok(None));
 }
 
 #[test]
@@ -234,9 +234,9 @@ fn a_value_that_another_writer_deleted_before_its_reply_was_lost_is_complete() {
     let delete = |memory: &Memory, done| {
         let CommitResult::Done(version) = done else { panic!("{done:?}") };
         let key = Value::key(b"x", 1);
-        let bytes = memory.read(&key).unwrap().unwrap();
-        memory.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap();
-        memory.commit(&WriteSet::of(&key, Some(&bytes.version), None)).unwrap();
+        let bytes = memory.read(Call::default(), &key).unwrap().unwrap();
+        memory.commit(Call::default(), &WriteSet::of(b"x", Some(&version), None)).unwrap();
+        memory.commit(Call::default(), &WriteSet::of(&key, Some(&bytes.version), None)).unwrap();
         CommitResult::Conflict(None)
     };
     let (engine, ..) = contended_by(Some((b"x".to_vec(), Box::new(delete))));
@@ -248,7 +248,7 @@ fn a_value_that_another_writer_deleted_before_its_reply_was_lost_is_complete() {
 fn a_value_gets_the_mode_that_another_writer_set_meanwhile() {
     let restrict = |memory: &Memory, done| {
         let other = Record { value: Some(Value::new(b"other", 9, Some(0o600))), ..Record::free(b"x") };
-        memory.commit(&WriteSet::of(b"x", None, Some(&crate::lock::encode(&other)))).unwrap();
+        memory.commit(Call::default(), &WriteSet::of(b"x", None, Some(&crate::lock::encode(&other)))).unwrap();
         done
     };
     let (engine, _, _, modes) = contended_by(Some((Value::key(b"x", 1), Box::new(restrict))));
@@ -267,7 +267,7 @@ fn a_waiter_on_a_page_that_was_sealed_before_has_not_left() {
     let sealed = crate::lock::encode_auxiliary(&key, &Page { sealed: true, waiters: vec![entry.clone()] });
     let page = key.clone();
     let seal = move |memory: &Memory, _| {
-        memory.commit(&WriteSet::of(&page, None, Some(&sealed))).unwrap();
+        memory.commit(Call::default(), &WriteSet::of(&page, None, Some(&sealed))).unwrap();
         CommitResult::Conflict(None)
     };
     let (engine, _, rivals, _) = contended_by(Some((key, Box::new(seal))));

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::lock::{BeginRun, RunStart};
-use crate::store::{Abilities, Finding, Leases, Scope, StoreDeadline, Upkeep, Versioned, Visit, guarded};
+use crate::store::{Abilities, Finding, Leases, Scope, Upkeep, Versioned, Visit, guarded};
 
 const JOB: &[u8] = b"job";
 const HOUR: u64 = 3_600_000;
@@ -51,16 +51,16 @@ impl Restarting {
 }
 
 impl Store for Restarting {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        self.call(|| self.memory.read(name))
+    fn read(&self, call: crate::store::Call, name: &[u8]) -> Result<Option<Versioned>> {
+        self.call(|| self.memory.read(call, name))
     }
 
-    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        self.call(|| self.memory.scan(visit))
+    fn scan(&self, call: crate::store::Call, visit: &mut Visit<'_>) -> Result<()> {
+        self.call(|| self.memory.scan(call, visit))
     }
 
-    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        self.call(|| self.memory.commit(set))
+    fn commit(&self, call: crate::store::Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        self.call(|| self.memory.commit(call, set))
     }
 
     fn leases(&self) -> &dyn Leases {
@@ -70,14 +70,14 @@ impl Store for Restarting {
     fn abilities(&self) -> Abilities {
         Abilities::of(Scope::Shared)
     }
-
-    fn describe(&self, name: &[u8]) -> String {
-        self.memory.describe(name)
-    }
 }
 
 impl Upkeep for Restarting {
-    fn diagnose(&self) -> Vec<Finding> {
+    fn describe(&self, name: &[u8]) -> String {
+        self.memory.describe(name)
+    }
+
+    fn diagnose(&self, _call: crate::store::Call) -> Vec<Finding> {
         Vec::new()
     }
 }
@@ -118,7 +118,7 @@ impl World {
     }
 
     fn outlast<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-        let done = self.engine.outlast_outages(JOB, &within(75), None, &mut |_| None, &mut work)?;
+        let done = self.engine.outlast_outages(JOB, &within(75), None, &mut |_| None, &mut |_| work())?;
         Ok(done.expect("no signal comes"))
     }
 
@@ -175,8 +175,7 @@ impl World {
         while self.host.boottime() < until {
             self.host.pass(Duration::from_secs(1));
             if ends.saturating_sub(self.host.boottime()) < Duration::from_secs(40) {
-                let _deadline = StoreDeadline::begin(Some(ends));
-                match self.engine.renew(JOB, proof) {
+                match self.engine.during(crate::store::Call::until(ends)).renew(JOB, proof) {
                     Ok(Ok(grant)) => ends = self.engine.ends(&grant.lifetime)?,
                     Ok(Err(_)) => return None,
                     Err(_) => {}

@@ -613,6 +613,18 @@ fn a_waiter_watches_the_waiter_before_it_and_the_first_watches_the_holder() {
     }
 }
 
+#[test]
+fn a_waiter_does_not_look_repeatedly_because_the_lease_of_the_waiter_before_it_is_over() {
+    for (ends, awaited) in [(5, vec![lease(5)]), (0, Vec::new())] {
+        let mut record = queue(&[Mode::Exclusive; 4]);
+        // It died on another host, and the waiter before it lives.
+        record.waiters[1].lease = Some(lease(ends));
+        let step = settle(&record, &wants(4, Mode::Exclusive), &[]);
+        let Transition::Done(AcquireStep::Wait { leases, ahead: 2, .. }) = step else { panic!("{step:?}") };
+        assert_eq!(leases, awaited);
+    }
+}
+
 /// Decides like [`settle`] for an exclusive request, with these pages.
 fn ask_with_pages<R: Request>(record: &Record, ask: &R, pages: &[(u64, Vec<Waiter>)]) -> Transition<R::Response> {
     let mut facts = Facts::at(7);

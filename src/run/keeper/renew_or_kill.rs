@@ -23,7 +23,7 @@ use crate::run::lease_schedule::{
 };
 use crate::run::shared_lease_end::CommandPause;
 use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
-use crate::store::{StoreDeadline, Subscription, Topic};
+use crate::store::{Call, Subscription, Topic};
 
 /// Exit status of a keeper that could not start.
 const EXIT_FAILED: u8 = 1;
@@ -292,7 +292,6 @@ impl KeeperConfig<'_> {
         ended: &AtomicBool,
     ) {
         let timer = retry_until_ok(BoottimeTimer::new);
-        let store_deadline = StoreDeadline::begin(None);
         let span = self.context.lease();
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut cleaners: Option<CleanerGuard> = None;
@@ -311,7 +310,7 @@ impl KeeperConfig<'_> {
             let now = self.context.host.boottime();
             // A subscription comes before the read, so that no change is missed; but it must not delay a renewal.
             let first = Some(&mut changes).filter(|_| now < next);
-            let (ends, is_held) = match self.renew(&mut opened, &mut known, first, &store_deadline) {
+            let (ends, is_held) = match self.renew(&mut opened, &mut known, first) {
                 Ok(renewed) => renewed,
                 Err(_) => {
                     opened = None;
@@ -350,7 +349,6 @@ impl KeeperConfig<'_> {
         opened: &mut Option<OpenLockSet<'a>>,
         known: &mut [Known],
         changes: Option<&mut Changes>,
-        store_deadline: &StoreDeadline,
     ) -> Result<(Option<Duration>, bool)> {
         let opened = match opened {
             Some(opened) => opened,
@@ -365,8 +363,8 @@ impl KeeperConfig<'_> {
             }
             let now = self.context.host.boottime();
             // A server that hangs must not keep us from the other stores until the lease is over.
-            store_deadline.change(Some(now + self.context.lease() / 6));
-            let ends = match self.keep(at, &target.name, engine, known)? {
+            let engine = engine.during(Call::until(now + self.context.lease() / 6));
+            let ends = match self.keep(at, &target.name, &engine, known)? {
                 RenewResult::GivenBack => continue,
                 RenewResult::Held(lease) => lease.map(|lease| known.insert(lease).1),
                 RenewResult::Lost => Some(now),
@@ -424,7 +422,9 @@ impl KeeperConfig<'_> {
     fn expiry_of(&self, at: usize, lease: &Lease, engine: &Engine) -> Result<Duration> {
         engine.settle()?;
         let now = self.context.host.boottime();
-        self.shared_lease_end.expiry_of(at, lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
+        self.shared_lease_end
+            .expiry_of(at, lease)
+            .map_or_else(|| Ok(now + engine.store().leases().ttl(engine.call(), lease)?), Ok)
     }
 
     /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a
@@ -490,7 +490,7 @@ impl Changes {
         {
             self.subscriptions.resize_with(self.subscriptions.len().max(at + 1), || None);
             if self.subscriptions[at].is_none() {
-                self.subscriptions[at] = engine.store().subscribe(Topic::Record(&target.name));
+                self.subscriptions[at] = engine.store().subscribe(Call::default(), Topic::Record(&target.name));
                 begun |= self.subscriptions[at].is_some();
                 failed |= self.subscriptions[at].is_none();
             }

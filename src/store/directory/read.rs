@@ -17,7 +17,7 @@ use super::{MOST_LOOKS, sys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::name::escape_path;
-use crate::store::{Scope, Version, Versioned, deadline_of_call};
+use crate::store::{Call, Scope, Version, Versioned};
 
 /// Maximum number of listings that show records but no pointer before the result is accepted. Some file systems may
 /// miss a name that is renamed during a listing, but not repeatedly.
@@ -119,9 +119,9 @@ impl Entry {
     }
 
     /// Returns the record, and the listing that shows it or its absence.
-    pub(super) fn stored(&self, host: &dyn Host) -> Result<(Option<Versioned>, Option<Listing>)> {
+    pub(super) fn stored(&self, call: Call, host: &dyn Host) -> Result<(Option<Versioned>, Option<Listing>)> {
         let mut missing: Option<Pointer> = None;
-        let (began, deadline) = (host.boottime(), deadline_of_call().unwrap_or(Duration::MAX));
+        let (began, deadline) = (host.boottime(), call.until.unwrap_or(Duration::MAX));
         for _ in 0..MOST_LOOKS {
             let mut listing = self.list()?;
             // An unnumbered record has no version yet: the next commit numbers it, and its caller reads again.

@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::net::retry::{CallError, Calls, Failed, Retry, Trouble};
 use crate::store::net::{CallDeadline, Connector, is_readable};
-use crate::store::{Cluster, Subscription, guarded};
+use crate::store::{Call, Cluster, Subscription, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
 const SHARE: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     connector: Connector,
     login: Auth,
-    calls: Calls,
+    pub(super) calls: Calls,
     state: Mutex<State>,
 }
 
@@ -70,14 +70,15 @@ impl Client {
         })
     }
 
-    pub(super) fn ask<A: DeserializeOwned>(&self, path: &str, question: &Value) -> Result<A> {
-        self.call(&[], path, question).map(|(answer, _)| answer).map_err(Failed::into_error)
+    pub(super) fn ask<A: DeserializeOwned>(&self, call: Call, path: &str, question: &Value) -> Result<A> {
+        self.call(call, &[], path, question).map(|(answer, _)| answer).map_err(Failed::into_error)
     }
 
     /// Sends a request after requests for the leases that it needs, in one round trip: a server handles them in order.
     /// Returns the answer, and true if the request was sent more than once; or a failure that the caller can examine.
     pub(super) fn call<A: DeserializeOwned>(
         &self,
+        call: Call,
         leases: &[Value],
         path: &str,
         question: &Value,
@@ -89,9 +90,10 @@ impl Client {
         let mut sent = 0;
         let mut most = SHARE;
         let answer = self.calls.repeat(
+            call,
             |troubles: &Troubles| troubles.error(&self.cluster),
-            |deadline| {
-                let answer = self.ask_any(&requests, deadline, most, &mut sent);
+            |call| {
+                let answer = self.ask_any(call, &requests, most, &mut sent);
                 most = (most * 2).min(LARGEST_SHARE);
                 answer
             },
@@ -102,8 +104,8 @@ impl Client {
     /// Sends requests to one server after the other until one answers, to each for its share of the time, `most` at most.
     fn ask_any<A: DeserializeOwned>(
         &self,
+        call: Call,
         requests: &[HttpRequest<'_>],
-        deadline: Duration,
         most: Duration,
         sent: &mut u32,
     ) -> std::result::Result<A, Troubles> {
@@ -112,10 +114,11 @@ impl Client {
         let mut troubles = Vec::new();
         for step in 0..count {
             let at = (state.at + step) % count;
-            let left = deadline.saturating_sub(self.host.boottime());
+            let left = call.end().saturating_sub(self.host.boottime());
             let others = u32::try_from(count - step).unwrap_or(1);
             let share = (left / others).max(LEAST_SHARE).min(most).min(left);
-            match self.ask_logged_in(&mut state, at, requests, share, sent) {
+            let call = call.by(self.host.boottime() + share);
+            match self.ask_logged_in(call, &mut state, at, requests, sent) {
                 Ok(answer) => {
                     state.at = at;
                     return Ok(answer);
@@ -135,13 +138,13 @@ impl Client {
     /// Sends requests to one server, and logs in if necessary. Returns the answer to the last one.
     fn ask_logged_in<A: DeserializeOwned>(
         &self,
+        call: Call,
         state: &mut State,
         at: usize,
         requests: &[HttpRequest<'_>],
-        share: Duration,
         sent: &mut u32,
     ) -> Answered<A> {
-        self.connector.call_deadline.set(self.host.boottime() + share);
+        self.connector.call_deadline.begin(call);
         let known = self.token(state, at)?;
         *sent += 1;
         let asked = self.post(state, at, requests, known.as_deref());
@@ -225,14 +228,14 @@ impl Client {
 
     pub(super) fn ask_one<A: DeserializeOwned>(
         &self,
+        call: Call,
         at: usize,
         path: &str,
         question: &Value,
-        share: Duration,
     ) -> Answered<A> {
         let mut state = guarded(&self.state);
         let body = Some(question.to_string().into_bytes());
-        self.ask_logged_in(&mut state, at, &[HttpRequest { path, body: body.as_deref() }], share, &mut 0)
+        self.ask_logged_in(call, &mut state, at, &[HttpRequest { path, body: body.as_deref() }], &mut 0)
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
@@ -282,9 +285,9 @@ impl Subscription for Watch {
 
 impl Client {
     /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
-    pub(super) fn watch(&self, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
+    pub(super) fn watch(&self, call: Call, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
         let call_deadline = Arc::new(CallDeadline::new(self.host.clone()));
-        call_deadline.set(self.host.boottime() + TO_BEGIN);
+        call_deadline.begin(Call { until: Some(self.host.boottime() + TO_BEGIN), ..call });
         let (server, token, mut line) = self.line(&call_deadline).ok()?;
         which["key"] = encoded(key).into();
         let question = json!({"create_request": which});

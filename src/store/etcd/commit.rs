@@ -23,7 +23,7 @@ use crate::history::HistoryLimits;
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock};
 use crate::store::net::retry::Failed;
-use crate::store::{CommitResult, Version, Write, WriteSet};
+use crate::store::{Call, CommitResult, Version, Write, WriteSet};
 
 /// Maximum number of leases that one transaction compares, or puts keys for.
 const MOST_LEASES: usize = 32;
@@ -58,7 +58,7 @@ struct Transaction<'a> {
 }
 
 impl Etcd {
-    pub(super) fn run_transaction(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+    pub(super) fn run_transaction(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         if set.change.is_none() && set.ended.is_empty() && set.wake.is_empty() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
         }
@@ -68,22 +68,24 @@ impl Etcd {
             compare.push(is_expected);
             steps.push(step);
             if change.expect.is_none() && change.body.is_some() {
-                let Some(absent_at) = self.absent_at(change.name)? else { return Ok(CommitResult::Conflict(None)) };
+                let Some(absent_at) = self.absent_at(call, change.name)? else {
+                    return Ok(CommitResult::Conflict(None));
+                };
                 let guard = self.birth_key(change.name);
                 compare.push(is_unchanged(&guard, absent_at));
                 steps.push(put(&guard, b"", None));
             }
         }
-        self.transact(compare, steps, set)
+        self.transact(call, compare, steps, set)
     }
 
     /// Returns a revision at which this name had no record: that of the last read of this process, or of a new one.
     /// `None` if it has a record now.
-    fn absent_at(&self, name: &[u8]) -> Result<Option<u64>> {
+    fn absent_at(&self, call: Call, name: &[u8]) -> Result<Option<u64>> {
         if let Some(revision) = self.absences.take(name) {
             return Ok(Some(revision));
         }
-        let (found, revision) = self.at(&self.record_key(name), true)?;
+        let (found, revision) = self.at(call, &self.record_key(name), true)?;
         Ok(found.is_none().then_some(revision))
     }
 
@@ -104,7 +106,13 @@ impl Etcd {
     /// Runs a transaction with the keys of the pending leases and the effects of a commit. Earlier transactions handle
     /// the leases that exceed the limit of one transaction, since an expired lease stays expired and a key without a
     /// reference does no harm. Later ones carry out further effects.
-    fn transact(&self, compare: Vec<Value>, mut steps: Vec<Value>, set: &WriteSet<'_>) -> Result<CommitResult> {
+    fn transact(
+        &self,
+        call: Call,
+        compare: Vec<Value>,
+        mut steps: Vec<Value>,
+        set: &WriteSet<'_>,
+    ) -> Result<CommitResult> {
         let (over, ended) = (ids(&set.expired), ids(&set.ended));
         let mut pending = self.leases.pending(self.client.host.boottime());
         // Only new bytes can refer to a pending lease; a full cluster refuses leases, but not a removal. etcd refuses a
@@ -113,13 +121,13 @@ impl Etcd {
         pending.retain(|lease| has_bytes && !ended.contains(&lease.id));
         let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
         for pending in earlier.chunks(MOST_LEASES) {
-            self.transact_once(Transaction { pending, ..Transaction::default() })?;
+            self.transact_once(call, Transaction { pending, ..Transaction::default() })?;
         }
         let (over, earlier) = over.split_at(over.len().min(MOST_LEASES));
         for over in earlier.chunks(MOST_LEASES) {
             // etcd treats a transaction without any change like a read, which may be stale.
             let steps = vec![delete(&self.lease_key(over[0]))];
-            if !self.transact_once(Transaction { steps, over, ..Transaction::default() })?.is_done() {
+            if !self.transact_once(call, Transaction { steps, over, ..Transaction::default() })?.is_done() {
                 return Ok(CommitResult::Conflict(None));
             }
         }
@@ -132,16 +140,16 @@ impl Etcd {
         steps.extend(ended.iter().take(MOST_LEASES).map(|id| delete(&self.lease_key(*id))));
         let later = effects.split_off(effects.len().min(MOST_STEPS.saturating_sub(steps.len() + pending.len())));
         let name = set.change.map(|change| change.name);
-        let done = self.transact_once(Transaction { compare, steps, pending, over, effects, name })?;
+        let done = self.transact_once(call, Transaction { compare, steps, pending, over, effects, name })?;
         if done.is_done() {
             for ended in ended.get(MOST_LEASES..).unwrap_or_default().chunks(MOST_STEPS) {
                 let steps = ended.iter().map(|id| delete(&self.lease_key(*id))).collect();
-                let _ = self.transact_once(Transaction { steps, ..Transaction::default() });
+                let _ = self.transact_once(call, Transaction { steps, ..Transaction::default() });
             }
             ended.iter().for_each(|id| self.leases.forget(*id));
-            self.carry_out(&later);
+            self.carry_out(call, &later);
             if !set.history.is_empty() {
-                prune_sometimes(&self.client, &history, &set.limits);
+                prune_sometimes(&self.client, call, &history, &set.limits);
             }
         }
         Ok(done)
@@ -155,13 +163,13 @@ impl Etcd {
         }
     }
 
-    fn carry_out(&self, effects: &[Value]) {
+    fn carry_out(&self, call: Call, effects: &[Value]) {
         for effect in effects {
-            let _ = self.client.ask::<Anything>("/v3/kv/txn", &json!({"success": [effect]}));
+            let _ = self.client.ask::<Anything>(call, "/v3/kv/txn", &json!({"success": [effect]}));
         }
     }
 
-    fn transact_once(&self, transaction: Transaction<'_>) -> Result<CommitResult> {
+    fn transact_once(&self, call: Call, transaction: Transaction<'_>) -> Result<CommitResult> {
         let Transaction { mut compare, mut steps, pending, over, effects, name } = transaction;
         let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();
         compare.extend(keys.iter().map(|key| is_at(key, 0)));
@@ -171,7 +179,7 @@ impl Etcd {
         let ask = |steps: &[Value], regrants: bool| {
             let requests = pending.iter().filter(|lease| regrants || !lease.is_granted).map(Pending::request);
             let question = json!({"compare": compare, "success": steps, "failure": look});
-            self.client.call::<Done>(&requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
+            self.client.call::<Done>(call, &requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
         };
         let mut asked = ask(&[&steps[..], &effects].concat(), false);
         let is_lease_gone = asked.as_ref().is_err_and(|failed| failed.trouble.is_lease_gone());
@@ -193,7 +201,7 @@ impl Etcd {
         }
         self.leases.settle(pending);
         if leaves_effects {
-            self.carry_out(&effects);
+            self.carry_out(call, &effects);
         }
         Ok(CommitResult::Done(Version { number: done.header.revision, mark: 0 }))
     }
@@ -213,20 +221,20 @@ fn put_line(host: &dyn Host, prefix: &[u8], line: &str) -> Result<Value> {
 }
 
 /// Removes old lines at random times, so that each line costs little.
-fn prune_sometimes(client: &Client, prefix: &[u8], limits: &HistoryLimits) {
+fn prune_sometimes(client: &Client, call: Call, prefix: &[u8], limits: &HistoryLimits) {
     let Ok(random) = client.host.random() else { return };
     if random[0] < NOW_AND_THEN {
         let chance = random[1..5].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
-        let _ = prune(client, prefix, limits, client.host.wall(), chance);
+        let _ = prune(client, call, prefix, limits, client.host.wall(), chance);
     }
 }
 
 /// Visits all lines, oldest first. Keys begin with the clocks of their writers, so a new line need not have the last key;
 /// revisions only grow.
-pub(super) fn read_history(client: &Client, prefix: &[u8], visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+pub(super) fn read_history(client: &Client, call: Call, prefix: &[u8], visit: &mut dyn FnMut(&[u8])) -> Result<()> {
     let (mut from, mut lines) = (prefix.to_vec(), Vec::new());
     loop {
-        let found: RangeAnswer = client.ask("/v3/kv/range", &range_of_lines(&from, prefix, PAGE, false))?;
+        let found: RangeAnswer = client.ask(call, "/v3/kv/range", &range_of_lines(&from, prefix, PAGE, false))?;
         from = next_page(client, &from, &found)?;
         lines.extend(found.kvs);
         if !found.more {
@@ -238,14 +246,14 @@ pub(super) fn read_history(client: &Client, prefix: &[u8], visit: &mut dyn FnMut
 }
 
 /// Removes the oldest lines that are too old or too many, at most [`MANY_KEYS`] at a time. `chance` is random.
-fn prune(client: &Client, prefix: &[u8], limits: &HistoryLimits, now: Duration, chance: u32) -> Result<()> {
-    let first: RangeAnswer = client.ask("/v3/kv/range", &range_of_lines(prefix, prefix, MANY_KEYS, true))?;
+fn prune(client: &Client, call: Call, prefix: &[u8], limits: &HistoryLimits, now: Duration, chance: u32) -> Result<()> {
+    let first: RangeAnswer = client.ask(call, "/v3/kv/range", &range_of_lines(prefix, prefix, MANY_KEYS, true))?;
     // A full count of many pages is so rare that the average cost per line is that of a single page.
     let counts_all = u64::from(chance) % first.count.max(1) < MANY_KEYS;
     let mut size = if counts_all { sizes(prefix, &first).sum() } else { 0_u64 };
     let (mut more, mut from) = (first.more && counts_all, next_page(client, prefix, &first)?);
     while more {
-        let page: RangeAnswer = client.ask("/v3/kv/range", &range_of_lines(&from, prefix, MANY_KEYS, true))?;
+        let page: RangeAnswer = client.ask(call, "/v3/kv/range", &range_of_lines(&from, prefix, MANY_KEYS, true))?;
         size = sizes(prefix, &page).fold(size, u64::saturating_add);
         from = next_page(client, &from, &page)?;
         more = page.more;
@@ -262,7 +270,7 @@ fn prune(client: &Client, prefix: &[u8], limits: &HistoryLimits, now: Duration, 
     }
     let Some(until) = until else { return Ok(()) };
     let question = json!({"key": encoded(prefix), "range_end": encoded(&until)});
-    client.ask::<Anything>("/v3/kv/deleterange", &question).map(drop)
+    client.ask::<Anything>(call, "/v3/kv/deleterange", &question).map(drop)
 }
 
 fn sizes(prefix: &[u8], page: &RangeAnswer) -> impl Iterator<Item = u64> {

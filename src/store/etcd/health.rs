@@ -12,7 +12,7 @@ use super::api::number;
 use super::client::Client;
 use super::errors::Troubles;
 use crate::name::escape;
-use crate::store::Finding;
+use crate::store::{Call, Finding};
 
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -31,22 +31,23 @@ pub(super) struct Members {
     members: Vec<IgnoredAny>,
 }
 
-pub(super) fn examine(client: &Client) -> Vec<Finding> {
+pub(super) fn examine(client: &Client, call: Call) -> Vec<Finding> {
     let mut versions = BTreeSet::new();
-    let servers = (0..client.cluster.endpoints.len()).flat_map(|at| of_server(client, at, &mut versions));
+    let servers = (0..client.cluster.endpoints.len()).flat_map(|at| of_server(client, call, at, &mut versions));
     let mut findings: Vec<Finding> = servers.collect();
     findings.extend(versions.iter().filter_map(|version| of_version(version)));
     if !versions.is_empty() {
-        findings.extend(of_members(client));
+        findings.extend(of_members(client, call));
         findings.extend([of_login(client), of_transport(client)]);
     }
     findings
 }
 
 /// Returns the reachability and state of one server, and adds its version.
-fn of_server(client: &Client, at: usize, versions: &mut BTreeSet<String>) -> Vec<Finding> {
+fn of_server(client: &Client, call: Call, at: usize, versions: &mut BTreeSet<String>) -> Vec<Finding> {
     let server = &client.cluster.endpoints[at][..];
-    let status: Status = match client.ask_one(at, "/v3/maintenance/status", &json!({}), SERVER_TIMEOUT) {
+    let call = Call { until: Some(client.host.boottime() + SERVER_TIMEOUT), ..call };
+    let status: Status = match client.ask_one(call, at, "/v3/maintenance/status", &json!({})) {
         Ok(status) => status,
         Err(trouble) => {
             let error = Troubles(vec![(server.to_string(), trouble)]).error(&client.cluster);
@@ -113,9 +114,9 @@ fn faults(version: &str) -> Vec<String> {
 }
 
 /// Returns the number of members, and how many of them the URL names.
-fn of_members(client: &Client) -> Option<Finding> {
+fn of_members(client: &Client, call: Call) -> Option<Finding> {
     let known = client.cluster.endpoints.len();
-    let members = client.ask::<Members>("/v3/cluster/member/list", &json!({})).ok()?.members.len();
+    let members = client.ask::<Members>(call, "/v3/cluster/member/list", &json!({})).ok()?.members.len();
     Some(if members == 1 {
         let cure = "use three members if locks must work without one of them";
         Finding::doubtful("members", "one: while it is down, no lock can be acquired or released", cure)

@@ -16,7 +16,7 @@ use super::commit::{MOST_STEPS, SEEN_LASTING, ids};
 use crate::error::Result;
 use crate::host::server_time;
 use crate::lock::{Lease, LeaseClock};
-use crate::store::{Leases, guarded};
+use crate::store::{Call, Leases, guarded};
 
 /// Minimum ttl of a lease in its last second, because etcd counts leases in seconds.
 const LAST_SECOND: Duration = Duration::from_millis(100);
@@ -90,7 +90,7 @@ impl KnownLeases {
 }
 
 impl Leases for Etcd {
-    fn grant(&self, span: Duration) -> Result<Lease> {
+    fn grant(&self, _call: Call, span: Duration) -> Result<Lease> {
         let begun = self.client.host.boottime();
         // etcd requires an id above zero.
         let id = ((u128::from_ne_bytes(self.client.host.random()?) >> 65) as u64).max(1);
@@ -100,37 +100,37 @@ impl Leases for Etcd {
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }
 
-    fn time(&self) -> Result<Duration> {
+    fn time(&self, call: Call) -> Result<Duration> {
         // etcd's API has no clock, but each answer has a date. This key does not exist.
-        self.at(&self.lease_key(0), true)?;
+        self.at(call, &self.lease_key(0), true)?;
         self.client.date().map(server_time)
     }
 
-    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+    fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(Duration::ZERO) };
         if let Some(left) = self.left_of_pending(id) {
             return Ok(left);
         }
-        if self.is_expired(lease)? {
+        if self.is_expired(call, lease)? {
             return Ok(Duration::ZERO);
         }
-        let seconds = u64::try_from(self.granted(id)?.ttl).unwrap_or_default();
+        let seconds = u64::try_from(self.granted(call, id)?.ttl).unwrap_or_default();
         Ok(Duration::from_secs(seconds).max(LAST_SECOND))
     }
 
-    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
         let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.client.host.boottime());
-        Ok(!is_lasting && self.at(&self.lease_key(id), true)?.0.is_none())
+        Ok(!is_lasting && self.at(call, &self.lease_key(id), true)?.0.is_none())
     }
 
-    fn look_ahead(&self, leases: &[&Lease]) -> Result<()> {
+    fn look_ahead(&self, call: Call, leases: &[&Lease]) -> Result<()> {
         let now = self.client.host.boottime();
         let mut unknown = ids(leases);
         unknown.retain(|id| self.left_of_pending(*id).is_none() && !self.leases.is_lasting(*id, now));
         for unknown in unknown.chunks(MOST_STEPS) {
             let steps: Vec<_> = unknown.iter().map(|id| range(&self.lease_key(*id), true)).collect();
-            let done: Done = self.client.ask("/v3/kv/txn", &json!({"success": steps}))?;
+            let done: Done = self.client.ask(call, "/v3/kv/txn", &json!({"success": steps}))?;
             self.leases.add_lasting(unknown, &done, now.saturating_add(SEEN_LASTING));
         }
         Ok(())
@@ -138,8 +138,8 @@ impl Leases for Etcd {
 }
 
 impl Etcd {
-    fn granted(&self, id: u64) -> Result<Granted> {
-        self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
+    fn granted(&self, call: Call, id: u64) -> Result<Granted> {
+        self.client.ask(call, "/v3/lease/timetolive", &json!({"ID": id.to_string()}))
     }
 
     fn left_of_pending(&self, id: u64) -> Option<Duration> {

@@ -5,7 +5,7 @@
 //! signals meanwhile; every other caller gets the error. A call may reach a server more than once, and every call of
 //! these stores tolerates that.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{fmt, io};
@@ -13,7 +13,7 @@ use std::{fmt, io};
 use crate::error::Error;
 use crate::host::Host;
 use crate::name::escape;
-use crate::store::{answered, deadline_of_call, guarded};
+use crate::store::{Call, guarded};
 
 /// Maximum time of a call, and its default.
 pub(in crate::store) const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,31 +34,25 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// Maximum time after a signal until a call notices it.
 const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 
-static SIGNALS_END_CALLS: AtomicBool = AtomicBool::new(false);
-
-/// While it exists, a pending signal ends each call to a server, or does not: a wait ends then, a release does not.
-#[must_use]
-pub struct SignalsEndCalls(bool);
-
-impl SignalsEndCalls {
-    /// Begins with this behaviour; the end brings back the one before.
-    pub fn begin(yes: bool) -> SignalsEndCalls {
-        SignalsEndCalls(SIGNALS_END_CALLS.swap(yes, Ordering::SeqCst))
+impl Call {
+    /// The deadline, which every attempt has.
+    pub(in crate::store) fn end(self) -> Duration {
+        self.until.unwrap_or(Duration::MAX)
     }
-}
 
-impl Drop for SignalsEndCalls {
-    fn drop(&mut self) {
-        SIGNALS_END_CALLS.store(self.0, Ordering::SeqCst);
+    /// This call, or the part of it that ends at this time.
+    pub(in crate::store) fn by(self, deadline: Duration) -> Call {
+        Call { until: Some(self.end().min(deadline)), ..self }
     }
-}
 
-pub(in crate::store) fn is_interrupted(host: &dyn Host) -> bool {
-    SIGNALS_END_CALLS.load(Ordering::SeqCst) && host.is_interrupted()
-}
+    pub(in crate::store) fn is_interrupted(self, host: &dyn Host) -> bool {
+        self.interruptible && host.is_interrupted()
+    }
 
-pub(in crate::store) fn until_signal_check(left: Duration) -> Duration {
-    if SIGNALS_END_CALLS.load(Ordering::SeqCst) { left.min(SIGNAL_CHECK) } else { left }
+    /// The part of the time `left` after which the call checks for a signal.
+    pub(in crate::store) fn until_signal_check(self, left: Duration) -> Duration {
+        if self.interruptible { left.min(SIGNAL_CHECK) } else { left }
+    }
 }
 
 /// The step after a failed attempt.
@@ -100,6 +94,7 @@ pub(in crate::store) struct Calls {
     /// True if a server has let this process in at the start. That is no answer to a call, but repetitions may help.
     has_met: bool,
     state: Mutex<State>,
+    answers: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -111,22 +106,33 @@ struct State {
 
 impl Calls {
     pub(in crate::store) fn new(host: Arc<dyn Host>, has_met: bool) -> Calls {
-        Calls { host, has_met, state: Mutex::default() }
+        Calls { host, has_met, state: Mutex::default(), answers: AtomicU64::new(0) }
     }
 
-    /// Makes attempts until a server answers or the time is over. Each gets the deadline of the call, on CLOCK_BOOTTIME.
+    /// Number of answers so far.
+    pub(in crate::store) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::store) fn count_answer(&self) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Makes attempts until a server answers or the time is over. Each gets the call with its deadline.
     pub(in crate::store) fn repeat<A, T: Trouble>(
         &self,
+        call: Call,
         explain: impl FnOnce(&T) -> Error,
-        mut attempt: impl FnMut(Duration) -> Result<A, T>,
+        mut attempt: impl FnMut(Call) -> Result<A, T>,
     ) -> Result<A, Failed<T>> {
-        let deadline = guarded(&self.state).deadline(self.host.boottime(), deadline_of_call());
+        let deadline = guarded(&self.state).deadline(self.host.boottime(), call.until);
         let mut pause = PAUSE;
         loop {
-            let trouble = match attempt(deadline) {
+            let trouble = match attempt(Call { until: Some(deadline), ..call }) {
                 Ok(answer) => {
                     guarded(&self.state).note_answer();
-                    return Ok(answered(answer));
+                    self.count_answer();
+                    return Ok(answer);
                 }
                 Err(trouble) => trouble,
             };
@@ -139,7 +145,7 @@ impl Calls {
                 Retry::IfMet => self.has_met || guarded(&self.state).answered,
                 Retry::Always => true,
             };
-            if !may_help || is_interrupted(&*self.host) || self.host.boottime() + pause >= deadline {
+            if !may_help || call.is_interrupted(&*self.host) || self.host.boottime() + pause >= deadline {
                 let error = guarded(&self.state).note_silence(explain(&trouble), trouble.may_pass());
                 return Err(Failed { trouble, error });
             }
@@ -326,7 +332,7 @@ mod tests {
     fn attempts(calls: &Calls, host: &Fake, retry: Retry) -> (u32, Duration) {
         let (mut count, begun) = (0, host.boottime());
         let explain = |_: &Down| Error::new(ErrorKind::Unavailable, "down", "");
-        let failed = calls.repeat(explain, |_| {
+        let failed = calls.repeat(Call::default(), explain, |_| {
             count += 1;
             Err::<(), _>(Down(retry))
         });

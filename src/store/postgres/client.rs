@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::store::net::retry::{CallError, Calls, Failed};
 use crate::store::net::{CallDeadline, Connector};
-use crate::store::{Subscription, Upkeep, WriteSet, guarded};
+use crate::store::{Call, Subscription, Upkeep, WriteSet, guarded};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(4);
@@ -48,7 +48,7 @@ pub(super) struct Client {
     pub(super) settings: Settings,
     /// The connection, while it is usable.
     pub(super) session: Mutex<Option<Session>>,
-    calls: Calls,
+    pub(super) calls: Calls,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
     /// Origin of what was read first, since a flush found another one.
@@ -74,24 +74,25 @@ impl Postgres {
     /// than once.
     pub(super) fn call(
         &self,
+        call: Call,
         sql: &str,
         parameters: &[Vec<u8>],
     ) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
-        self.send(&SqlRequest::Statement(&self.named(sql), parameters))
+        self.send(call, &SqlRequest::Statement(&self.named(sql), parameters))
     }
 
     /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
-    pub(super) fn run(&self, sql: &str) -> std::result::Result<Vec<Row>, Failed<SqlError>> {
+    pub(super) fn run(&self, call: Call, sql: &str) -> std::result::Result<Vec<Row>, Failed<SqlError>> {
         let sql = sql.replace("\"csalock\"", &format!("\"{}\"", self.schema));
-        self.send(&SqlRequest::Script(&sql)).map(|(rows, _)| rows)
+        self.send(call, &SqlRequest::Script(&sql)).map(|(rows, _)| rows)
     }
 
     /// Returns the rows of a query; `None` without a schema. Fails if the schema has another format.
-    pub(super) fn query(&self, sql: &str, parameters: &[Vec<u8>]) -> Result<Option<Vec<Row>>> {
-        match self.call(sql, parameters) {
+    pub(super) fn query(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Result<Option<Vec<Row>>> {
+        match self.call(call, sql, parameters) {
             Ok((rows, _)) => Ok(Some(rows)),
             Err(failed) if failed.trouble.is_missing() => {
-                self.run(include_str!("check.sql")).map_err(Failed::into_error)?;
+                self.run(call, include_str!("check.sql")).map_err(Failed::into_error)?;
                 Ok(None)
             }
             Err(failed) => Err(failed.error),
@@ -99,8 +100,8 @@ impl Postgres {
     }
 
     /// Creates the schema of the store. Another process may be faster, so the result counts only if it stays missing.
-    pub(super) fn create(&self) -> Result<()> {
-        let done = self.run(include_str!("check.sql")).and_then(|_| self.run(include_str!("schema.sql")));
+    pub(super) fn create(&self, call: Call) -> Result<()> {
+        let done = self.run(call, include_str!("check.sql")).and_then(|_| self.run(call, include_str!("schema.sql")));
         match done {
             Err(failed) if failed.trouble.is_taken() => Ok(()),
             done => done.map(drop).map_err(Failed::into_error),
@@ -110,11 +111,11 @@ impl Postgres {
     /// Waits until all commits of this process stand on the synchronous standby too, if one of them has no answer. The
     /// server shows a commit before that if its wait for the standby was cut short. A later commit that was answered
     /// proves that the earlier one has arrived there.
-    pub(super) fn settle_doubt(&self) -> Result<()> {
+    pub(super) fn settle_doubt(&self, call: Call) -> Result<()> {
         if !self.client.in_doubt.load(Ordering::SeqCst) {
             return Ok(());
         }
-        match self.call(FLUSH, &[]) {
+        match self.call(call, FLUSH, &[]) {
             Err(failed) if !failed.trouble.is_missing() => return Err(failed.error),
             _ => self.client.in_doubt.store(false, Ordering::SeqCst),
         }
@@ -128,10 +129,10 @@ impl Postgres {
 
     /// Waits until all that this process has read stands on the synchronous standby, if there is one.
     /// Fails if another server has taken over since, which may lack some of it.
-    pub(super) fn settle_reads(&self) -> Result<()> {
+    pub(super) fn settle_reads(&self, call: Call) -> Result<()> {
         let known = guarded(&self.client.origin).clone();
         let Some(known) = known.filter(|origin| origin.ends_with(b"/")) else { return Ok(()) };
-        let rows = self.query(FLUSH, &[])?.unwrap_or_default();
+        let rows = self.query(call, FLUSH, &[])?.unwrap_or_default();
         if rows.first().and_then(|row| row.first()) == Some(&Some(known)) {
             return Ok(());
         }
@@ -141,7 +142,7 @@ impl Postgres {
     }
 
     /// Returns true if the server has few connections left. The holders need them to renew and to release their locks.
-    pub(super) fn is_crowded(&self) -> bool {
+    pub(super) fn is_crowded(&self, call: Call) -> bool {
         let now = self.client.host.boottime();
         let known = *guarded(&self.client.crowd);
         match known {
@@ -149,7 +150,7 @@ impl Postgres {
             Some((_, is_crowded)) if guarded(&self.client.session).is_none() => is_crowded,
             None if guarded(&self.client.session).is_none() => false,
             _ => {
-                let is_crowded = self.count_connections().is_some_and(|(used, most)| 2 * used > most);
+                let is_crowded = self.count_connections(call).is_some_and(|(used, most)| 2 * used > most);
                 *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
                 is_crowded
             }
@@ -160,16 +161,16 @@ impl Postgres {
         sql.replace("$origin", ORIGIN).replace("$.", &format!("\"{}\".", self.schema))
     }
 
-    fn send(&self, request: &SqlRequest<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
+    fn send(&self, call: Call, request: &SqlRequest<'_>) -> std::result::Result<(Vec<Row>, bool), Failed<SqlError>> {
         let client = &self.client;
         let (mut sent, mut refusal) = (0, None);
         let explain = |error: &SqlError| {
             let is_late = error.code() == "55P03" || *error == SqlError::Line(CallError::Silent);
-            let error = if is_late && client.lacks_standby() { &SqlError::NotReplicated } else { error };
+            let error = if is_late && client.lacks_standby(call) { &SqlError::NotReplicated } else { error };
             error.error(&self.place, &self.schema)
         };
-        let rows = client.calls.repeat(explain, |deadline| {
-            client.connector.call_deadline.set(deadline.min(client.host.boottime() + SHARE));
+        let rows = client.calls.repeat(call, explain, |call| {
+            client.connector.call_deadline.begin(call.by(client.host.boottime() + SHARE));
             client.try_once(request, &mut sent).map_err(|error| {
                 if error.ends_call() {
                     return error;
@@ -204,8 +205,9 @@ impl Client {
     }
 
     /// Returns true if the server says at once that its standby does not confirm commits.
-    fn lacks_standby(&self) -> bool {
-        self.connector.call_deadline.set(self.host.boottime() + Duration::from_millis(250));
+    fn lacks_standby(&self, call: Call) -> bool {
+        let soon = self.host.boottime() + Duration::from_millis(250);
+        self.connector.call_deadline.begin(Call { until: Some(soon), ..call });
         let rows = self.try_once(&SqlRequest::Script(LACKS_STANDBY), &mut 0).unwrap_or_default();
         rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()))
     }
@@ -261,23 +263,23 @@ impl Postgres {
     }
 
     /// Wakes waiters. This is no part of the commit, which would fail if the server's queue of notifications is full.
-    pub(super) fn notify(&self, set: &WriteSet<'_>) {
+    pub(super) fn notify(&self, call: Call, set: &WriteSet<'_>) {
         if !set.wake.is_empty() {
             let channels = array(set.wake.iter().map(|(channel, _)| Some(self.channel(channel))), true);
             // A waiter that misses it reads the record a while later.
-            let _ = self.call(NOTIFY, &[channels]);
+            let _ = self.call(call, NOTIFY, &[channels]);
         }
     }
 
     /// Subscribes to a channel on a connection of its own; `None` if the server has few of them, or behind a pooler, which
     /// would never deliver.
-    pub(super) fn listen(&self, channel: &[u8]) -> Option<Box<dyn Subscription>> {
-        if self.is_crowded() {
+    pub(super) fn listen(&self, call: Call, channel: &[u8]) -> Option<Box<dyn Subscription>> {
+        if self.is_crowded(call) {
             return None;
         }
         let client = &self.client;
         let call_deadline = Arc::new(CallDeadline::new(client.host.clone()));
-        call_deadline.set(client.host.boottime() + TO_BEGIN);
+        call_deadline.begin(Call { until: Some(client.host.boottime() + TO_BEGIN), ..call });
         let connector = Connector { call_deadline, ..client.connector.clone() };
         let mut session = Session::open(&connector, &client.settings).ok()?;
         // A pooler does not know which of its servers will answer, and makes up a process.

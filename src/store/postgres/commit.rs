@@ -9,23 +9,23 @@ use super::session::array;
 use super::{Postgres, number};
 use crate::error::Result;
 use crate::store::net::retry::Failed;
-use crate::store::{CommitResult, Store, Version, Write, WriteSet};
+use crate::store::{Call, CommitResult, Store, Version, Write, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
 
 impl Postgres {
     /// Returns a number of the name's bucket at which the name had no record: that of the last read of this process, or
     /// of a new one. `None` if it has a record now.
-    fn absent_at(&self, name: &[u8]) -> Result<Option<i64>> {
+    fn absent_at(&self, call: Call, name: &[u8]) -> Result<Option<i64>> {
         let mut known = self.absences.take(name);
-        if known.is_none() && self.read(name)?.is_none() {
+        if known.is_none() && self.read(call, name)?.is_none() {
             known = self.absences.take(name);
         }
         Ok(known.map(|number| number as i64))
     }
 
     /// Returns the parameters of a commit; `None` if its record cannot have the expected version.
-    fn parameters(&self, set: &WriteSet<'_>) -> Result<Option<Vec<Vec<u8>>>> {
+    fn parameters(&self, call: Call, set: &WriteSet<'_>) -> Result<Option<Vec<Vec<u8>>>> {
         let (mut expect, mut guard) = (None, None);
         if let Some(change) = &set.change {
             let hint = "grant SELECT on that schema only to roles that may read them";
@@ -35,7 +35,7 @@ impl Postgres {
                     (Some(Some(number as i64)), Some(0))
                 }
                 Some(_) => return Ok(None),
-                None => match self.absent_at(change.name)? {
+                None => match self.absent_at(call, change.name)? {
                     Some(guard) => (Some(None), Some(guard)),
                     None => return Ok(None),
                 },
@@ -52,9 +52,9 @@ impl Postgres {
     }
 
     /// Runs the transaction of a commit, and creates the schema if a record needs it.
-    pub(super) fn transact(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict(None)) };
-        let mut done = self.call(COMMIT, &parameters);
+    pub(super) fn transact(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let Some(parameters) = self.parameters(call, set)? else { return Ok(CommitResult::Conflict(None)) };
+        let mut done = self.call(call, COMMIT, &parameters);
         if done.as_ref().is_err_and(|failed| failed.trouble.is_missing()) {
             match set.change {
                 Some(Write { expect: None, body: Some(_), .. }) => {}
@@ -62,10 +62,10 @@ impl Postgres {
                 None if set.history.is_empty() => return Ok(CommitResult::Done(Version::default())),
                 None => {}
             }
-            self.create()?;
+            self.create(call)?;
             // A new schema has numbers that no read has found yet.
-            let Some(parameters) = self.parameters(set)? else { return Ok(CommitResult::Conflict(None)) };
-            done = self.call(COMMIT, &parameters);
+            let Some(parameters) = self.parameters(call, set)? else { return Ok(CommitResult::Conflict(None)) };
+            done = self.call(call, COMMIT, &parameters);
         }
         let (mut rows, was_resent) = match done {
             Err(failed) if failed.trouble.is_conflict() => return Ok(CommitResult::Conflict(None)),
@@ -95,10 +95,10 @@ const NOW_AND_THEN: u8 = 4;
 
 impl Postgres {
     /// Visits all lines, oldest first.
-    pub(super) fn visit_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+    pub(super) fn visit_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut last = 0_i64;
         loop {
-            let rows = self.query(LINES, &[last.to_be_bytes().to_vec()])?.unwrap_or_default();
+            let rows = self.query(call, LINES, &[last.to_be_bytes().to_vec()])?.unwrap_or_default();
             if rows.is_empty() {
                 return Ok(());
             }
@@ -111,10 +111,10 @@ impl Postgres {
     }
 
     /// Removes old lines at random times, so that each line costs little.
-    pub(super) fn prune_history(&self, set: &WriteSet<'_>) {
+    pub(super) fn prune_history(&self, call: Call, set: &WriteSet<'_>) {
         if !set.history.is_empty() && self.client.host.random().is_ok_and(|random| random[0] < NOW_AND_THEN) {
             let limits = [set.limits.age.as_secs().min(1 << 33), set.limits.size.min(i64::MAX as u64)];
-            let _ = self.call(PRUNE, &limits.map(|limit| limit.to_be_bytes().to_vec()));
+            let _ = self.call(call, PRUNE, &limits.map(|limit| limit.to_be_bytes().to_vec()));
         }
     }
 }

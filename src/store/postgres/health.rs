@@ -3,7 +3,7 @@
 use super::Postgres;
 use super::settings::SslMode;
 use crate::name::escape;
-use crate::store::Finding;
+use crate::store::{Call, Finding};
 
 const EXAMINE: &str = "SELECT current_setting('server_version'), current_setting('synchronous_standby_names'), \
                        current_setting('synchronous_commit'), current_setting('fsync'), \
@@ -12,8 +12,8 @@ const EXAMINE: &str = "SELECT current_setting('server_version'), current_setting
 
 impl Postgres {
     /// A standby, and `synchronous_commit = off`, are not among the findings: every commit refuses them.
-    pub(super) fn findings(&self) -> Vec<Finding> {
-        let row = match self.run(EXAMINE) {
+    pub(super) fn findings(&self, call: Call) -> Vec<Finding> {
+        let row = match self.run(call, EXAMINE) {
             Ok(mut rows) => rows.pop().unwrap_or_default(),
             Err(failed) => return vec![Finding::failed("server", &failed.error)],
         };

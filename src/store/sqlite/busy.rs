@@ -18,7 +18,7 @@ use nix::sys::stat::lstat;
 use rusqlite::ffi;
 
 use crate::host::Host;
-use crate::store::{deadline_of_call, with_suffix};
+use crate::store::{Call, with_suffix};
 
 /// Maximum wait of a call without a deadline, and of a call in a crowd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -37,6 +37,7 @@ thread_local! {
 struct Wait {
     host: Arc<dyn Host>,
     path: PathBuf,
+    call: Call,
     began: Duration,
     /// Modification times of the database and its log when they were seen to change, and the time of that.
     modified: Modified,
@@ -46,9 +47,9 @@ struct Wait {
 type Modified = [Option<(i64, i64)>; 2];
 
 /// Runs `work`, in which SQLite waits for other processes. Outside, it fails instead.
-pub(super) fn waiting<T>(host: &Arc<dyn Host>, path: &Path, work: impl FnOnce() -> T) -> T {
+pub(super) fn waiting<T>(host: &Arc<dyn Host>, path: &Path, call: Call, work: impl FnOnce() -> T) -> T {
     let began = host.boottime();
-    let wait = Wait { host: host.clone(), path: path.to_path_buf(), began, modified: [None; 2], changed: began };
+    let wait = Wait { host: host.clone(), path: path.to_path_buf(), call, began, modified: [None; 2], changed: began };
     let outer = WAIT.replace(Some(wait));
     let done = work();
     WAIT.set(outer);
@@ -71,7 +72,7 @@ fn pause(span: Duration) -> bool {
             wait.modified = modified;
             wait.changed = now;
         }
-        let end = match deadline_of_call() {
+        let end = match wait.call.until {
             _ if wait.host.is_interrupted() => wait.began + LEAST,
             // In a crowd the turn of a caller comes as long as the others commit: 42 of 300 callers that put values of
             // their own at once, and tried once, got no turn within two seconds.
@@ -112,25 +113,24 @@ extern "C" fn sleep(_: *mut ffi::sqlite3_vfs, micros: c_int) -> c_int {
 mod tests {
     use super::*;
     use crate::host::Fake;
-    use crate::store::StoreDeadline;
 
     const NOWHERE: &str = "/nonexistent";
 
     /// Returns the wait of a call that begins now, on a host whose sleeps take exactly their time.
-    fn waits(fake: &Fake) -> Duration {
+    fn waits(fake: &Fake, call: Call) -> Duration {
         let host: Arc<dyn Host> = Arc::new(fake.clone());
         let began = fake.boottime();
-        waiting(&host, NOWHERE.as_ref(), || while pause_after(10) {});
+        waiting(&host, NOWHERE.as_ref(), call, || while pause_after(10) {});
         fake.boottime() - began
     }
 
     #[test]
     fn a_call_waits_until_its_deadline_and_never_for_less_than_a_turn() {
         let fake = Fake::new(1);
-        assert_eq!(waits(&fake), PATIENCE);
-        let _deadline = StoreDeadline::begin(Some(fake.boottime() + Duration::from_secs(40)));
-        assert_eq!(waits(&fake), Duration::from_secs(40));
-        assert_eq!(waits(&fake), LEAST);
+        assert_eq!(waits(&fake, Call::default()), PATIENCE);
+        let call = Call::until(fake.boottime() + Duration::from_secs(40));
+        assert_eq!(waits(&fake, call), Duration::from_secs(40));
+        assert_eq!(waits(&fake, call), LEAST);
         assert!(!pause_after(0));
     }
 
@@ -138,13 +138,13 @@ mod tests {
     fn a_signal_ends_a_wait_without_end() {
         let fake = Fake::new(1);
         let host: Arc<dyn Host> = Arc::new(fake.clone());
-        let _deadline = StoreDeadline::begin(Some(Duration::MAX));
-        waiting(&host, NOWHERE.as_ref(), || {
+        let call = Call::until(Duration::MAX);
+        waiting(&host, NOWHERE.as_ref(), call, || {
             assert!((0..10_000).all(pause_after));
             fake.interrupt();
             assert!(!pause_after(0));
         });
-        assert_eq!(waits(&fake), LEAST);
+        assert_eq!(waits(&fake, call), LEAST);
     }
 
     #[test]
@@ -152,10 +152,9 @@ mod tests {
         let (fake, file) = (Fake::new(1), tempfile::NamedTempFile::new().unwrap());
         let host: Arc<dyn Host> = Arc::new(fake.clone());
         let began = fake.boottime();
-        let _deadline = StoreDeadline::begin(Some(began));
         // The other processes commit until this time.
         let until = began + Duration::from_secs(5);
-        waiting(&host, file.path(), || {
+        waiting(&host, file.path(), Call::until(began), || {
             while pause_after(100) {
                 if fake.boottime() < until {
                     file.as_file().set_modified(std::time::UNIX_EPOCH + fake.boottime()).unwrap();
@@ -172,8 +171,7 @@ mod tests {
         let host: Arc<dyn Host> = Arc::new(fake.clone());
         let pauses = || (0..100).for_each(|_| assert_eq!(sleep(ptr::null_mut(), 300_000), 300_000));
         let began = fake.boottime();
-        let _deadline = StoreDeadline::begin(Some(began));
-        waiting(&host, NOWHERE.as_ref(), pauses);
+        waiting(&host, NOWHERE.as_ref(), Call::until(began), pauses);
         assert_eq!(fake.boottime() - began, LEAST);
         pauses();
         assert_eq!(fake.boottime() - began, LEAST);
@@ -185,7 +183,7 @@ mod tests {
         let host: Arc<dyn Host> = Arc::new(fake.clone());
         let pause_of = |tries| {
             let began = fake.boottime();
-            waiting(&host, NOWHERE.as_ref(), || pause_after(tries));
+            waiting(&host, NOWHERE.as_ref(), Call::default(), || pause_after(tries));
             fake.boottime() - began
         };
         assert!((0..5).map(pause_of).sum::<Duration>() < Duration::from_millis(2));

@@ -38,7 +38,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use super::errors::{self, Cause};
 use super::{Sqlite, busy, checks};
 use crate::error::{Error, Result};
-use crate::store::{CommitResult, Durability, WriteOptions, deadline_of_call, guarded, with_suffix};
+use crate::store::{Call, CommitResult, Durability, WriteOptions, guarded, with_suffix};
 
 type Done<T> = std::result::Result<T, Cause>;
 
@@ -86,7 +86,7 @@ impl Database {
 
 impl Sqlite {
     /// Runs `work` on the database, or returns `T::default()` without a database.
-    pub(super) fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
+    pub(super) fn reading<T: Default>(&self, call: Call, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
         let mut database = guarded(&self.database);
         // A read of a removed file would return grants that no other process knows.
         database.take_if(|database| database.is_elsewhere(&self.path));
@@ -98,7 +98,7 @@ impl Sqlite {
                 if is_schema_missing(connection, cause)? { Ok(T::default()) } else { work(connection) }
             })
         };
-        let mut done = self.with_retries(&mut database, |database| read(&database.connection));
+        let mut done = self.with_retries(call, &mut database, |database| read(&database.connection));
         // A user who may only read looks at the database also when it has no log, which this user may not create.
         if done.as_ref().is_err_and(Cause::is_refused) && checks::cannot_make_log(&self.path) {
             let read = self.connect_without_log().map_err(Cause::from).and_then(|connection| read(&connection));
@@ -109,7 +109,7 @@ impl Sqlite {
         }
         done.map_err(|cause| {
             *database = None;
-            self.explain(cause)
+            self.explain(call, cause)
         })
     }
 
@@ -118,6 +118,7 @@ impl Sqlite {
     /// then reads, which opens the new file.
     pub(super) fn writing(
         &self,
+        call: Call,
         options: WriteOptions,
         work: impl Fn(&Transaction<'_>) -> Done<CommitResult>,
     ) -> Result<CommitResult> {
@@ -129,7 +130,7 @@ impl Sqlite {
         if let Some(mode) = options.mode {
             checks::check_mode(&self.path, mode)?;
         }
-        let done = self.with_retries(&mut database, |database| {
+        let done = self.with_retries(call, &mut database, |database| {
             database.connection.execute_batch(synchronous(options.durability))?;
             let file = database.file;
             let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
@@ -152,15 +153,20 @@ impl Sqlite {
             if file.is_some_and(|file| checks::is_elsewhere(&self.path, file)) {
                 return Ok(CommitResult::Conflict(None));
             }
-            Err(self.explain(cause))
+            Err(self.explain(call, cause))
         })
     }
 
     /// Runs `work`, and repeats it with another connection: once if the database looks damaged or is busy, and until
     /// the call's limit if SQLite only ran out of tries. SQLite reports a failed read as damage too, and after a failed
     /// unlock it waits for its own lock.
-    fn with_retries<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
-        busy::waiting(&self.host, &self.path, || {
+    fn with_retries<T>(
+        &self,
+        call: Call,
+        database: &mut Option<Database>,
+        work: impl Fn(&mut Database) -> Done<T>,
+    ) -> Done<T> {
+        busy::waiting(&self.host, &self.path, call, || {
             let mut is_first = true;
             loop {
                 let done = self.opened(database).and_then(&work);
@@ -243,9 +249,9 @@ impl Sqlite {
     }
 
     /// Returns the error for a failure of the database, whose connection is closed.
-    fn explain(&self, cause: Cause) -> Error {
+    fn explain(&self, call: Call, cause: Cause) -> Error {
         if cause.is_busy() {
-            return errors::locked(&self.path, deadline_of_call().is_some());
+            return errors::locked(&self.path, call.until.is_some());
         }
         errors::explain(cause, &self.path)
     }

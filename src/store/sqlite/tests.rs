@@ -16,7 +16,7 @@ use crate::host::{Fake, Host};
 use crate::lock::{
     self, Grant, Handle, Lease, LeaseClock, Lifetime, Mode as LockMode, Owner, PidDomain, ProcessId, Record, Waiter,
 };
-use crate::store::{CommitResult, Store, StoreDeadline, Version, WriteSet, with_suffix};
+use crate::store::{Call, CommitResult, Store, Version, WriteSet, with_suffix};
 
 fn open(path: &Path) -> Result<Sqlite> {
     Sqlite::open(path, Arc::new(Fake::new(1)))
@@ -24,8 +24,8 @@ fn open(path: &Path) -> Result<Sqlite> {
 
 impl Sqlite {
     fn commit_and_finish(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let done = self.commit(set)?;
-        self.finish(set);
+        let done = self.commit(Call::default(), set)?;
+        self.finish(Call::default(), set);
         Ok(done)
     }
 }
@@ -36,7 +36,7 @@ fn put(path: &Path) -> Result<CommitResult> {
 
 fn failures(path: &Path) -> (Option<ErrorKind>, Option<ErrorKind>) {
     let kind = |failed: Option<Error>| failed.map(|error| error.kind());
-    (kind(open(path).and_then(|store| store.read(b"x")).err()), kind(put(path).err()))
+    (kind(open(path).and_then(|store| store.read(Call::default(), b"x")).err()), kind(put(path).err()))
 }
 
 fn with_database(change: &str) -> (TempDir, std::path::PathBuf) {
@@ -96,7 +96,7 @@ fn links_on_the_way_to_the_directory_are_followed() {
     fs::create_dir(place.path().join("real")).unwrap();
     symlink("real", place.path().join("link")).unwrap();
     put(&place.path().join("link/db")).unwrap();
-    assert!(open(&place.path().join("real/db")).unwrap().read(b"x").unwrap().is_some());
+    assert!(open(&place.path().join("real/db")).unwrap().read(Call::default(), b"x").unwrap().is_some());
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_file_left_empty_by_a_crash_is_an_empty_store() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     fs::write(&path, "").unwrap();
-    assert_eq!(open(&path).unwrap().read(b"x"), Ok(None));
+    assert_eq!(open(&path).unwrap().read(Call::default(), b"x"), Ok(None));
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     assert_eq!(put(&path), Ok(CommitResult::Done(Version { number: 1_700_000_000_000_000, mark: 0 })));
 }
@@ -143,7 +143,7 @@ fn a_database_that_lost_something_is_corrupt_and_never_free() {
     let (_place, path) = with_database("UPDATE records_2 SET body = NULL");
     assert_eq!(failures(&path).0, Some(ErrorKind::Corrupt));
     let mut seen = Vec::new();
-    let scanned = open(&path).unwrap().scan(&mut |place, found| {
+    let scanned = open(&path).unwrap().scan(Call::default(), &mut |place, found| {
         seen.push((place.ends_with("(row x)"), found.map_err(|error| error.kind())));
         Ok(())
     });
@@ -178,7 +178,7 @@ fn a_replaced_database_is_opened_again() {
     fs::remove_file(&path).unwrap();
     put(&path).unwrap();
     assert!(!store.commit_and_finish(&WriteSet::of(b"x", Some(&version), Some(b"new"))).unwrap().is_done());
-    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().body, b"body");
 }
 
 #[test]
@@ -190,19 +190,21 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
         let began = fake.boottime();
         (work(), fake.boottime() - began)
     };
-    let read = || store.read(b"x").unwrap_err().kind();
-    let write = || store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))).unwrap_err().kind();
+    let read = || store.read(Call::default(), b"x").unwrap_err().kind();
+    let write_by = |call| store.commit(call, &WriteSet::of(b"y", None, Some(b"body"))).unwrap_err().kind();
+    let write = || write_by(Call::default());
     let other = without_log(&path);
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
     assert_eq!(waited(&read), (ErrorKind::Unavailable, PATIENCE));
     assert_eq!(waited(&write), (ErrorKind::Unavailable, PATIENCE));
     other.execute_batch("ROLLBACK; BEGIN IMMEDIATE").unwrap();
-    let _deadline = StoreDeadline::begin(Some(fake.boottime() + 3 * PATIENCE));
+    let call = Call::until(fake.boottime() + 3 * PATIENCE);
+    let write = || write_by(call);
     assert_eq!(waited(&write), (ErrorKind::Busy, 3 * PATIENCE));
     // A process that only reads blocks each commit.
     other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_2").unwrap();
     assert_eq!(waited(&write), (ErrorKind::Busy, LEAST));
-    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().body, b"body");
     other.execute_batch("ROLLBACK").unwrap();
     assert!(matches!(store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
 }
@@ -214,7 +216,7 @@ fn with_a_log_a_writer_blocks_only_writers_and_a_reader_blocks_no_process() {
     let store = Sqlite::open(&path, Arc::new(fake.clone())).unwrap();
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().body, b"body");
     let began = fake.boottime();
     let write = || store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body")));
     assert_eq!(write().unwrap_err().kind(), ErrorKind::Unavailable);
@@ -246,7 +248,7 @@ fn the_log_stays_short_even_if_each_process_commits_once() {
     // The removal of the log by another program loses nothing.
     journal_mode(&Connection::open(&path).unwrap(), "");
     assert!(sizes(&path).0 > 0 && sizes(&path).1 == 0);
-    assert!(open(&path).unwrap().read(b"x").unwrap().is_some());
+    assert!(open(&path).unwrap().read(Call::default(), b"x").unwrap().is_some());
 }
 
 #[test]
@@ -255,11 +257,11 @@ fn a_database_with_a_rollback_journal_gets_a_log_when_no_process_uses_it() {
     let other = without_log(&path);
     other.execute_batch("BEGIN; SELECT count(*) FROM records_2").unwrap();
     let store = open(&path).unwrap();
-    assert!(store.read(b"x").unwrap().is_some());
+    assert!(store.read(Call::default(), b"x").unwrap().is_some());
     drop(other);
     assert!(matches!(store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
     assert_eq!(journal_mode(&Connection::open(&path).unwrap(), ""), "wal");
-    assert!(store.read(b"y").unwrap().is_some());
+    assert!(store.read(Call::default(), b"y").unwrap().is_some());
 }
 
 #[test]
@@ -310,14 +312,14 @@ fn a_database_with_two_names_is_refused_under_both() {
     let [other, used] = [place.path().join("other"), place.path().join("used")];
     put(&used).unwrap();
     let store = open(&used).unwrap();
-    assert!(store.read(b"x").unwrap().is_some());
+    assert!(store.read(Call::default(), b"x").unwrap().is_some());
     for (file, name) in [(&path, &other), (&used, &place.path().join("also"))] {
         fs::hard_link(file, name).unwrap();
         assert_eq!([failures(file), failures(name)], [(Some(ErrorKind::Denied), Some(ErrorKind::Denied)); 2]);
     }
     // An open database is refused too.
     let put = || store.commit_and_finish(&WriteSet::of(b"y", None, Some(b"body")));
-    assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(store.read(Call::default(), b"x").unwrap_err().kind(), ErrorKind::Denied);
     assert_eq!(put().unwrap_err().kind(), ErrorKind::Denied);
     fs::remove_file(place.path().join("also")).unwrap();
     assert!(matches!(put(), Ok(CommitResult::Done(_))));
@@ -335,7 +337,7 @@ fn a_new_database_ignores_the_log_of_a_removed_one() {
     // A process still uses the old database and its index.
     fs::remove_file(&path).unwrap();
     let new = open(&path).unwrap();
-    assert_eq!(new.read(b"a"), Ok(None));
+    assert_eq!(new.read(Call::default(), b"a"), Ok(None));
     for name in [b"x", b"y"] {
         assert!(matches!(new.commit_and_finish(&WriteSet::of(name, None, Some(b"new"))), Ok(CommitResult::Done(_))));
     }
@@ -343,7 +345,7 @@ fn a_new_database_ignores_the_log_of_a_removed_one() {
     for store in [open(&path).unwrap(), old] {
         let mut names = Vec::new();
         store
-            .scan(&mut |_, found| {
+            .scan(Call::default(), &mut |_, found| {
                 names.push(String::from_utf8(found?.body).unwrap());
                 Ok(())
             })
@@ -425,11 +427,14 @@ fn the_views_agree_with_the_records() {
     // A user can write a value that looks like a record.
     let key = lock::Value::key(b"v", 7);
     store
-        .commit(&WriteSet::of(
-            &key,
-            None,
-            Some(&lock::encode_value(&key, &record.waiters[0].owner, &lock::encode(&record))),
-        ))
+        .commit(
+            Call::default(),
+            &WriteSet::of(
+                &key,
+                None,
+                Some(&lock::encode_value(&key, &record.waiters[0].owner, &lock::encode(&record))),
+            ),
+        )
         .unwrap();
     let connection = Connection::open(&path).unwrap();
     let one = |sql: &str| -> Vec<String> {

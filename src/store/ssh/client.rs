@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::store::net::retry::{Calls, Failed, PATIENCE};
-use crate::store::{Subscription, answered, guarded};
+use crate::store::{Call, Subscription, guarded};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
 const SHARE: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ pub(super) struct Client {
     /// ssh(1), or the program in `CSALOCK_SSH`.
     pub(super) program: OsString,
     pub(super) slot: Arc<Mutex<Slot>>,
-    calls: Calls,
+    pub(super) calls: Calls,
 }
 
 impl Client {
@@ -58,7 +58,7 @@ impl Client {
         let mut slot = Slot::default();
         if let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
             // One that is not connected by then is ended. It would outlive this process, and a request makes a new one.
-            let greeted = link.greet(host.as_ref(), host.boottime() + TO_CONNECT);
+            let greeted = link.greet(host.as_ref(), Call::until(host.boottime() + TO_CONNECT));
             slot.link = greeted.is_ok().then_some(link);
         }
         let is_greeted = slot.link.as_ref().is_some_and(|link| link.session.is_some());
@@ -67,31 +67,25 @@ impl Client {
     }
 
     /// Sends a request, and returns its reply with the id of the request.
-    pub(super) fn ask(&self, request: &WireRequest) -> Result<(u64, Reply)> {
+    pub(super) fn ask(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
         let id = self.new_id()?;
-        let reply = self.calls.repeat(|error| self.error(error), |deadline| self.try_once(id, request, deadline));
+        let reply = self.calls.repeat(call, |error| self.error(error), |call| self.try_once(call, id, request));
         match reply.map_err(Failed::into_error)? {
             Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
             reply => Ok((id, reply)),
         }
     }
 
-    fn try_once(&self, id: u64, request: &WireRequest, deadline: Duration) -> std::result::Result<Reply, LinkError> {
+    fn try_once(&self, call: Call, id: u64, request: &WireRequest) -> std::result::Result<Reply, LinkError> {
         let mut slot = guarded(&self.slot);
-        let done = self.try_on(&mut slot, id, request, deadline);
+        let done = self.try_on(call, &mut slot, id, request);
         if done.is_err() {
             slot.lose();
         }
         done
     }
 
-    fn try_on(
-        &self,
-        slot: &mut Slot,
-        id: u64,
-        ask: &WireRequest,
-        deadline: Duration,
-    ) -> std::result::Result<Reply, LinkError> {
+    fn try_on(&self, call: Call, slot: &mut Slot, id: u64, ask: &WireRequest) -> std::result::Result<Reply, LinkError> {
         let host = self.host.as_ref();
         let link = match &mut slot.link {
             Some(link) => link,
@@ -99,32 +93,40 @@ impl Client {
         };
         let is_new = link.session.is_none();
         // A connection that was made long ago and has not answered never will.
-        link.greet(host, deadline.min(link.since + PATIENCE))?;
+        link.greet(host, call.by(link.since + PATIENCE))?;
         if !slot.earlier.is_empty() {
-            match link.ask(host, !id, &WireRequest::After(slot.earlier.clone()), deadline)? {
+            match link.ask(host, !id, &WireRequest::After(slot.earlier.clone()), call)? {
                 Reply::Done => slot.earlier.clear(),
                 _ => return Err(LinkError::Silent),
             }
         }
-        let until = if is_new { deadline } else { deadline.min(host.boottime() + SHARE) };
-        link.ask(host, id, ask, until)
+        let call = if is_new { call } else { call.by(host.boottime() + SHARE) };
+        link.ask(host, id, ask, call)
     }
 
     /// Makes a connection for a list, whose reader may send other requests meanwhile. Returns the last reply.
-    pub(super) fn list(&self, request: &WireRequest, visit: &mut dyn FnMut(Reply) -> Result<()>) -> Result<Reply> {
+    pub(super) fn list(
+        &self,
+        call: Call,
+        request: &WireRequest,
+        visit: &mut dyn FnMut(Reply) -> Result<()>,
+    ) -> Result<Reply> {
         let (host, id) = (self.host.as_ref(), self.new_id()?);
         let begun = self.calls.repeat(
+            call,
             |error| self.error(error),
-            |deadline| {
+            |call| {
                 let mut link = Link::open(&self.program, &self.remote, host.boottime())?;
-                link.greet(host, deadline)?;
-                Ok((link.ask(host, id, request, deadline)?, link))
+                link.greet(host, call)?;
+                Ok((link.ask(host, id, request, call)?, link))
             },
         );
         let (mut reply, mut link) = begun.map_err(Failed::into_error)?;
         while matches!(reply, Reply::Entry(..)) {
-            visit(answered(reply))?;
-            reply = link.reply(host, id, host.boottime() + PATIENCE).map_err(|error| self.error(&error))?;
+            self.calls.count_answer();
+            visit(reply)?;
+            let call = Call { until: Some(host.boottime() + PATIENCE), ..call };
+            reply = link.reply(host, id, call).map_err(|error| self.error(&error))?;
         }
         Ok(reply)
     }
@@ -152,8 +154,8 @@ pub(super) struct Subscribed {
 
 impl Subscribed {
     /// Subscribes by this request; `None` if the server does not.
-    pub(super) fn new(client: &Client, request: &WireRequest) -> Option<Subscribed> {
-        let (id, Reply::Done) = client.ask(request).ok()? else { return None };
+    pub(super) fn new(client: &Client, call: Call, request: &WireRequest) -> Option<Subscribed> {
+        let (id, Reply::Done) = client.ask(call, request).ok()? else { return None };
         let guard = guarded(&client.slot);
         let link = guard.link.as_ref()?;
         let (socket, session) = (link.descriptor().ok()?, link.session?);
@@ -191,7 +193,7 @@ impl Drop for Subscribed {
         let mut slot = guarded(&self.slot);
         let Some(link) = slot.link.as_mut().filter(|link| link.session == Some(self.session)) else { return };
         link.notified.retain(|id| *id != self.id);
-        let soon = self.host.boottime() + Duration::from_millis(100);
+        let soon = Call::until(self.host.boottime() + Duration::from_millis(100));
         if link.send(self.host.as_ref(), &line(&(self.id, WireRequest::Unsubscribe(self.id))), soon).is_err() {
             slot.lose();
         }

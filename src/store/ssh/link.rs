@@ -22,7 +22,7 @@ use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
-use crate::store::net::retry::{is_interrupted, until_signal_check};
+use crate::store::Call;
 
 /// Maximum number of bytes of ssh's messages that are read.
 const MOST_SAID: usize = 4096;
@@ -77,11 +77,11 @@ impl Link {
         })
     }
 
-    pub(super) fn greet(&mut self, host: &dyn Host, until: Duration) -> Result<(), LinkError> {
+    pub(super) fn greet(&mut self, host: &dyn Host, call: Call) -> Result<(), LinkError> {
         if self.session.is_some() {
             return Ok(());
         }
-        let greeting: Greeting = self.receive(host, until).map_err(|error| match error {
+        let greeting: Greeting = self.receive(host, call).map_err(|error| match error {
             // A login script may print something first.
             LinkError::Strange => LinkError::NoServer,
             error => error,
@@ -96,27 +96,21 @@ impl Link {
         Ok(())
     }
 
-    pub(super) fn ask(
-        &mut self,
-        host: &dyn Host,
-        id: u64,
-        ask: &WireRequest,
-        until: Duration,
-    ) -> Result<Reply, LinkError> {
-        self.send(host, &line(&(id, ask)), until)?;
-        self.reply(host, id, until)
+    pub(super) fn ask(&mut self, host: &dyn Host, id: u64, ask: &WireRequest, call: Call) -> Result<Reply, LinkError> {
+        self.send(host, &line(&(id, ask)), call)?;
+        self.reply(host, id, call)
     }
 
     /// Returns the next reply to this request. Replies to other requests are for processes that have ended.
-    pub(super) fn reply(&mut self, host: &dyn Host, id: u64, until: Duration) -> Result<Reply, LinkError> {
+    pub(super) fn reply(&mut self, host: &dyn Host, id: u64, call: Call) -> Result<Reply, LinkError> {
         loop {
-            match self.receive(host, until)? {
+            match self.receive(host, call)? {
                 (of, Reply::Notified) => self.note(of)?,
                 (of, reply) if of == id => return Ok(reply),
                 _ => {}
             }
             // A server that sends without end must not exceed the deadline.
-            if host.boottime() >= until {
+            if host.boottime() >= call.end() {
                 return Err(LinkError::Silent);
             }
         }
@@ -157,11 +151,11 @@ impl Link {
         Ok(())
     }
 
-    pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], until: Duration) -> Result<(), LinkError> {
+    pub(super) fn send(&mut self, host: &dyn Host, mut bytes: &[u8], call: Call) -> Result<(), LinkError> {
         while !bytes.is_empty() {
             match self.socket.write(bytes) {
                 Ok(length) => bytes = &bytes[length..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(host, PollFlags::POLLOUT, until)?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(host, PollFlags::POLLOUT, call)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return Err(self.ended()),
             }
@@ -169,13 +163,13 @@ impl Link {
         Ok(())
     }
 
-    fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, until: Duration) -> Result<T, LinkError> {
+    fn receive<T: DeserializeOwned>(&mut self, host: &dyn Host, call: Call) -> Result<T, LinkError> {
         loop {
             if let Some(message) = self.lines.next()? {
                 return Ok(message);
             }
             if !self.read()? {
-                self.wait(host, PollFlags::POLLIN, until)?;
+                self.wait(host, PollFlags::POLLIN, call)?;
             }
         }
     }
@@ -195,17 +189,17 @@ impl Link {
     }
 
     /// Waits until the socket is ready, and reads what ssh prints meanwhile: a login script that prints much would block.
-    fn wait(&mut self, host: &dyn Host, what: PollFlags, until: Duration) -> Result<(), LinkError> {
-        let left = until.saturating_sub(host.boottime());
+    fn wait(&mut self, host: &dyn Host, what: PollFlags, call: Call) -> Result<(), LinkError> {
+        let left = call.end().saturating_sub(host.boottime());
         let stderr = self.stderr.as_ref().map(AsFd::as_fd);
         let mut polled = vec![PollFd::new(self.socket.as_fd(), what)];
         polled.extend(stderr.map(|stderr| PollFd::new(stderr, PollFlags::POLLIN)));
         // The caller tries again, also after a signal that does not end its call.
-        let is_ready = ppoll(&mut polled, Some(TimeSpec::from_duration(until_signal_check(left))), None) != Ok(0);
+        let is_ready = ppoll(&mut polled, Some(TimeSpec::from_duration(call.until_signal_check(left))), None) != Ok(0);
         drop(polled);
         self.read_stderr();
         match () {
-            () if is_interrupted(host) => Err(LinkError::Interrupted),
+            () if call.is_interrupted(host) => Err(LinkError::Interrupted),
             () if !is_ready && left.is_zero() => Err(LinkError::Silent),
             () => Ok(()),
         }

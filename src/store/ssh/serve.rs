@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, WakeAddress, WakeSocket};
 use crate::lock::{Handle, HandleHash, Lease};
 use crate::store::{
-    CommitResult, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions, WriteSet,
+    Call, CommitResult, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions, WriteSet,
 };
 
 /// Maximum time to wait for the end of an earlier server process.
@@ -103,31 +103,32 @@ impl Server<'_> {
     }
 
     pub(super) fn reply(&mut self, id: u64, request: WireRequest) -> Result<Reply> {
-        let (store, leases) = (self.store, self.store.leases());
+        let (store, leases, call) = (self.store, self.store.leases(), Call::default());
         let milliseconds = |span: Duration| Reply::Span(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
         Ok(match request {
             WireRequest::After(earlier) => self.await_end(&earlier)?,
-            WireRequest::Read(Bytes(name)) => Reply::Record(store.read(&name)?.map(Into::into)),
+            WireRequest::Read(Bytes(name)) => Reply::Record(store.read(call, &name)?.map(Into::into)),
             WireRequest::Scan => {
-                store
-                    .scan(&mut |place, stored| print(&(id, Reply::Entry(place.to_string(), stored.map(Into::into)))))?;
+                store.scan(call, &mut |place, stored| {
+                    print(&(id, Reply::Entry(place.to_string(), stored.map(Into::into))))
+                })?;
                 Reply::Done
             }
             WireRequest::Commit(commit) => self.commit(&commit)?,
-            WireRequest::Grant(span) => Reply::Lease(leases.grant(Duration::from_millis(span))?),
-            WireRequest::Time => milliseconds(leases.time()?),
-            WireRequest::Ttl(lease) => milliseconds(leases.ttl(&lease)?),
-            WireRequest::TimeToExpiry(lease, seen) => milliseconds(leases.time_to_expiry(&lease, &seen)?),
+            WireRequest::Grant(span) => Reply::Lease(leases.grant(call, Duration::from_millis(span))?),
+            WireRequest::Time => milliseconds(leases.time(call)?),
+            WireRequest::Ttl(lease) => milliseconds(leases.ttl(call, &lease)?),
+            WireRequest::TimeToExpiry(lease, seen) => milliseconds(leases.time_to_expiry(call, &lease, &seen)?),
             WireRequest::NewSightings(wanted, seen) => {
-                Reply::Sightings(leases.new_sightings(&wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
+                Reply::Sightings(leases.new_sightings(call, &wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
             }
             WireRequest::Subscribe(waiter) => {
                 self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?
             }
             WireRequest::Unsubscribe(_) => Reply::Done,
             WireRequest::History => self.history(id)?,
-            WireRequest::Sweep { dry_run } => store.sweep(dry_run)?.into(),
-            WireRequest::Diagnose => Reply::Findings(store.diagnose()),
+            WireRequest::Sweep { dry_run } => store.sweep(call, dry_run)?.into(),
+            WireRequest::Diagnose => Reply::Findings(store.diagnose(call)),
         })
     }
 
@@ -163,9 +164,9 @@ impl Server<'_> {
             history: LinesOfHistory::new(|| commit.history.iter().filter(is_line).cloned().collect()),
             limits: commit.limits,
         };
-        Ok(match self.store.commit(&set)? {
+        Ok(match self.store.commit(Call::default(), &set)? {
             CommitResult::Done(version) => {
-                self.store.finish(&set);
+                self.store.finish(Call::default(), &set);
                 Reply::Committed(version)
             }
             CommitResult::Conflict(_) => Reply::Conflict,
@@ -177,14 +178,14 @@ impl Server<'_> {
         if self.subscriptions.len() >= MOST_SUBSCRIPTIONS {
             return Err(no("too many subscriptions"));
         }
-        let subscription = self.store.subscribe(topic).ok_or_else(|| no("no notifications here"))?;
+        let subscription = self.store.subscribe(Call::default(), topic).ok_or_else(|| no("no notifications here"))?;
         self.subscriptions.push((id, subscription));
         Ok(Reply::Done)
     }
 
     fn history(&self, id: u64) -> Result<Reply> {
         let mut printed = Ok(());
-        let is_kept = self.store.read_history(&mut |text| {
+        let is_kept = self.store.read_history(Call::default(), &mut |text| {
             if printed.is_ok() {
                 printed = print(&(id, Reply::Line(Bytes(text.to_vec()))));
             }

@@ -26,7 +26,7 @@ use crate::{etcd, postgres, ssh};
 use csalock::engine::Engine;
 use csalock::host::Unix;
 use csalock::lock::{Lifetime, Record};
-use csalock::store::{CommitResult, Location, Store, WriteSet};
+use csalock::store::{Call as StoreCall, CommitResult, Location, Store, WriteSet};
 use serde_json::Value;
 
 pub(crate) use crate::supervised::csalock;
@@ -258,7 +258,7 @@ impl Sandbox {
         let mut add = |place: &str, stored: csalock::store::Versioned| {
             lines.push(format!("{place} {:?} {}", stored.version, String::from_utf8_lossy(&stored.body)));
         };
-        self.open().scan(&mut |place, stored| stored.map(|stored| add(place, stored))).unwrap();
+        self.open().scan(StoreCall::default(), &mut |place, stored| stored.map(|stored| add(place, stored))).unwrap();
         lines.sort();
         lines
     }
@@ -273,7 +273,7 @@ impl Sandbox {
     }
 
     pub(crate) fn record(&self, name: &str) -> Option<Record> {
-        let found = self.open().read(name.as_bytes()).unwrap()?;
+        let found = self.open().read(StoreCall::default(), name.as_bytes()).unwrap()?;
         Some(csalock::lock::decode(&found.body, found.version.number).unwrap())
     }
 
@@ -398,7 +398,7 @@ impl Sandbox {
         let mut internal = 0;
         let mut count =
             |stored: csalock::store::Versioned| internal += usize::from(csalock::lock::is_auxiliary(&stored.body));
-        self.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
+        self.open().scan(StoreCall::default(), &mut |_, stored| stored.map(&mut count)).unwrap();
         internal
     }
 
@@ -427,12 +427,12 @@ impl Sandbox {
     /// Changes a record, with access to the leases of its store.
     pub(crate) fn edit_in(&self, name: &str, change: impl Fn(&dyn Store, &mut Record)) {
         let store = self.open();
-        let found = store.read(name.as_bytes()).unwrap().unwrap();
+        let found = store.read(StoreCall::default(), name.as_bytes()).unwrap().unwrap();
         let mut record = csalock::lock::decode(&found.body, found.version.number).unwrap();
         change(&*store, &mut record);
         let body = csalock::lock::encode(&record);
         assert!(matches!(
-            store.commit(&WriteSet::of(name.as_bytes(), Some(&found.version), Some(&body))),
+            store.commit(StoreCall::default(), &WriteSet::of(name.as_bytes(), Some(&found.version), Some(&body))),
             Ok(CommitResult::Done(_))
         ));
     }
@@ -440,9 +440,9 @@ impl Sandbox {
     /// Puts bytes in a record's place.
     pub(crate) fn overwrite(&self, name: &str, body: &[u8]) {
         let store = self.open();
-        let found = store.read(name.as_bytes()).unwrap().map(|found| found.version);
+        let found = store.read(StoreCall::default(), name.as_bytes()).unwrap().map(|found| found.version);
         assert!(matches!(
-            store.commit(&WriteSet::of(name.as_bytes(), found.as_ref(), Some(body))),
+            store.commit(StoreCall::default(), &WriteSet::of(name.as_bytes(), found.as_ref(), Some(body))),
             Ok(CommitResult::Done(_))
         ));
     }

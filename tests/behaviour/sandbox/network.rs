@@ -27,8 +27,14 @@ impl Network {
         if !has_namespaces("a network of one's own") || !tools.into_iter().all(has) {
             return None;
         }
-        let network =
-            Network { switch: Namespace::new()?, hosts: Vec::new(), identities: tempfile::tempdir().unwrap() };
+        let identities = tempfile::tempdir().unwrap();
+        // They are written once: a process that reads a file while it is written anew finds it empty.
+        for host in 0..hosts {
+            let write = |name: &str, text: String| std::fs::write(identities.path().join(name), text).unwrap();
+            write(&format!("boot{host}"), format!("{host:08}-0000-4000-8000-000000000000\n"));
+            write(&format!("machine{host}"), format!("{host:032}\n"));
+        }
+        let network = Network { switch: Namespace::new()?, hosts: Vec::new(), identities };
         network.switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward");
         (0..hosts).try_fold(network, |mut network, number| {
             let host = Namespace::new()?;
@@ -65,13 +71,8 @@ impl Network {
     /// The words that run a program there as on a machine of its own: it sees no processes but its own, and the boot id and
     /// the machine id are those of the host. Other hosts cannot know whether its processes live.
     pub(crate) fn on_a_machine(&self, host: usize) -> Vec<String> {
-        let file = |name: &str, text: String| {
-            let path = self.identities.path().join(format!("{name}{host}"));
-            std::fs::write(&path, text).unwrap();
-            path.display().to_string()
-        };
-        let boot = file("boot", format!("{host:08}-0000-4000-8000-000000000000\n"));
-        let machine = file("machine", format!("{host:032}\n"));
+        let [boot, machine] = ["boot", "machine"].map(|name| self.identities.path().join(format!("{name}{host}")));
+        let [boot, machine] = [boot.display(), machine.display()];
         let identity = format!(
             "mount --bind {boot} /proc/sys/kernel/random/boot_id
              [ ! -e /etc/machine-id ] || mount --bind {machine} /etc/machine-id

@@ -10,6 +10,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::{Outside, SECRET, bounded, bounded_beside, plant};
 use crate::extent::choose;
 use crate::sandbox::{Done, Kind, Sandbox, wait_until};
+use csalock::store::Call as StoreCall;
 
 /// Returns the number of commands that run meanwhile.
 fn commands() -> usize {
@@ -137,9 +138,9 @@ fn a_record_whose_directory_is_moved_away_is_not_read_from_there() {
     sandbox.csalock(["lock", "--forever", "x"]).run();
     let (store, place) = (sandbox.open(), sandbox.store_path().join("x"));
     for _ in 0..2 {
-        assert!(store.read(b"x").unwrap().is_some());
+        assert!(store.read(StoreCall::default(), b"x").unwrap().is_some());
     }
     std::fs::rename(&place, sandbox.path("moved")).unwrap();
-    assert!(store.read(b"x").unwrap().is_none());
+    assert!(store.read(StoreCall::default(), b"x").unwrap().is_none());
     sandbox.csalock(["run", "-n", "x", "true"]).run();
 }

@@ -64,7 +64,8 @@ fn place_of(names: &BTreeMap<Key, Vec<Step>>, name: &[u8]) -> String {
 
 /// A lease, with the boot on whose clock the log has the times; and the process, where each counts for itself.
 fn of_boot(step: &Step, lease: &Lease) -> String {
-    let process = matches!(lease.clock, LeaseClock::FileSystem(_)).then_some(step.who.1.pid);
+    // A host may have processes of one number in several pid namespaces.
+    let process = matches!(lease.clock, LeaseClock::FileSystem(_)).then_some((&step.who.0.pids, step.who.1));
     format!("{} {process:?} {lease:?}", step.who.0.boot)
 }
 

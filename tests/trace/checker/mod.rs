@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use csalock::lock::{PidDomain, ProcessId};
-use csalock::store::Store;
+use csalock::store::{Call, Store};
 use csalock::trace::{Bytes, Event, Intent, Line};
 
 pub(crate) type Version = (u64, u64);
@@ -94,7 +94,7 @@ pub(crate) fn end_of(store: &dyn Store) -> End {
         end.insert(self::place(place), ((stored.version.number, stored.version.mark), stored.body));
         Ok(())
     };
-    store.scan(&mut visit).unwrap();
+    store.scan(Call::default(), &mut visit).unwrap();
     end
 }
 

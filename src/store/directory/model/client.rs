@@ -13,12 +13,12 @@ use nix::sys::stat::Mode;
 use super::TIME;
 use super::replay::{self, Answer, Call, Progress};
 use crate::error::Result;
-use crate::host::{Host, Invocation, WaitSet, WakeAddress};
+use crate::host::{Host, Invocation, WakeAddress, WakeSet};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::directory::Directory;
 use crate::store::directory::root::Root;
 use crate::store::directory::sys::Ownership;
-use crate::store::{CommitResult, Layout, Scope, Store, Upkeep, Version, WriteSet};
+use crate::store::{Call as StoreCall, CommitResult, Layout, Scope, Store, Upkeep, Version, WriteSet};
 
 const NAME: &[u8] = b"x";
 
@@ -98,18 +98,18 @@ impl Act {
         let expect = match self.doing {
             Doing::Takes(expect) => expect,
             Doing::Changes(version) | Doing::GivesBack(version) | Doing::Joins(version, _) => Some(version),
-            Doing::Sweeps => return store.sweep(false).map(|_| Found::Swept),
+            Doing::Sweeps => return store.sweep(StoreCall::default(), false).map(|_| Found::Swept),
             _ => {
-                let stored = store.read(NAME)?;
+                let stored = store.read(StoreCall::default(), NAME)?;
                 return Ok(Found::Read(stored.map(|stored| (number(stored.version), stored.body))));
             }
         };
         let expect = expect.map(|(number, mark)| Version { number, mark });
         let body = self.body();
         let set = WriteSet::of(NAME, expect.as_ref(), body.as_deref());
-        Ok(Found::Swapped(match store.commit(&set)? {
+        Ok(Found::Swapped(match store.commit(StoreCall::default(), &set)? {
             CommitResult::Done(version) => {
-                store.finish(&set);
+                store.finish(StoreCall::default(), &set);
                 Some(number(version))
             }
             CommitResult::Conflict(_) => None,
@@ -200,7 +200,7 @@ impl Host for Clockwork {
         Ok(bytes)
     }
 
-    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+    fn wake_set<'a>(&self, _proof: &HandleHash, _interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>> {
         unreachable!("a store does not wait")
     }
 

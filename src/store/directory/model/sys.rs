@@ -15,7 +15,7 @@ use super::model::replay::{self, Call, text};
 #[path = "../sys.rs"]
 mod real;
 
-pub(super) use real::{FileKind, Ownership};
+pub(super) use real::{FileKind, Ownership, answers};
 
 pub(super) fn open_directory(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<OwnedFd> {
     match replay::directory(&at) {

@@ -1,4 +1,4 @@
-//! Linux wait set: wake-up sockets, pidfds and the channel of the store.
+//! Linux wake set: wake-up sockets, pidfds and the channel of the store.
 //!
 //! A datagram on an abstract unix(7) socket named after the waiter's handle hash wakes the waiter. Such a socket leaves
 //! no file, needs no permission, has no inotify limit, and wakes only the granted waiter. Processes in other network
@@ -18,9 +18,9 @@ use nix::time::ClockId;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::interface::{Subscription, WakeAddress, WakeReason, WakeSet, Watched};
+use super::machine::now;
 use super::processes::{self, ProcStat};
-use super::unix::now;
-use super::{WaitSet, WaitSources, WakeReason, Watched};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, ProcessId};
 
@@ -44,13 +44,6 @@ pub struct WakeSocket {
 
 /// The socket of this process's supervisor, which sends wake-ups as well as a new one.
 static OF_SUPERVISOR: OnceLock<Weak<OwnedFd>> = OnceLock::new();
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WakeAddress<'a> {
-    /// The waiter with this handle hash, until it is granted the lock.
-    Waiter(&'a HandleHash),
-    Supervisor(&'a HandleHash),
-}
 
 impl WakeSocket {
     /// Binds the socket for wake-ups. Returns `None` if that fails; no caller relies on wake-ups.
@@ -92,7 +85,7 @@ impl AsFd for WakeSocket {
     }
 }
 
-pub(super) struct LinuxWaitSet<'a> {
+pub(super) struct LinuxWakeSet<'a> {
     wake_socket: Option<WakeSocket>,
     interrupt: Vec<BorrowedFd<'a>>,
     pidfds: Vec<(ProcessId, OwnedFd)>,
@@ -120,9 +113,9 @@ fn address(listener: WakeAddress<'_>) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
-impl<'a> LinuxWaitSet<'a> {
-    pub(super) fn new(proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> LinuxWaitSet<'a> {
-        LinuxWaitSet { wake_socket: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
+impl<'a> LinuxWakeSet<'a> {
+    pub(super) fn new(proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> LinuxWakeSet<'a> {
+        LinuxWakeSet { wake_socket: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
     }
 
     /// Watches exactly these processes from now on, or their supervisors. Returns false if one of them has already
@@ -190,15 +183,20 @@ pub(super) fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>,
     }
 }
 
-impl WaitSet for LinuxWaitSet<'_> {
-    fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason> {
-        if !self.watch(signs.watched) {
+impl WakeSet for LinuxWakeSet<'_> {
+    fn wait(
+        &mut self,
+        watched: &[Watched],
+        subscription: &mut Option<Box<dyn Subscription>>,
+        at_most: Duration,
+    ) -> Result<WakeReason> {
+        if !self.watch(watched) {
             return Ok(WakeReason::LookAgain);
         }
-        let elsewhere = signs.subscription.as_ref().map(|subscription| subscription.descriptor());
+        let elsewhere = subscription.as_ref().map(|channel| channel.descriptor());
         let [mut is_woken, interrupted, ended, notified] = self.listen(at_most, elsewhere)?;
-        if notified && signs.subscription.as_mut().is_some_and(|subscription| subscription.is_notified()) {
-            *signs.subscription = None;
+        if notified && subscription.as_mut().is_some_and(|channel| channel.is_notified()) {
+            *subscription = None;
             is_woken = true;
         }
         if interrupted {
@@ -219,9 +217,8 @@ impl WaitSet for LinuxWaitSet<'_> {
 mod tests {
     use std::process::Command;
 
-    use super::super::Host;
-    use super::super::unix::Unix;
     use super::*;
+    use crate::host::{Host as _, Unix};
     use crate::lock::Handle;
 
     const NEVER: Duration = Duration::from_millis(50);
@@ -233,9 +230,9 @@ mod tests {
         nix::poll::poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], nix::poll::PollTimeout::NONE).unwrap();
         let pid = command.id() as i32;
         let process = ProcessId { pid, start: processes::start_of(pid).unwrap() };
-        let mut wait_set = LinuxWaitSet::new(&Handle::new([pid as u8; 16]).proof(), Vec::new());
+        let mut wake_set = LinuxWakeSet::new(&Handle::new([pid as u8; 16]).proof(), Vec::new());
         let watched = [Watched { process, supervisor }];
-        let reason = wait_set.wait(&mut WaitSources { watched: &watched, subscription: &mut None }, NEVER).unwrap();
+        let reason = wake_set.wait(&watched, &mut None, NEVER).unwrap();
         command.wait().unwrap();
         reason
     }

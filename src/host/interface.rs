@@ -1,0 +1,164 @@
+//! What csalock asks of a machine: clocks, identity, liveness of processes, and waiting.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::lock::{Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
+
+/// Set of hosts that may use a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Every process that uses the store runs under this kernel, or ran under it before a reboot.
+    Local,
+    /// Other hosts may use the store.
+    Shared,
+}
+
+pub trait Subscription {
+    /// Returns a descriptor that becomes readable when a notification may have come.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Returns true after a notification or the end of the subscription; the caller then reads and subscribes anew.
+    fn is_notified(&mut self) -> bool;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Invocation {
+    pub pid: i32,
+    pub ignores_interrupt: bool,
+}
+
+/// Clocks, identity, liveness of processes, and waiting.
+pub trait Host: Send + Sync {
+    /// Returns CLOCK_BOOTTIME, which counts suspend and cannot be set.
+    fn boottime(&self) -> Duration;
+
+    /// Returns the milliseconds by which [`Host::boottime`] is ahead of the clock of the kernel, in a time namespace.
+    fn boottime_offset(&self) -> Result<i64> {
+        Ok(0)
+    }
+
+    /// Returns the wall clock since 1970, for display and as the lower bound of new tokens.
+    fn wall(&self) -> Duration;
+
+    fn domain(&self) -> Result<PidDomain>;
+
+    /// Returns the part of the pid domain that needs fewer files to be read.
+    fn pid_space(&self) -> Result<PidSpace> {
+        self.domain().map(PidSpace::from)
+    }
+
+    /// Returns true if this process is not in the kernel's first pid and time namespaces. Processes of other namespaces
+    /// that use the same store then cannot see whether it lives.
+    fn is_in_container(&self) -> bool {
+        false
+    }
+
+    /// Returns the host's name, for display.
+    fn name(&self) -> String;
+
+    /// Returns the effective numeric user id of this process.
+    fn uid(&self) -> u32;
+
+    fn this_process(&self) -> Result<ProcessId>;
+
+    fn process(&self, pid: i32) -> Result<Option<ProcessId>>;
+
+    /// Returns the visible processes that may hold locks and continue only when this process ends, innermost first.
+    /// With `some_time_later` the answer is more precise.
+    fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId>;
+
+    /// Returns false if the called process is certainly none of these processes and was called by none of them.
+    fn may_be_called_by(&self, _called: &Invocation, _processes: &[ProcessId]) -> bool {
+        true
+    }
+
+    fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness;
+
+    /// Returns true if the process has ended, and its parent `supervisor` is running and has not yet waited for it. The
+    /// parent is then about to release the locks of the process.
+    fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
+
+    /// Returns true if the process is seen here, and its control group is frozen.
+    fn is_frozen(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
+        false
+    }
+
+    /// Returns true if the command of a grant is stopped, and its supervisor and keeper were killed, which would end it with
+    /// the lease.
+    fn is_abandoned(&self, _grant: &Grant) -> bool {
+        false
+    }
+
+    fn sleep(&self, span: Duration);
+
+    /// Returns true if a signal that ends the waits of this process is pending and unread.
+    fn is_interrupted(&self) -> bool;
+
+    /// Records in this machine's memory, until shutdown, that this machine wrote the entry with this key.
+    fn leave_witness(&self, key: &str);
+
+    /// Returns true if this user left a witness for the key. No other machine has the witness, even if it was resumed
+    /// from the same snapshot, provided that the entry is younger than the snapshot.
+    fn has_witness(&self, key: &str, uid: u32) -> bool;
+
+    fn remove_witness(&self, key: &str);
+
+    /// Removes this user's witnesses of at least this age, for every store.
+    fn remove_old_witnesses(&self, age: Duration);
+
+    /// Returns random bytes that cannot be guessed.
+    fn random(&self) -> Result<[u8; 16]>;
+
+    /// Returns a number that no other call returns, on no host. It may be guessed.
+    fn unique_number(&self) -> Result<u64> {
+        self.random().map(|random| u64::from_be_bytes(*random.first_chunk().unwrap_or(&[0; 8])))
+    }
+
+    /// Creates a wake set: from now on [`Host::wake`] with this handle hash reaches it. Its waits end when one
+    /// of the descriptors of the `interrupt` becomes readable.
+    fn wake_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>>;
+
+    /// Wakes the process that listens at this address, if it is in reach. Returns true if a process listens. A wake-up
+    /// can be lost, so no caller relies on it.
+    fn wake(&self, listener: WakeAddress<'_>) -> bool;
+
+    /// Lets processes that this process has just woken run first. The kernel wakes the receiver of a message on the CPU
+    /// of the sender, because a sender usually sleeps next.
+    fn give_way(&self) {}
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WakeAddress<'a> {
+    /// The waiter with this handle hash, until it is granted the lock.
+    Waiter(&'a HandleHash),
+    Supervisor(&'a HandleHash),
+}
+
+/// A waiter's wake-up sources. An event before a wait, but after the creation of the wake set, ends that wait.
+pub trait WakeSet {
+    /// Waits for the waiter's own wake-up socket, for the end of a watched process, for the waiter's channel in the store,
+    /// for the interrupt, or until `at_most` is over. The subscription ends after a wake-up.
+    fn wait(
+        &mut self,
+        watched: &[Watched],
+        subscription: &mut Option<Box<dyn Subscription>>,
+        at_most: Duration,
+    ) -> Result<WakeReason>;
+}
+
+/// A process whose end concerns a waiter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watched {
+    pub process: ProcessId,
+    /// The parent that notices its end, and then changes the record and wakes the waiter.
+    pub supervisor: Option<ProcessId>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WakeReason {
+    LookAgain,
+    Interrupted,
+    TimeOver,
+}
