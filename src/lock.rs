@@ -37,16 +37,16 @@ pub use facts::{Facts, Liveness, Query};
 pub use grant::{EndReason, EndRequest, EndedGrant, Grant, MOST_SLOTS, Mode};
 pub use handle::{Handle, HandleHash};
 pub use job::{JobState, Promise, Runs, Success};
-pub use lifetime::{Begun, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
+pub use lifetime::{ClockReading, Lease, LeaseClock, LeaseStart, Lifetime, MOST_SIGHTINGS, Sighting, age, boot_of};
 pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
 pub use protocol::{Standing, decide};
 pub use queue::{is_free, is_gone};
 pub use record::Record;
 pub use request::{
-    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Edge, Gc, NotHolder, Note, Orphan, OwnerDied, Phase,
-    Prepare, Refusal, Release, Renew, Request, Successor, Transition,
+    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Edge, NotHolder, Note, Orphan, OwnerDied, Phase,
+    Prepare, Refusal, Release, RenewGrant, Request, Successor, Sweep, Transition,
 };
 pub use runs::{BeginRun, Complain, Complaint, ForgetJob, GiveUp, ReportSuccess, RunStart};
 pub use value::{MOST_VALUE, Value};
 pub use waiter::{Page, Pages, QueuePlace, QueuePosition, Replacement, Waiter};
-pub use write::{Precondition, WriteRefusal, Writing, Written};
+pub use write::{Precondition, SetValue, WriteRefusal, Written};

@@ -156,6 +156,6 @@ fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
 }
 
 fn collect(engine: &Engine, name: &[u8]) -> Result<(Vec<EndedGrant>, bool)> {
-    let (endings, dropped) = engine.apply(name, &lock::Gc)?;
+    let (endings, dropped) = engine.apply(name, &lock::Sweep)?;
     Ok((endings, !dropped.is_empty()))
 }

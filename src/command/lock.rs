@@ -343,7 +343,7 @@ pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> 
         let reporter = Reporter::new(&engine);
         let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
         let lifetime = engine.start(&Lifetime::Ttl((options.ttl.as_millis() as u64).max(1)))?;
-        let response = engine.apply(&target.name, &lock::Renew::new(credentials, lifetime))?;
+        let response = engine.apply(&target.name, &lock::RenewGrant::new(credentials, lifetime))?;
         documents.push(match &response {
             Ok(grant) => {
                 if options.common.verbose {

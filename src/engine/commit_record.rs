@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::error::Result;
-use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Release};
+use crate::lock::{self, CommitRecord, Credentials, HandleHash, Lifetime, Liveness, Prepare, Release, Sweep};
 use crate::store::{Durability, Version, WriteOptions};
 
 impl Engine {
@@ -111,7 +111,7 @@ impl Engine {
         let Some((_, decision)) = self.commit_record(proof)? else { return Ok(false) };
         for name in &decision.names {
             if !dry_run {
-                self.apply(name, &Gc)?;
+                self.apply(name, &Sweep)?;
             }
             let (_, record) = self.read(name)?;
             if let Some(grant) = record.holder(proof)

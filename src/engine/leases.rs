@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{AcquireRequest, Engine, EngineState};
 use crate::error::Result;
 use crate::lock::{
-    Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, Renew,
+    Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant,
 };
 use crate::store::{Scope, guarded};
 
@@ -111,7 +111,7 @@ impl Engine {
 
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
         let lifetime = self.start(&self.own_lease())?;
-        self.apply(name, &Renew::new(self.by_proof(proof)?, lifetime))
+        self.apply(name, &RenewGrant::new(self.by_proof(proof)?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {

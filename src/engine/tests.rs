@@ -4,7 +4,7 @@ mod days;
 
 use super::*;
 use crate::host::Fake;
-use crate::lock::{EndReason, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Phase, Refusal, Release};
+use crate::lock::{EndReason, Lifetime, Liveness, Mode, NotHolder, Owner, Phase, Refusal, Release, Sweep};
 use crate::store::{Call, CommitResult, Memory, WriteSet};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.
@@ -75,7 +75,7 @@ fn every_grant_that_ends_is_logged_once_even_beyond_the_limit_of_a_record() {
     assert_eq!(past(), died);
     assert_eq!(engine.inspect(b"x").unwrap().record.ended_grants.len(), 4);
     host.set_liveness(20, Liveness::Dead);
-    engine.apply(b"x", &Gc).unwrap();
+    engine.apply(b"x", &Sweep).unwrap();
     assert_eq!(past(), [died, vec![(Some(20), Some(EndReason::Died))]].concat());
 }
 

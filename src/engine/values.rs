@@ -7,8 +7,8 @@ use super::wait_policy::OnWait;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
-    self, Credentials, Grant, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _, Transition, Value,
-    WriteRefusal, Writing, Written,
+    self, Credentials, Grant, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _, SetValue,
+    Transition, Value, WriteRefusal, Written,
 };
 use crate::signals::Interrupt;
 use crate::store::{Durability, WriteOptions};
@@ -138,7 +138,7 @@ impl Engine {
     fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<WriteResponse> {
         let random = self.host.random()?;
         let mark = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
-        let mut writing = Writing {
+        let mut writing = SetValue {
             credentials: wanted.by.clone(),
             value: wanted.bytes.map(|bytes| Value::new(bytes, mark, wanted.mode)),
             precondition: wanted.precondition,
@@ -160,7 +160,7 @@ impl Engine {
         &self,
         name: &[u8],
         wanted: &ValueWrite<'_>,
-        writing: &mut Writing,
+        writing: &mut SetValue,
         stored: &mut bool,
         writer: &Owner,
     ) -> Result<WriteResponse> {
@@ -198,7 +198,7 @@ impl Engine {
                 RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
             writing.repeat();
             if let Committed::Done(version) = self.commit_update(&update, Remark::default())? {
-                return Ok(Writing::with_tokens(response, version.number));
+                return Ok(SetValue::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.
             if let Some(under) = response.ok().and_then(|written| written.under) {
@@ -214,7 +214,7 @@ impl Engine {
     fn external(
         &self,
         name: &[u8],
-        writing: &Writing,
+        writing: &SetValue,
         bytes: Option<&[u8]>,
         writer: &Owner,
     ) -> Option<(Vec<u8>, Vec<u8>, WriteOptions)> {

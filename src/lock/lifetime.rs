@@ -67,14 +67,14 @@ pub enum LeaseClock {
     /// CLOCK_BOOTTIME of each host that sees the lease, because a user may set the clock of a file system. A host takes
     /// the lease for over after it was in the record for its whole span. The end is on the clock by which the store's
     /// file system stamps new files.
-    FileSystem(Begun),
+    FileSystem(LeaseStart),
     /// etcd's clock, for the lease with this id. Only etcd knows when that lease ends.
     Etcd(u64),
 }
 
 /// Start of a lease on its holder's host. No two leases have the same start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begun {
+pub struct LeaseStart {
     /// Boot of the host that started the lease ([`super::boot_of`]).
     pub boot: u64,
     /// Start in microseconds on that host's CLOCK_BOOTTIME.
@@ -90,7 +90,7 @@ pub const MOST_SIGHTINGS: usize = 128;
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moment {
+pub struct ClockReading {
     pub boottime: Duration,
     /// Time of the store since 1970.
     pub store: Duration,
@@ -102,8 +102,8 @@ pub struct Sighting {
     pub lease: Lease,
     /// Boot of the host that saw the lease ([`boot_of`]).
     pub boot: u64,
-    /// Moment when the host saw the lease for the first time.
-    pub at: Moment,
+    /// Time on the clocks when the host saw the lease for the first time.
+    pub at: ClockReading,
 }
 
 /// Returns the number of a boot for use in leases: a digest of the boot id.
@@ -111,9 +111,9 @@ pub fn boot_of(boot: &str) -> u64 {
     checksum(boot.as_bytes())
 }
 
-impl Moment {
+impl ClockReading {
     /// Returns the lesser advance of the two clocks from this moment to `now`, or `None` if the clocks disagree.
-    fn advance(&self, now: &Moment) -> Option<Duration> {
+    fn advance(&self, now: &ClockReading) -> Option<Duration> {
         let own = now.boottime.checked_sub(self.boottime)?;
         // The clocks may differ by a thousandth of the advance, because no quartz is worse.
         let agrees = now.store.abs_diff(self.store.saturating_add(own)) <= TOLERANCE + own / 1000;
@@ -123,9 +123,9 @@ impl Moment {
 
 /// Returns the time that a lease has certainly been in its record, by the lease itself and the sightings in the record.
 /// Returns `None` if this boot has not seen the lease yet.
-pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &Moment) -> Option<Duration> {
+pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &ClockReading) -> Option<Duration> {
     let LeaseClock::FileSystem(begun) = &lease.clock else { return None };
-    let began = Moment {
+    let began = ClockReading {
         boottime: Duration::from_micros(begun.at),
         store: Duration::from_millis(lease.ends.saturating_sub(begun.span)),
     };

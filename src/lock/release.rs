@@ -11,7 +11,7 @@ use super::protocol::{Standing, is_decided, lease_expired, write};
 use super::queue::{grant, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::Record;
 use super::request::{
-    AskToEnd, Break, Credentials, Gc, NotHolder, Note, OwnerDied, Prepare, Release, Renew, Request, Transition,
+    AskToEnd, Break, Credentials, NotHolder, Note, OwnerDied, Prepare, Release, RenewGrant, Request, Sweep, Transition,
 };
 use super::waiter::Waiter;
 
@@ -146,11 +146,11 @@ fn leave(record: &Record, at: usize, facts: &Facts) -> Result<Answer<Grant>, Que
     Ok(write(next, Err(not_holder(record, Some(ended), facts)?), wake))
 }
 
-impl Request for Renew {
+impl Request for RenewGrant {
     type Response = Result<Grant, NotHolder>;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
-        let Renew { credentials, lifetime, begins } = self;
+        let RenewGrant { credentials, lifetime, begins } = self;
         if let Lifetime::Keepalive(_) = lifetime {
             return keep_alive(record, self, facts);
         }
@@ -179,8 +179,8 @@ impl Request for Renew {
 
 /// Restarts a keepalive lease, even if it is over: no other caller has acquired the lock yet, and the first commit
 /// wins. A grant with a fixed time limit keeps that limit.
-fn keep_alive(record: &Record, renew: &Renew, facts: &Facts) -> Result<Answer<Grant>, Query> {
-    let Renew { credentials, lifetime, begins } = renew;
+fn keep_alive(record: &Record, renew: &RenewGrant, facts: &Facts) -> Result<Answer<Grant>, Query> {
+    let RenewGrant { credentials, lifetime, begins } = renew;
     let Some(at) = record.holders.iter().position(|grant| credentials.proof == Some(grant.proof)) else {
         return refuse(record, find(record, credentials, facts)?, facts);
     };
@@ -310,7 +310,7 @@ impl Request for AskToEnd {
     }
 }
 
-impl Request for Gc {
+impl Request for Sweep {
     type Response = (Vec<EndedGrant>, Vec<Waiter>);
 
     const HAS_PRIORITY: bool = false;

@@ -60,16 +60,16 @@ pub struct Release(pub Credentials);
 
 /// Sets a new lifetime for the caller's grant.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Renew {
+pub struct RenewGrant {
     pub credentials: Credentials,
     pub lifetime: Lifetime,
     /// True if the holder has only waited under the grant until now (`Grant::begin`).
     pub begins: bool,
 }
 
-impl Renew {
-    pub fn new(credentials: Credentials, lifetime: Lifetime) -> Renew {
-        Renew { credentials, lifetime, begins: false }
+impl RenewGrant {
+    pub fn new(credentials: Credentials, lifetime: Lifetime) -> RenewGrant {
+        RenewGrant { credentials, lifetime, begins: false }
     }
 }
 
@@ -106,7 +106,7 @@ pub struct AskToEnd {
 
 /// Removes stale grants and dead waiters. The response has the removed grants and waiters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Gc;
+pub struct Sweep;
 
 /// Records that the caller's host has seen these leases, as far as the record has them and enough room.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -23,7 +23,7 @@ use super::request::{Credentials, NotHolder, Orphan, Request, Transition};
 use super::value::Value;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Writing {
+pub struct SetValue {
     pub credentials: Credentials,
     /// New value without its version and token; `None` to delete the value.
     pub value: Option<Value>,
@@ -65,7 +65,7 @@ pub enum WriteRefusal {
     Orphaned(Vec<Grant>),
 }
 
-impl Request for Writing {
+impl Request for SetValue {
     type Response = Result<Written, WriteRefusal>;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query> {
@@ -87,14 +87,14 @@ impl Request for Writing {
     }
 }
 
-type Step = Transition<<Writing as Request>::Response>;
+type Step = Transition<<SetValue as Request>::Response>;
 
 fn refused(refusal: WriteRefusal) -> Step {
     Transition::Done(Err(refusal))
 }
 
 /// Decides about a write by the rules in the module documentation.
-fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Query> {
+fn decide_write(record: &Record, writing: &SetValue, facts: &Facts) -> Result<Step, Query> {
     let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
     let (mut next, mut wake) = (record.clone(), Vec::new());
     let (mut mine, mut stale) = (None, None);
@@ -190,11 +190,11 @@ fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Resu
 }
 
 /// Returns true if the store committed this write before, and only its reply was lost.
-fn was_written(record: &Record, writing: &Writing, found: &Match) -> bool {
+fn was_written(record: &Record, writing: &SetValue, found: &Match) -> bool {
     is_this(record, writing) || (writing.release && matches!(found, Match::Ended(_)))
 }
 
-fn is_this(record: &Record, writing: &Writing) -> bool {
+fn is_this(record: &Record, writing: &SetValue) -> bool {
     match (&writing.value, &record.value) {
         (Some(written), Some(value)) => written.write_id == value.write_id,
         (wanted, value) => wanted.is_none() && value.is_none(),

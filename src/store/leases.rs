@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::{Call, guarded};
 use crate::error::Result;
 use crate::host::Host;
-use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
+use crate::lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age, boot_of};
 
 /// Leases on a clock that all users of a store share.
 pub trait Leases {
@@ -111,7 +111,7 @@ pub(super) fn lend_shared(
     store_time: impl FnOnce() -> Result<Duration>,
 ) -> Result<Lease> {
     let lease = lend_local(host, span)?;
-    let begun = Begun {
+    let begun = LeaseStart {
         boot: boot_of(&host.pid_space()?.boot),
         at: kernel_time(host)?.as_micros() as u64,
         span: span.as_millis() as u64,
@@ -150,7 +150,7 @@ pub(super) fn remaining_shared(
     }
 }
 
-fn span_of(begun: &Begun) -> Duration {
+fn span_of(begun: &LeaseStart) -> Duration {
     Duration::from_millis(begun.span)
 }
 
@@ -176,7 +176,7 @@ impl Seen {
     pub(super) fn until_over(
         &self,
         host: &dyn Host,
-        (lease, begun): (&Lease, &Begun),
+        (lease, begun): (&Lease, &LeaseStart),
         sightings: &[Sighting],
         store_time: impl FnOnce() -> Result<Duration>,
     ) -> Result<Duration> {
@@ -202,14 +202,14 @@ impl Seen {
             return Ok(Vec::new());
         }
         let (boot, now, store) = (boot_of(&host.pid_space()?.boot), kernel_time(host)?, store_time()?);
-        let at = |at: Duration| Moment { boottime: at, store: store.saturating_sub(now.saturating_sub(at)) };
+        let at = |at: Duration| ClockReading { boottime: at, store: store.saturating_sub(now.saturating_sub(at)) };
         Ok(unknown.into_iter().map(|(lease, seen)| Sighting { lease: lease.clone(), boot, at: at(seen) }).collect())
     }
 
     fn since(
         &self,
         host: &dyn Host,
-        (lease, begun): (&Lease, &Begun),
+        (lease, begun): (&Lease, &LeaseStart),
         sightings: &[Sighting],
         store_time: impl FnOnce() -> Result<Duration>,
     ) -> Result<Since> {
@@ -221,7 +221,7 @@ impl Seen {
         let is_ours = begun.boot == boot || sightings.iter().any(|seen| seen.boot == boot && seen.lease == *lease);
         // A store that does not report its time proves nothing.
         let store = is_ours.then(|| store_time().ok()).flatten();
-        let known = store.and_then(|store| age(lease, sightings, boot, &Moment { boottime: now, store }));
+        let known = store.and_then(|store| age(lease, sightings, boot, &ClockReading { boottime: now, store }));
         let at = now.saturating_sub(known.unwrap_or_default());
         let since = Since { at, span: span_of(begun), is_noted: known.is_some() };
         let mut all = guarded(&self.0);

@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::lock::{
-    Begun, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock, Lifetime, Mode,
-    Moment, Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting, Success, Value, Waiter,
+    ClockReading, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock,
+    LeaseStart, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting,
+    Success, Value, Waiter,
 };
 
 pub(super) struct Source<'a>(pub(super) &'a [u8]);
@@ -77,7 +78,7 @@ impl Source<'_> {
 
     fn lease(&mut self) -> Lease {
         let clock = match self.byte() % 3 {
-            0 => LeaseClock::FileSystem(Begun { boot: self.number(), at: self.number(), span: self.number() }),
+            0 => LeaseClock::FileSystem(LeaseStart { boot: self.number(), at: self.number(), span: self.number() }),
             1 => LeaseClock::Etcd(self.number()),
             _ => LeaseClock::Boot(self.text()),
         };
@@ -215,7 +216,7 @@ impl Source<'_> {
 
     fn sighting(&mut self, lease: Lease) -> Sighting {
         let (boottime, store) = (Duration::from_micros(self.number()), Duration::from_micros(self.number()));
-        Sighting { lease, boot: self.number(), at: Moment { boottime, store } }
+        Sighting { lease, boot: self.number(), at: ClockReading { boottime, store } }
     }
 
     pub(super) fn names(&mut self) -> Vec<Vec<u8>> {

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
 
 use csalock::lock::{
-    Acquire, AskToEnd, BeginRun, Break, Cancel, Facts, Gc, Note, OwnerDied, Prepare, Query, Record, Release, Renew,
-    ReportSuccess, Request, Transition, Writing, decide,
+    Acquire, AskToEnd, BeginRun, Break, Cancel, Facts, Note, OwnerDied, Prepare, Query, Record, Release, RenewGrant,
+    ReportSuccess, Request, SetValue, Sweep, Transition, decide,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +33,7 @@ macro_rules! any_request {
     };
 }
 
-any_request!(Acquire Cancel Release Renew OwnerDied Prepare Writing Break AskToEnd Gc Note BeginRun ReportSuccess);
+any_request!(Acquire Cancel Release RenewGrant OwnerDied Prepare SetValue Break AskToEnd Sweep Note BeginRun ReportSuccess);
 
 fn next_record<R: Request>(record: &Record, request: &R, facts: &Facts) -> Result<Option<Record>, Query> {
     Ok(match decide(record, request, facts)? {

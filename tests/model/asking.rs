@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use csalock::lock::{
-    Acquire, AcquireStep, BeginRun, Break, Cancel, Credentials, Facts, Gc, Grant, HandleHash, Lease, Lifetime,
-    OwnerDied, PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, Renew, ReportSuccess, RunStart,
+    Acquire, AcquireStep, BeginRun, Break, Cancel, Credentials, Facts, Grant, HandleHash, Lease, Lifetime, OwnerDied,
+    PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, RenewGrant, ReportSuccess, RunStart, Sweep,
     Transition, WaitNode, Waiter, decide, find_cycle,
 };
 
@@ -30,7 +30,7 @@ fn decide_any(record: &Record, ask: &AnyRequest, facts: &Facts) -> Result<Step, 
         AnyRequest::Cancel(ask) => {
             decide(record, ask, facts)?.map(|granted| if granted.is_some() { Answer::FindsIt } else { Answer::Left })
         }
-        AnyRequest::Renew(ask) => decide(record, ask, facts)?.map(|renewed| match renewed {
+        AnyRequest::RenewGrant(ask) => decide(record, ask, facts)?.map(|renewed| match renewed {
             Ok(grant) => Answer::Renewed(grant.lifetime.lease().map(|lease| lease.ends)),
             Err(_) => Answer::Refused,
         }),
@@ -41,8 +41,8 @@ fn decide_any(record: &Record, ask: &AnyRequest, facts: &Facts) -> Result<Step, 
             decide(record, ask, facts)?.map(|begun| done(matches!(begun, Ok(RunStart::Begun(_)))))
         }
         AnyRequest::ReportSuccess(ask) => decide(record, ask, facts)?.map(|reported| done(reported.is_ok())),
-        AnyRequest::Gc(ask) => decide(record, ask, facts)?.map(|_| Answer::Done),
-        AnyRequest::Prepare(_) | AnyRequest::Writing(_) | AnyRequest::AskToEnd(_) | AnyRequest::Note(_) => {
+        AnyRequest::Sweep(ask) => decide(record, ask, facts)?.map(|_| Answer::Done),
+        AnyRequest::Prepare(_) | AnyRequest::SetValue(_) | AnyRequest::AskToEnd(_) | AnyRequest::Note(_) => {
             unreachable!("no task asks for it")
         }
     }))
@@ -268,7 +268,7 @@ impl World {
             Task::GiveBack(_) => Release(claimant(Some(proof(at)), Vec::new())).into(),
             Task::GiveBackAsOwner(_) => Release(claimant(None, vec![owner(&self.actors[at], at)])).into(),
             Task::Break(_) => Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()).into(),
-            Task::Collect(_) => Gc.into(),
+            Task::Collect(_) => Sweep.into(),
             Task::Begin(_) => {
                 let credentials = claimant(Some(proof(at)), Vec::new());
                 BeginRun { credentials, slot: Some(1), most: 9, pause: 0, promise: None, now: 1 }.into()
@@ -285,7 +285,7 @@ impl World {
                 let begun = actor.begun.filter(|begun| !state.is_over(*begun));
                 let begun = begun.or_else(|| self.lend(state))?;
                 state.actors[at].begun = Some(begun);
-                Renew::new(claimant, Lifetime::Keepalive(lease(begun))).into()
+                RenewGrant::new(claimant, Lifetime::Keepalive(lease(begun))).into()
             }
         })
     }

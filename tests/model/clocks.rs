@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use csalock::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age};
+use csalock::lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 /// All times are in steps of ten seconds.
@@ -163,13 +163,13 @@ impl Clocks {
         let ends = (time(i32::from(begun) + store) + STEP * SPAN.into()).as_millis() as u64;
         let at = time(i32::from(begun)).as_micros() as u64;
         let span = (STEP * SPAN.into()).as_millis() as u64;
-        let lease = Lease { clock: LeaseClock::FileSystem(Begun { boot: boot(0), at, span }), ends, wall: 0 };
+        let lease = Lease { clock: LeaseClock::FileSystem(LeaseStart { boot: boot(0), at, span }), ends, wall: 0 };
         let sighting = |(host, own, store): &(u8, i32, i32)| {
-            let at = Moment { boottime: time(*own), store: time(*store) };
+            let at = ClockReading { boottime: time(*own), store: time(*store) };
             Sighting { lease: lease.clone(), boot: boot(*host), at }
         };
         let seen: Vec<Sighting> = state.sightings.iter().map(sighting).collect();
-        let now = Moment { boottime: time(boottime(state, host)), store: time(store_time(state)) };
+        let now = ClockReading { boottime: time(boottime(state, host)), store: time(store_time(state)) };
         if self.planted == Some(Planted::BootBelieved) {
             let own = seen.iter().filter(|seen| seen.boot == boot(host)).map(|seen| seen.at.boottime);
             return own.min().map(|at| boottime(state, host) - steps(now.boottime.saturating_sub(at)));

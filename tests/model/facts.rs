@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::{Begun, Facts, Lease, LeaseClock, Liveness, ProcessId, Query, Record};
+use csalock::lock::{Facts, Lease, LeaseClock, LeaseStart, Liveness, ProcessId, Query, Record};
 
 use super::state::State;
 use super::world::{Planted, World, home};
@@ -38,7 +38,7 @@ pub(crate) enum Seen {
 }
 
 pub(crate) fn lease(number: u64) -> Lease {
-    Lease { clock: LeaseClock::FileSystem(Begun::default()), ends: number, wall: 0 }
+    Lease { clock: LeaseClock::FileSystem(LeaseStart::default()), ends: number, wall: 0 }
 }
 
 impl Known {

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use csalock::error::ErrorKind;
 use csalock::history::HistoryLimits;
 use csalock::host::{Host, Unix};
-use csalock::lock::{Begun, Lease, LeaseClock};
+use csalock::lock::{Lease, LeaseClock, LeaseStart};
 use csalock::store::{Access, Call, Etcd, Finding, Location, Store, Topic, Upkeep, Verdict, WriteOptions, WriteSet};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -121,7 +121,7 @@ fn an_ended_lease_leaves_no_key_and_a_strange_one_is_over() {
     rig.store.end_lease(&unused);
     rig.remove(b"x", &version);
     assert_eq!(rig.footprint(), before);
-    let strange = Lease { clock: LeaseClock::FileSystem(Begun::default()), ..lease };
+    let strange = Lease { clock: LeaseClock::FileSystem(LeaseStart::default()), ..lease };
     assert!(rig.store.leases().is_expired(Call::default(), &strange).unwrap());
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use csalock::error::{Error, ErrorKind};
 use csalock::history::HistoryLimits;
 use csalock::host::Host;
-use csalock::lock::{Begun, Lease, LeaseClock};
+use csalock::lock::{Lease, LeaseClock, LeaseStart};
 use csalock::store::{
     Call, CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
 };
@@ -356,7 +356,7 @@ pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_l
     let version = rig.put(b"x", None, b"body");
     let clock = match &lease.clock {
         LeaseClock::Etcd(_) => LeaseClock::Etcd(1),
-        LeaseClock::FileSystem(begun) => LeaseClock::FileSystem(Begun { span: 0, ..*begun }),
+        LeaseClock::FileSystem(begun) => LeaseClock::FileSystem(LeaseStart { span: 0, ..*begun }),
         clock => clock.clone(),
     };
     let over = Lease { clock, ends: 0, wall: 0 };

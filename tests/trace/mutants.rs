@@ -10,7 +10,9 @@ use std::time::Duration;
 use csalock::engine::{AcquireRequest, Engine, WaitPolicy};
 use csalock::error::Result;
 use csalock::host::{Fake, Host};
-use csalock::lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, Renew};
+use csalock::lock::{
+    self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, RenewGrant,
+};
 use csalock::store::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, Write, WriteSet,
     leases,
@@ -234,7 +236,7 @@ impl Fixture {
         let engine = &self.engines[who];
         let claimant = engine.by_proof(applicant.handle.proof()).unwrap();
         let lifetime = engine.start(&Lifetime::Ttl(60_000)).unwrap();
-        let _ = engine.apply(b"x", &Renew::new(claimant, lifetime)).unwrap();
+        let _ = engine.apply(b"x", &RenewGrant::new(claimant, lifetime)).unwrap();
     }
 
     fn break_all(&self) {

@@ -19,7 +19,7 @@ use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{FileLock, WakeSocket, command_of, file_locks};
-use crate::lock::{Grant, Renew};
+use crate::lock::{Grant, RenewGrant};
 use crate::name::{escape, escape_path, is_path, shell_quote};
 use crate::report::{locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
@@ -160,7 +160,7 @@ fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> R
         let credentials = engine.by_proof(call.guarded.handle.proof())?;
         let lifetime =
             engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.options.taking.lifetime()))?;
-        match engine.apply(&target.name, &Renew { credentials, lifetime, begins: true })? {
+        match engine.apply(&target.name, &RenewGrant { credentials, lifetime, begins: true })? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => return Err(lost_while_waiting(target, engine, &not_holder)),
         }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::lock::{
-    Begun, CommitRecord, EndReason, EndRequest, EndedGrant, Grant, JobState, Lease, Lifetime, Mode, Moment, Owner,
-    Pages, PidDomain, ProcessId, Promise, Replacement, Runs, Sighting, Success, Value, Waiter,
+    ClockReading, CommitRecord, EndReason, EndRequest, EndedGrant, Grant, JobState, Lease, LeaseStart, Lifetime, Mode,
+    Owner, Pages, PidDomain, ProcessId, Promise, Replacement, Runs, Sighting, Success, Value, Waiter,
 };
 
 fn full() -> Record {
@@ -22,8 +22,8 @@ fn full() -> Record {
         label: Some(Vec::new()),
     };
     let lease = Lease { clock: LeaseClock::Boot("b:c".into()), ends: 5, wall: 6 };
-    let shared = Lease { clock: LeaseClock::FileSystem(Begun { boot: 0xb, at: 21, span: 22 }), ..lease.clone() };
-    let at = Moment { boottime: Duration::from_micros(23), store: Duration::from_micros(24) };
+    let shared = Lease { clock: LeaseClock::FileSystem(LeaseStart { boot: 0xb, at: 21, span: 22 }), ..lease.clone() };
+    let at = ClockReading { boottime: Duration::from_micros(23), store: Duration::from_micros(24) };
     let grant = Grant {
         proof: crate::lock::Handle::new([1; 16]).proof(),
         token: Some(u64::MAX),

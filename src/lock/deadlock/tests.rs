@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::lock::Mode;
-use crate::lock::lifetime::{Begun, Lease, LeaseClock};
+use crate::lock::lifetime::{Lease, LeaseClock, LeaseStart};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::{Handle, Liveness};
 use std::num::NonZeroU32;
@@ -167,7 +167,7 @@ fn one_stuck_reader_blocks_a_writer() {
 
 #[test]
 fn a_lease_ends_by_itself() {
-    let lease = Lease { clock: LeaseClock::FileSystem(Begun::default()), ends: 5, wall: 5 };
+    let lease = Lease { clock: LeaseClock::FileSystem(LeaseStart::default()), ends: 5, wall: 5 };
     let grant = Grant { lifetime: Lifetime::ExpiresAt(lease), ..holds(1, ALONE, 0) };
     let a = record("a", vec![grant], vec![waits(2, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::*;
 use crate::lock::queue::INLINE_WAITERS;
 use crate::lock::{
-    Acquire, AcquireStep, AskToEnd, Begun, Break, Cancel, Credentials, EndRequest, EndedGrant, Gc, Lease, LeaseClock,
-    Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition, Refusal, Release, Renew,
-    Waiter,
+    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, EndRequest, EndedGrant, Lease, LeaseClock, LeaseStart,
+    Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition, Refusal, Release,
+    RenewGrant, Sweep, Waiter,
 };
 use crate::lock::{Handle, decode, encode};
 
@@ -40,7 +40,7 @@ fn owner(owners: &[i32]) -> Owner {
 }
 
 fn lease(ends: u64) -> Lease {
-    Lease { clock: LeaseClock::FileSystem(Begun::default()), ends, wall: ends }
+    Lease { clock: LeaseClock::FileSystem(LeaseStart::default()), ends, wall: ends }
 }
 
 fn wants(pid: i32, share: Mode) -> Acquire {
@@ -305,7 +305,7 @@ fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
     record.holders[0].lifetime = Lifetime::ExpiresAt(lease(0));
     for step in [
         settle(&record, &Release(handle_of(1)), &[]),
-        settle(&record, &Renew::new(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
+        settle(&record, &RenewGrant::new(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
     ] {
         assert!(
             matches!(&step, Transition::Done(Err(NotHolder { holders, ending: Some(EndedGrant { reason: EndReason::Expired, .. }), .. })) if holders.is_empty()),
@@ -496,7 +496,7 @@ fn a_broken_grant_is_remembered_until_its_holder_learns_of_it_or_dies() {
     apply(&mut record, 9, Break(vec![proof(1)]), &[]).0.unwrap();
     assert!(record.is_free() && !record.is_removable());
     let mut dead = record.clone();
-    apply(&mut dead, 10, Gc, &[1]);
+    apply(&mut dead, 10, Sweep, &[1]);
     assert!(dead.is_removable());
     let (told, _) = apply(&mut record, 10, Release(handle_of(1)), &[]);
     assert!(
@@ -552,7 +552,7 @@ fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_learns_of_it
     let supervisor = Credentials { supervises: true, ..handle_of(1) };
     let [mut released, mut died, mut broken] = [(); 3].map(|()| granted.clone());
     apply(&mut released, 2, Release(handle_of(1)), &[]).0.unwrap();
-    apply(&mut died, 2, Gc, &[1]);
+    apply(&mut died, 2, Sweep, &[1]);
     apply(&mut broken, 2, Break(vec![proof(1)]), &[]).0.unwrap();
     for (mut record, dead, how) in
         [(released, &[][..], EndReason::Released), (died, &[1], EndReason::Died), (broken, &[], EndReason::Broken)]
@@ -564,7 +564,7 @@ fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_learns_of_it
         }
         assert!(record.is_free() && !record.is_removable(), "{how:?}");
         let mut alone = record.clone();
-        apply(&mut alone, 10, Gc, &[1, SUPERVISOR]);
+        apply(&mut alone, 10, Sweep, &[1, SUPERVISOR]);
         assert!(alone.is_removable(), "{how:?}");
         // The command itself may ask, and its request does not remove the ending.
         apply(&mut record, 10, Release(handle_of(1)), dead).0.unwrap_err();
@@ -598,7 +598,7 @@ fn a_cancelled_wait_lets_later_waiters_pass() {
 #[test]
 fn collecting_removes_the_dead_wherever_they_stand() {
     let mut record = queue(&[Mode::Exclusive; 4]);
-    let (response, _) = apply(&mut record, 9, Gc, &[1, 3]);
+    let (response, _) = apply(&mut record, 9, Sweep, &[1, 3]);
     let (ended, dropped) = response;
     assert_eq!((ended.len(), dropped.len(), holders(&record), record.waiters.len()), (1, 1, vec![2], 1));
 }
@@ -721,16 +721,16 @@ fn a_lease_can_be_renewed_late_until_another_caller_acquires_the_lock() {
     let renewed = |ends| Lifetime::Keepalive(lease(ends));
     let credentials = handle_of(1);
     let held = held_by(1, renewed(0));
-    let Transition::Write { record, .. } = settle(&held, &Renew::new(credentials.clone(), renewed(9)), &[]) else {
+    let Transition::Write { record, .. } = settle(&held, &RenewGrant::new(credentials.clone(), renewed(9)), &[]) else {
         panic!()
     };
     assert_eq!(record.holders[0].lifetime, renewed(9));
     // A grant with a fixed time limit keeps the limit, and is over when the limit is.
     let held = held_by(1, Lifetime::ExpiresAt(lease(5)));
-    let step = settle(&held, &Renew::new(credentials.clone(), renewed(9)), &[]);
+    let step = settle(&held, &RenewGrant::new(credentials.clone(), renewed(9)), &[]);
     assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
     let held = held_by(2, Lifetime::WhileOwnerLives);
-    let step = settle(&held, &Renew::new(credentials, renewed(9)), &[]);
+    let step = settle(&held, &RenewGrant::new(credentials, renewed(9)), &[]);
     assert!(matches!(step, Transition::Done(Err(other)) if !other.holders.is_empty()));
 }
 
@@ -744,7 +744,7 @@ fn a_holder_that_begins_has_waited_until_then() {
             let grant = &mut held.holders[0];
             (grant.mode, grant.since, grant.waited) = (mode, 10, 7);
             let times_at = |wall: u64, begins: bool| {
-                let ask = Renew { begins, ..Renew::new(handle_of(1), lifetime.clone()) };
+                let ask = RenewGrant { begins, ..RenewGrant::new(handle_of(1), lifetime.clone()) };
                 match decide(&held, &ask, &Facts::at(wall)).unwrap() {
                     Transition::Write { record, .. } => (record.holders[0].since, record.holders[0].waited),
                     Transition::Done(done) => panic!("{done:?}"),
@@ -765,7 +765,7 @@ fn the_last_lease_of_a_holder_whose_renewal_was_ended_is_the_one_that_it_knows()
     let Transition::Write { record, response, .. } = settle(&held, &ends(1), &[]) else { panic!() };
     assert_eq!((&record.holders[0].lifetime, response), (&Lifetime::ExpiresAt(lease(5)), Some(proof(1))));
     // Neither the keeper nor a repeated request changes that lease.
-    let step = settle(&record, &Renew::new(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
+    let step = settle(&record, &RenewGrant::new(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
     assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
     assert!(matches!(settle(&record, &ends(1), &[]), Transition::Done(None)));
     // The next caller waits for the end of the lease.

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::lock::{
-    Begun, Grant, HandleHash, Lease, LeaseClock, Lifetime, Liveness, Mode, Owner, PidDomain, ProcessId, Request, Waiter,
+    Grant, HandleHash, Lease, LeaseClock, LeaseStart, Lifetime, Liveness, Mode, Owner, PidDomain, ProcessId, Request,
+    Waiter,
 };
 use crate::lock::{decide, decode, encode};
 
@@ -28,7 +29,7 @@ fn held(ends: u64) -> Record {
         command: Vec::new(),
         label: None,
     };
-    let lease = Lease { clock: LeaseClock::FileSystem(Begun::default()), ends, wall: ends };
+    let lease = Lease { clock: LeaseClock::FileSystem(LeaseStart::default()), ends, wall: ends };
     let grant = Grant {
         proof: proof(1),
         token: Some(5),
@@ -47,8 +48,8 @@ fn held(ends: u64) -> Record {
     Record { holders: vec![grant], ..Record::free(b"x") }
 }
 
-fn writing(pid: i32, bytes: &[u8]) -> Writing {
-    Writing {
+fn writing(pid: i32, bytes: &[u8]) -> SetValue {
+    SetValue {
         credentials: Credentials {
             proof: Some(proof(pid)),
             owners: Vec::new(),
@@ -67,7 +68,7 @@ fn writing(pid: i32, bytes: &[u8]) -> Writing {
 }
 
 /// Applies the write to a record with this version. All processes live, and only a lease that ends at 0 is over.
-fn put(record: &mut Record, version: u64, writing: Writing) -> <Writing as Request>::Response {
+fn put(record: &mut Record, version: u64, writing: SetValue) -> <SetValue as Request>::Response {
     let mut facts = Facts::at(7);
     let step = loop {
         match decide(record, &writing, &facts) {
@@ -102,10 +103,10 @@ fn the_first_version_of_a_value_is_that_of_the_record_and_each_write_adds_one() 
     record.holders = holders;
     put(&mut record, 61, writing(1, b"c")).unwrap();
     assert_eq!(versions(&record), (Some(42), Some(5)), "the token is that of the grant");
-    let deleted = put(&mut record, 70, Writing { value: None, ..writing(1, b"d") });
+    let deleted = put(&mut record, 70, SetValue { value: None, ..writing(1, b"d") });
     assert!(matches!(deleted, Ok(Written { value: Some(value), .. }) if value.version == Some(42)));
     assert_eq!(record.value, None);
-    assert!(matches!(put(&mut record, 71, Writing { value: None, ..writing(1, b"d") }), Err(WriteRefusal::NoValue)));
+    assert!(matches!(put(&mut record, 71, SetValue { value: None, ..writing(1, b"d") }), Err(WriteRefusal::NoValue)));
     put(&mut record, 80, writing(1, b"e")).unwrap();
     assert_eq!(versions(&record).0, Some(80));
 }
@@ -115,7 +116,7 @@ fn a_caller_without_the_lock_waits_and_a_false_handle_is_refused() {
     let mut record = held(1);
     let before = record.clone();
     assert!(matches!(put(&mut record, 2, writing(9, b"a")), Err(WriteRefusal::Busy(holders)) if holders.len() == 1));
-    let as_holder = Writing { require_lock: true, ..writing(9, b"a") };
+    let as_holder = SetValue { require_lock: true, ..writing(9, b"a") };
     assert!(
         matches!(put(&mut record, 2, as_holder.clone()), Err(WriteRefusal::NotHolder(other)) if !other.holders.is_empty())
     );
@@ -136,11 +137,11 @@ fn no_caller_writes_past_a_queue() {
 #[test]
 fn an_expired_grant_writes_only_on_request_and_if_it_was_the_last() {
     let mut record = held(0);
-    let unlock = Writing { require_lock: true, release: true, ..writing(1, b"a") };
+    let unlock = SetValue { require_lock: true, release: true, ..writing(1, b"a") };
     assert!(matches!(put(&mut record, 9, unlock.clone()), Err(WriteRefusal::Lost(holders, _)) if holders.is_empty()));
     assert!(matches!(put(&mut record, 9, writing(1, b"a")), Err(WriteRefusal::Lost(..))));
     let mut taken_since = record.clone();
-    let stale = Writing { even_if_stale: true, ..unlock };
+    let stale = SetValue { even_if_stale: true, ..unlock };
     assert!(put(&mut record, 9, stale.clone()).is_ok());
     assert!(record.is_free() && record.value.is_some());
     let grant = taken_since.holders.remove(0);
@@ -163,7 +164,7 @@ fn a_repeated_request_is_recognized() {
     assert!(put(&mut record, 41, again).is_ok());
     assert_eq!(versions(&record).0, Some(40), "written once");
     let mut record = held(1);
-    let mut unlock = Writing { require_lock: true, release: true, ..writing(1, b"a") };
+    let mut unlock = SetValue { require_lock: true, release: true, ..writing(1, b"a") };
     put(&mut record, 41, unlock.clone()).unwrap();
     unlock.credentials.repeated = true;
     assert!(put(&mut record, 42, unlock).is_ok());
@@ -173,8 +174,8 @@ fn a_repeated_request_is_recognized() {
 #[test]
 fn a_condition_is_checked_before_the_wait() {
     let mut record = held(1);
-    let absent = |pid| Writing { precondition: Some(Precondition::Absent), ..writing(pid, b"a") };
-    let version = |pid, version| Writing { precondition: Some(Precondition::Version(version)), ..writing(pid, b"b") };
+    let absent = |pid| SetValue { precondition: Some(Precondition::Absent), ..writing(pid, b"a") };
+    let version = |pid, version| SetValue { precondition: Some(Precondition::Version(version)), ..writing(pid, b"b") };
     assert!(matches!(put(&mut record, 9, absent(9)), Err(WriteRefusal::Busy(_))));
     assert!(matches!(put(&mut record, 9, version(9, 3)), Err(WriteRefusal::VersionMismatch(None))));
     assert!(put(&mut record, 9, absent(1)).is_ok());
@@ -201,7 +202,7 @@ fn a_process_whose_script_has_ended_writes_only_if_the_script_surely_did_not_hav
         (writing.credentials.proof, writing.credentials.orphan) = (None, Some(Orphan { session, since }));
         writing
     };
-    let dead = |record: &Record, writing: &Writing| {
+    let dead = |record: &Record, writing: &SetValue| {
         let mut facts = Facts::at(7);
         loop {
             match decide(record, writing, &facts) {
@@ -232,7 +233,7 @@ fn the_ending_of_a_grant_stays_until_its_owner_has_the_lock_again_or_dies() {
     let by_owner = |pid: i32| {
         let mut writing = writing(pid, b"a");
         writing.credentials.owners = vec![ProcessId { pid, start: 1 }];
-        Writing { credentials: Credentials { proof: None, ..writing.credentials }, ..writing }
+        SetValue { credentials: Credentials { proof: None, ..writing.credentials }, ..writing }
     };
     let mut record = ended(1..2, EndReason::Expired);
     record.ended_grants.extend(ended(2..9, EndReason::Died).ended_grants);
