@@ -13,3 +13,4 @@ pub mod lease_schedule;
 pub mod shared_lease_end;
 pub mod supervisor;
 pub mod timer;
+pub mod tree;

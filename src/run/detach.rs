@@ -22,6 +22,9 @@ use crate::store::close_before_fork;
 /// The name of a background process: each of them is a keeper.
 pub(super) const NAME: &CStr = c"csalock-keeper";
 
+/// Name of the process that starts a keeper again if it is killed, as ps(1) shows it.
+pub(super) const PARENT_NAME: &CStr = c"csalock-parent";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detach {
     Child,

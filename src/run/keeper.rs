@@ -16,7 +16,6 @@
 //! becomes the parent of another keeper.
 
 use std::cell::Cell;
-use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -32,11 +31,11 @@ use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSocket;
 use crate::lock::{Grant, HandleHash, ProcessId};
-use crate::run::child::Tree;
 use crate::run::detach;
 use crate::run::detach::Detach;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::wait_readable;
+use crate::run::tree::Tree;
 
 mod renew_or_kill;
 
@@ -181,14 +180,11 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// The name of the process, as ps(1) shows it.
-pub(super) const NAME: &CStr = c"csalock-parent";
-
 impl KeeperConfig<'_> {
     /// Starts a keeper, and another one as often as it is killed; `is_late` means that a keeper was there before. Returns
     /// when a keeper has ended by itself.
     fn run_in_child(&self, mut is_late: bool) {
-        let _ = set_name(NAME);
+        let _ = set_name(detach::PARENT_NAME);
         let this = Pid::this();
         loop {
             let keep = || {

@@ -8,13 +8,14 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use self::while_running::{EventLoop, ExitReport};
-use super::child::{RunningCommand, SleepingChild, Tree, survivors};
+use super::child::{RunningCommand, SleepingChild};
 use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
 use super::keeper::{Keeper, KeeperConfig};
 use super::lease_schedule::StopReason;
 use super::shared_lease_end::SharedLeaseEnd;
+use super::tree::{Tree, survivors};
 use crate::engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -155,7 +156,12 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
-    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare_socket: Option<WakeSocket>) -> Exit {
+    fn release_and_report(
+        &self,
+        ended: &ExitReport,
+        keeper: Option<&Keeper<'_>>,
+        spare_socket: Option<WakeSocket>,
+    ) -> Exit {
         let exit = exit_of_report(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.guarded.limits.ttl.is_some() || keeper.is_none();

@@ -19,7 +19,7 @@ use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, Proc
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
 use crate::run::lease_schedule::{
-    LeaseSchedule, IDLE_BEFORE_REST, STOP_CHECK_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
+    IDLE_BEFORE_REST, LeaseSchedule, STOP_CHECK_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
 };
 use crate::run::shared_lease_end::CommandPause;
 use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};

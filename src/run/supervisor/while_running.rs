@@ -16,12 +16,13 @@ use crate::exit::Exit;
 use crate::history::RunEnd;
 use crate::host::{WakeSocket, is_stopped};
 use crate::lock::ProcessId;
-use crate::run::child::{RunningCommand, Tree, descendants_of};
+use crate::run::child::RunningCommand;
 use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::keeper::{Keeper, pause};
-use crate::run::lease_schedule::{LeaseSchedule, IDLE_BEFORE_REST, StopReason, StopTimes};
+use crate::run::lease_schedule::{IDLE_BEFORE_REST, LeaseSchedule, StopReason, StopTimes};
 use crate::run::shared_lease_end::{CommandPause, SharedLeaseEnd};
 use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::run::tree::{Tree, descendants_of};
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
 const LONGEST_WAIT_WITHOUT_TIMER: Duration = Duration::from_secs(1);
