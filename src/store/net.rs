@@ -176,7 +176,7 @@ impl Connector {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
         let known = guarded(&LOOKED_UP).get(server).cloned();
-        let found = match known {
+        match known {
             Some((until, found)) if self.host.boottime() < until => found,
             earlier => {
                 let found = look_up(server, port, at_most);
@@ -185,8 +185,7 @@ impl Connector {
                 guarded(&LOOKED_UP).insert(server.to_string(), (until, found.clone()));
                 found
             }
-        };
-        found
+        }
     }
 }
 
