@@ -64,7 +64,8 @@ fn a_call_looks_for_its_caller_once() {
         return skip("files in /proc", "they are counted with strace");
     }
     // `renew` judges the owner of each lock as well.
-    let calls = [("put L 5", 2), ("lock N", 2), ("unlock L M", 2), ("del L", 2), ("claim C >id", 2), ("renew --ttl 1m L M", 8)];
+    let calls =
+        [("put L 5", 2), ("lock N", 2), ("unlock L M", 2), ("del L", 2), ("claim C >id", 2), ("renew --ttl 1m L M", 8)];
     for (words, most) in calls {
         let sandbox = Sandbox::new(Kind::Directory);
         sandbox.file("files/script", format!("csalock lock L; csalock lock M; csalock put L 1\ncsalock {words}\n:"));
