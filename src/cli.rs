@@ -43,12 +43,10 @@ pub struct Cli {
     /// Options before the command.
     #[command(flatten)]
     common: Common,
-    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 #[command(defer = true)]
 pub enum Command {
@@ -97,7 +95,7 @@ pub enum Command {
 }
 
 impl Cli {
-    /// Returns the whole command line as clap knows it, with all commands and the texts of the help.
+    /// All commands and the texts of the help, as clap knows them.
     pub fn definition() -> clap::Command {
         let mut root = Cli::command().disable_help_subcommand(true);
         root.build();
@@ -109,8 +107,7 @@ impl Cli {
         root.mut_args(general).mut_subcommands(|command| command.mut_args(general))
     }
 
-    /// Returns the meaning of these arguments, of which the first is the program's name.
-    /// Returns clap's error, or the help, if the arguments have no meaning or ask for help.
+    /// The first of the arguments is the program's name. The help is an error too, as in clap.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
         let mut cli = Cli::try_parse_from(arguments)?;
         let common = cli.command.common();
@@ -134,7 +131,6 @@ fn conflict(option: &str, other: &str) -> clap::Error {
 }
 
 impl Command {
-    /// Returns the command's copy of the options of every command.
     fn common(&mut self) -> &mut Common {
         match self {
             Command::Run(asked) => &mut asked.common,

@@ -135,7 +135,7 @@ fn common(command: &Command) -> Option<&Common> {
     })
 }
 
-/// Returns the name that a command is about, if it is exactly one.
+/// `None` if the command is not about exactly one name.
 fn name(command: &Command) -> Option<&OsStr> {
     let names: &[OsString] = match command {
         Command::Lock(options) => &options.names,
@@ -197,7 +197,6 @@ fn end(done: anyhow::Result<Exit>) -> Exit {
     exit
 }
 
-/// Returns the exit code of a command, and reports its failure.
 fn exit_after(done: anyhow::Result<Exit>) -> Exit {
     done.unwrap_or_else(|error| {
         eprint_line(&format!("{error:#}"));
@@ -218,7 +217,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     kind_of(error).into()
 }
 
-/// Returns the kind of a failure, taken from the first cause in the chain that has one.
+/// The first cause in the chain that has a kind decides.
 fn kind_of(error: &anyhow::Error) -> ErrorKind {
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<Error>() {

@@ -37,7 +37,7 @@ enum Problem {
 }
 
 /// Parses a duration above zero: `250ms`, `0.5s`, `5m`, `1h30m`, `1d`, or seconds with or without a fraction.
-/// Returns the problem if the text is invalid; the function never changes a value silently.
+/// An invalid text is an error; the function never changes a value silently.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse(text) {
         Ok(span) if span < Duration::from_millis(1) => Err("is too short; use at least 1ms".to_string()),
@@ -57,7 +57,6 @@ pub fn parse_timeout(text: &str) -> Result<Limit, String> {
 }
 
 /// Parses a polling interval `MIN..MAX`.
-/// Returns the errors of [`parse_duration`], and an error if `MAX` is below `MIN`.
 pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
     let (min, max) = text.split_once("..").ok_or("is not a range; use MIN..MAX, for example 50ms..2s")?;
     let of = |bound: &'static str| move |why| format!("is not a range, because {bound} {why}");
@@ -109,7 +108,7 @@ fn decimal(text: &str) -> Option<(u128, u128)> {
 }
 
 impl Problem {
-    /// Returns the problem as the end of a sentence that begins with the text, and the next step.
+    /// The end of a sentence that begins with the text, and the next step.
     fn explain(self, others: &str, without_limit: &str) -> String {
         let examples = format!("use for example 250ms, 0.5s, 5m, 1h30m, 1d, {others}");
         match self {

@@ -29,10 +29,9 @@ pub const LEASE: Duration = Duration::from_secs(60);
 /// Minimum length of a lease that a keeper renews.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
-/// The directory that contains root's default store.
 const STATE_OF_ROOT: &str = "/var/lib";
 
-/// The directory for state in the home of a user (XDG Base Directory Specification).
+/// XDG Base Directory Specification.
 const STATE_IN_HOME: &str = ".local/state";
 
 /// Variables that describe a lock to the command under it. `run` does not set all of them for each lock.
@@ -46,7 +45,7 @@ const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_OUTER",
 ];
 
-/// The variables, the current directory and the user at the start of the process.
+/// Read once, at the start of the process.
 #[derive(Debug, Clone)]
 pub struct Environment {
     /// `CSALOCK_STORE`
@@ -89,13 +88,12 @@ impl Environment {
         }
     }
 
-    /// Returns true if `run` has set the variables of a lock.
     pub fn is_under_run(&self) -> bool {
         self.name.is_some()
     }
 
-    /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run` does not
-    /// count, because other programs that lock the same file do not inherit it.
+    /// `None` if the user chose no store. `CSALOCK_STORE` from `run` does not count, because other programs that lock the
+    /// same file do not inherit it.
     pub fn store_for_files(&self) -> Option<&OsString> {
         match &self.store {
             Some(store) if Location::is_inherited(store) => self.outer_store.as_ref(),
@@ -103,25 +101,25 @@ impl Environment {
         }
     }
 
-    /// Returns the store for the lock of the file with this absolute path.
+    /// `path` is absolute.
     pub fn store_of_file(&self, path: &[u8]) -> Option<&OsString> {
         let is_own = self.name.as_ref().is_some_and(|name| name.as_bytes() == path);
         if is_own { self.store.as_ref() } else { self.store_for_files() }
     }
 
-    /// Returns the value of a variable, for the stores whose settings are variables. An empty variable counts as unset.
+    /// For the stores whose settings are variables. An empty variable counts as unset.
     pub fn variable(name: &str) -> Option<OsString> {
         set(name)
     }
 
-    /// Returns the file of the commit log, `CSALOCK_TRACE`, in builds for tests.
+    /// File of the commit log, in builds for tests.
     #[cfg(debug_assertions)]
     pub fn trace() -> Option<PathBuf> {
         set("CSALOCK_TRACE").map(PathBuf::from)
     }
 
-    /// Returns the offsets of the wall clock, `CSALOCK_CLOCK`, and of the times of files, `CSALOCK_FILE_TIMES`, in builds
-    /// for tests: each is a sign and a duration.
+    /// Offsets of the wall clock and of the times of files, in seconds. Builds for tests have these variables: each is a
+    /// sign and a duration.
     #[cfg(debug_assertions)]
     pub fn clock_offsets() -> [i64; 2] {
         ["CSALOCK_CLOCK", "CSALOCK_FILE_TIMES"].map(|name| {
@@ -132,14 +130,13 @@ impl Environment {
         })
     }
 
-    /// Returns the number of the pid namespace that counts as the kernel's first one, `CSALOCK_FIRST_PIDS`, in builds for
-    /// tests, which may run in a container.
+    /// Number of the pid namespace that counts as the kernel's first one, for tests in a container.
     #[cfg(debug_assertions)]
     pub fn first_pid_namespace() -> Option<u64> {
         set("CSALOCK_FIRST_PIDS").and_then(|number| number.to_str()?.parse().ok())
     }
 
-    /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
+    /// The current environment, but these variables replace those of an outer lock.
     pub fn block(variables: &[CString]) -> Vec<&CStr> {
         let sets =
             |entry: &[u8], name: &str| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest[..1] == *b"=");
@@ -149,7 +146,6 @@ impl Environment {
         block
     }
 
-    /// Returns all variables of this process, each as `NAME=VALUE`.
     pub fn all() -> Vec<&'static CStr> {
         inherited().collect()
     }
@@ -159,7 +155,6 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
-    /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
         let wrong = |why: &str, hint| {
@@ -176,7 +171,6 @@ impl Environment {
         }
     }
 
-    /// Returns a usage error that names the variable with the invalid value.
     pub fn history(&self) -> Result<HistoryLimits> {
         let [kept, size, age] = &self.history;
         let mut limits = HistoryLimits::default();
@@ -195,7 +189,7 @@ impl Environment {
         Ok(if kept.as_ref().is_some_and(|kept| kept == "0") { limits.off() } else { limits })
     }
 
-    /// Returns true if no record and no history may have the arguments of a command.
+    /// No record and no history may then have the arguments of a command.
     pub fn hides_commands(&self) -> Result<bool> {
         match &self.command {
             None => Ok(false),
@@ -207,8 +201,7 @@ impl Environment {
         }
     }
 
-    /// Returns the store for bare names if the user chose no store.
-    /// Returns an error if this user has no home directory.
+    /// Store for bare names if the user chose no store. A user without a home directory has none.
     pub fn default_store(&self) -> Result<Location> {
         let state = self.state.get_or_init(|| match is_root() && !is_root_of_others() {
             true => Some(PathBuf::from(STATE_OF_ROOT)),
@@ -220,8 +213,8 @@ impl Environment {
         Ok(default_store_in(state))
     }
 
-    /// Returns the default store that this user has where XDG_STATE_HOME is not set, as in cron, if that variable decided
-    /// for this store.
+    /// Default store of this user where XDG_STATE_HOME is not set, as in cron. `None` if that variable did not decide for
+    /// the store that is `used`.
     pub fn store_without_xdg(used: &Location) -> Option<Location> {
         absolute("XDG_STATE_HOME").filter(|state| default_store_in(state) == *used)?;
         state_in_home().map(|state| default_store_in(&state)).filter(|other| other != used)
@@ -231,14 +224,14 @@ impl Environment {
         default_store_in(Path::new(STATE_OF_ROOT))
     }
 
-    /// Returns the URLs of further stores that this machine uses, from `CSALOCK_STORES`.
+    /// URLs of further stores that this machine uses.
     pub fn other_stores() -> Vec<OsString> {
         let urls = set("CSALOCK_STORES").unwrap_or_default();
         let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
     }
 
-    /// Returns the default stores of all users that have one, if this is root.
+    /// Empty unless this is root.
     pub fn stores_of_users() -> Vec<Location> {
         let homes = if geteuid().is_root() { homes() } else { BTreeSet::new() };
         let stores = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
@@ -246,14 +239,14 @@ impl Environment {
     }
 }
 
-/// Returns true if the process had all rights of its user namespace at its start. This makes no system call.
+/// All rights of the user namespace at the start of the process. This makes no system call.
 fn is_root() -> bool {
     // SAFETY: getauxval(3) only reads memory that the kernel has filled.
     unsafe { nix::libc::getauxval(nix::libc::AT_EUID) == 0 }
 }
 
-/// Returns true for a user who is root only in a user namespace (`unshare -r`, rootless podman), if root's store is out of
-/// reach from there. This user has the same store as outside of the namespace.
+/// A user who is root only in a user namespace (`unshare -r`, rootless podman), and cannot reach root's store from there,
+/// has the same store as outside of the namespace.
 fn is_root_of_others() -> bool {
     const ALL: [&str; 3] = ["0", "0", "4294967295"];
     let may_write = |path: &Path| access(path, AccessFlags::W_OK);
@@ -267,13 +260,12 @@ fn is_root_of_others() -> bool {
         && std::fs::read_to_string("/proc/self/uid_map").is_ok_and(is_mapped)
 }
 
-/// Returns the path in a variable. The XDG specification ignores a relative one.
+/// The XDG specification ignores a relative path.
 fn absolute(name: &str) -> Option<PathBuf> {
     set(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// Returns the directory for state in the home of this user. cron may leave HOME unset; the user database has the home
-/// directory too.
+/// cron may leave HOME unset; the user database has the home directory too.
 fn state_in_home() -> Option<PathBuf> {
     let home = absolute("HOME").or_else(|| home_of(geteuid().as_raw()))?;
     Some(home.join(STATE_IN_HOME))
@@ -283,8 +275,7 @@ fn default_store_in(state: &Path) -> Location {
     Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false }
 }
 
-/// Returns true if the environment demands colours, false if it forbids them, `None` if it leaves them to the output:
-/// <https://no-color.org>, <https://bixense.com/clicolors>.
+/// `None` leaves colours to the output: <https://no-color.org>, <https://bixense.com/clicolors>.
 pub fn colour() -> Option<bool> {
     if set("NO_COLOR").is_some() {
         return Some(false);
@@ -294,17 +285,17 @@ pub fn colour() -> Option<bool> {
     is_forced.then_some(true).or_else(|| is_dumb().then_some(false))
 }
 
-/// Returns true if the terminal can only print text, so that csalock draws nothing on it.
+/// A terminal that can only print text, so that csalock draws nothing on it.
 pub fn is_dumb_terminal() -> bool {
     set("TERM").is_none_or(|kind| kind == "dumb")
 }
 
-/// Returns the value of a variable. An empty variable counts as unset.
+/// An empty variable counts as unset.
 fn set(name: &str) -> Option<OsString> {
     variable(name).filter(|value| !value.is_empty())
 }
 
-/// Returns the value of a variable, even if it is empty.
+/// The value may be empty.
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
@@ -322,12 +313,12 @@ fn inherited() -> impl Iterator<Item = &'static CStr> {
     })
 }
 
-/// The current directory. It is asked for when a relative path needs it: most calls have none.
+/// Looked up when a relative path needs it: most calls have none.
 #[derive(Debug, Clone, Default)]
 pub struct CurrentDirectory(OnceLock<PathBuf>);
 
 impl AsRef<Path> for CurrentDirectory {
-    /// Returns the path; empty if the directory was removed.
+    /// Empty if the directory was removed.
     fn as_ref(&self) -> &Path {
         self.0.get_or_init(|| std::env::current_dir().unwrap_or_default())
     }

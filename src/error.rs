@@ -75,19 +75,18 @@ const UNKNOWN_OUTCOME: &str =
 const OTHER_VERSION: &str = "nothing was changed; use that version, or update this csalock";
 
 impl Error {
-    /// Creates an error. `what` names the thing and its problem, `cure` the next step.
+    /// `what` names the thing and its problem, `cure` the next step.
     #[doc(hidden)]
     pub fn new(kind: ErrorKind, what: impl Into<String>, cure: impl Into<String>) -> Error {
         Error { kind, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
-    /// Returns an error for a record that cannot be decoded.
     pub(crate) fn corrupt(what: impl Into<String>) -> Error {
         let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
         Error::new(ErrorKind::Corrupt, what, cure)
     }
 
-    /// Returns an error for an object that another version of csalock wrote. It may be in use.
+    /// The object may be in use by that version.
     pub(crate) fn of_other_version(what: String) -> Error {
         Error::new(ErrorKind::Corrupt, what, OTHER_VERSION)
     }
@@ -96,7 +95,6 @@ impl Error {
         self.hint == OTHER_VERSION
     }
 
-    /// Adds the place of the object in the store.
     #[must_use]
     pub(crate) fn in_place(self, place: &str) -> Error {
         Error { message: format!("{place}: {}", self.message), ..self }
@@ -113,7 +111,7 @@ impl Error {
         }
     }
 
-    /// Returns an error for a system call on `path` that failed while `doing` something.
+    /// A system call on `path` failed while `doing` something.
     pub(crate) fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let path = path.as_ref();
         let (kind, cure) = classify(errno);
@@ -131,7 +129,7 @@ impl Error {
         Error { is_own, ..Error::new(kind, what, cure) }
     }
 
-    /// Returns an error like [`Error::os`] for a call that follows symbolic links.
+    /// Like [`Error::os`], for a call that follows symbolic links.
     pub(crate) fn os_through_links(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let error = Error::os(errno, doing, path);
         if errno != Errno::ELOOP {
@@ -158,24 +156,24 @@ impl Error {
         Error { unreadable: Some(version), ..self }
     }
 
-    /// Returns the version of the unreadable record, if the failed read found a version. Only this version may be
-    /// removed because of that read: another process may have replaced the record since.
+    /// Version of the unreadable record, if the failed read found one. Only this version may be removed because of that
+    /// read: another process may have replaced the record since.
     #[doc(hidden)]
     pub fn version(&self) -> Option<Version> {
         self.unreadable
     }
 
-    /// Returns true if the error concerns a single record: its contents are unreadable or access to it is denied.
+    /// Other records may be readable.
     pub(crate) fn is_of_one_record(&self) -> bool {
         matches!(self.kind, ErrorKind::Corrupt | ErrorKind::Denied)
     }
 
-    /// Returns true if access was denied to a file of this user, which may therefore hold data that this user wrote.
+    /// Access was denied to a file of this user, which may therefore hold data that this user wrote.
     pub(crate) fn is_own(&self) -> bool {
         self.is_own
     }
 
-    /// Returns the error of a server process, with the place of its store. A terminal interprets nothing in it.
+    /// An error that a server process sent: a terminal must interpret nothing in it.
     #[must_use]
     pub(crate) fn of_server(self, place: &str) -> Error {
         let plain = |text: &str| text.replace(crate::escape::is_invisible, " ");
@@ -195,28 +193,27 @@ impl Error {
         Error { is_unreached: false, ..self }
     }
 
-    /// Returns true if the store's servers do not answer now, but may answer soon, for example after a restart. The call
-    /// may have changed the store.
+    /// The store's servers may answer soon, for example after a restart. The call may have changed the store.
     pub(crate) fn is_unreached(&self) -> bool {
         self.is_unreached
     }
 
-    /// Returns the thing and its problem.
+    /// Names the thing and its problem.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns the next step; empty if there is no hint.
+    /// Empty if no next step is known.
     pub fn hint(&self) -> &str {
         &self.hint
     }
 
-    /// Returns true if the store refused a change for a reason that often passes: it is full, read-only or failing.
+    /// Such a reason often passes: the store is full, read-only or failing.
     pub(crate) fn is_refused_change(&self) -> bool {
         matches!(self.kind, ErrorKind::InputOutput | ErrorKind::CannotCreate)
     }
 
-    /// What a caller can decide by; a person reads the message.
+    /// Callers decide by the kind; a person reads the message.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -266,7 +263,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Returns an error of the system as the C library describes it, without its number.
+/// As the C library describes it, without its number.
 pub(crate) fn describe(error: &std::io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |code| Errno::from_raw(code).desc().to_string())
 }

@@ -12,7 +12,7 @@ use crate::error::ErrorKind::{self, *};
 pub enum Exit {
     Done,
     Failed(ErrorKind),
-    /// The time of `--max-hold` was over and csalock ended the command.
+    /// csalock ended the command because the time of `--max-hold` was over.
     MaxHold,
     /// The command's own status, or the number that `-E` sets for busy.
     Code(u8),
@@ -51,7 +51,6 @@ impl Exit {
         (Failed(CommandNotFound), "the command was not found"),
     ];
 
-    /// Returns the number that the shell sees in `$?`.
     pub fn code(self) -> u8 {
         match self {
             Done => 0,
@@ -79,12 +78,12 @@ impl Exit {
         }
     }
 
-    /// Returns this status, or `later` if all went well so far: the first refusal decides.
+    /// The first refusal decides.
     pub fn or(self, later: impl Into<Exit>) -> Exit {
         if self == Exit::Done { later.into() } else { self }
     }
 
-    /// Returns the status of a command that a signal ended, as the shell counts it: 128 + N.
+    /// 128 + N, as the shell counts a command that a signal ended.
     pub fn signalled(signal: i32) -> Exit {
         Exit::Code(128u8.wrapping_add(signal as u8))
     }

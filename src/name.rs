@@ -18,11 +18,9 @@ pub const LONGEST: usize = 1024;
 /// Maximum number of symlinks followed in a path: the kernel's own limit, path_resolution(7).
 const MOST_LINKS: usize = 40;
 
-/// The next step if the directory of a file is missing.
 const NO_DIRECTORY: &str =
     "a name with a slash is the path of a file; create its directory, or use a name without a slash";
 
-/// Returns a usage error for an empty name, a name that is too long, and a name that contains NUL.
 pub fn check(name: &[u8]) -> Result<()> {
     let wrong =
         |what: String| Err(Error::new(ErrorKind::InvalidInput, what, "a name is 1 to 1024 bytes, anything but NUL"));
@@ -34,12 +32,12 @@ pub fn check(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns true if a name means a file or a directory.
+/// A name with a slash means a file or a directory.
 pub fn is_path(name: &[u8]) -> bool {
     name.contains(&b'/') || matches!(name, b"." | b"..")
 }
 
-/// Returns true if an argument means the locks of all files in a directory.
+/// Such an argument means the locks of all files in a directory.
 pub(crate) fn is_directory(typed: &OsStr) -> bool {
     typed.as_bytes().ends_with(b"/")
 }
@@ -55,7 +53,7 @@ pub fn absolute(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the parts in which two words differ, without their common beginning and end.
+/// The parts in which two words differ, without their common beginning and end.
 pub fn difference<'a>(one: &'a [u8], other: &'a [u8]) -> (&'a [u8], &'a [u8]) {
     let begin = one.iter().zip(other).take_while(|(one, other)| one == other).count();
     let (one, other) = (&one[begin..], &other[begin..]);
@@ -63,8 +61,7 @@ pub fn difference<'a>(one: &'a [u8], other: &'a [u8]) -> (&'a [u8], &'a [u8]) {
     (&one[..one.len() - end], &other[..other.len() - end])
 }
 
-/// Returns true if these parts of two words come from one letter that is wrong, missing, additional or swapped with the
-/// next.
+/// A slip is one letter that is wrong, missing, additional or swapped with the next.
 pub fn is_slip(typed: &[u8], meant: &[u8]) -> bool {
     match (typed, meant) {
         ([], []) => false,
@@ -74,15 +71,14 @@ pub fn is_slip(typed: &[u8], meant: &[u8]) -> bool {
     }
 }
 
-/// Returns true if a typing error makes this word of the name. Names that differ in a digit are those of other locks.
+/// Names that differ in a digit are those of other locks.
 pub fn is_mistyped(typed: &[u8], name: &[u8]) -> bool {
     let (wrong, right) = difference(typed, name);
     typed.len() > 2 && is_slip(wrong, right) && ![wrong, right].concat().iter().any(u8::is_ascii_digit)
 }
 
-/// Returns the absolute path of a file, without symbolic links, equal for every spelling. The file may be missing, but
-/// its directory must exist.
-/// Returns an error if the directory cannot be found or accessed.
+/// The absolute path of a file, without symbolic links, equal for every spelling. The file may be missing, but its
+/// directory must exist.
 pub fn file_of(name: &[u8], current: impl AsRef<Path>) -> Result<PathBuf> {
     let mut path = absolute(OsStr::from_bytes(name), current)?;
     for _ in 0..MOST_LINKS {
@@ -102,7 +98,7 @@ pub fn file_of(name: &[u8], current: impl AsRef<Path>) -> Result<PathBuf> {
     Err(Error::os_through_links(Errno::ELOOP, "find", &path))
 }
 
-/// Returns the absolute path of a directory that exists, without symbolic links.
+/// The absolute path without symbolic links. The directory must exist.
 pub fn directory_of(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     let path = absolute(path, current)?;
     fs::canonicalize(&path).map_err(|error| {
@@ -114,7 +110,6 @@ pub fn directory_of(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> 
     })
 }
 
-/// Returns the directory and the last component of a path, for a file that does not exist.
 fn split(path: &Path) -> Result<(PathBuf, &OsStr)> {
     match path.components().next_back() {
         Some(Component::Normal(file)) => {

@@ -33,7 +33,6 @@ pub struct Status {
     /// Name, path, pattern with * ? [ ], or DIRECTORY/ for its files; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -64,7 +63,6 @@ pub struct History {
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -87,7 +85,6 @@ pub struct Overdue {
     /// Names of jobs; without any, all jobs of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -109,7 +106,6 @@ pub struct Metrics {
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -127,7 +123,6 @@ pub struct Gc {
     /// Name, path, or pattern with * ? [ ]; without any, the whole store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -142,7 +137,6 @@ pub struct Doctor {
     /// Check the store of this lock; for a path without a chosen store, the store beside that file, or in DIR/
     #[arg(value_name = "NAME")]
     pub name: Option<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -163,7 +157,6 @@ pub struct Serve {
     /// The directory: dir:PATH
     #[arg(value_name = "STORE")]
     pub directory: OsString,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -178,7 +171,6 @@ pub struct Completions {
     /// The shell: bash, zsh or fish
     #[arg(value_name = "SHELL", value_enum, hide_possible_values = true)]
     pub shell: Shell,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -207,7 +199,6 @@ pub struct Man {
     /// Command whose page is shown; 7 is csalock(7), which explains the concepts; without it, csalock(1)
     #[arg(value_name = "COMMAND")]
     pub page: Option<String>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }

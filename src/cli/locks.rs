@@ -17,7 +17,6 @@ use crate::duration::parse_duration;
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock lock [OPTION]... NAME...")]
 pub struct Lock {
-    /// Options of the acquisition.
     #[command(flatten)]
     pub taking: Taking,
     /// Acquire the lock for this process instead of the calling script
@@ -32,7 +31,6 @@ pub struct Lock {
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -72,7 +70,6 @@ pub struct Unlock {
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -88,13 +85,11 @@ pub struct Unlock {
     mut_args(|argument| hide(argument, &["fail_on_stale", "label", "no_command"]))
 )]
 pub struct Wait {
-    /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -114,7 +109,6 @@ pub struct Renew {
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -131,7 +125,6 @@ pub struct Get {
     /// Acquire the lock and read, in one step
     #[arg(long, help_heading = LOCK)]
     pub lock: bool,
-    /// Options of the acquisition.
     #[command(flatten)]
     pub taking: Taking,
     /// Acquire the lock for this process instead of the calling script
@@ -140,7 +133,6 @@ pub struct Get {
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME")]
     pub name: OsString,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -148,7 +140,6 @@ pub struct Get {
 /// Options of commands that write a value.
 #[derive(Debug, Args)]
 pub struct Writing {
-    /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
     /// Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner
@@ -163,7 +154,6 @@ pub struct Writing {
     /// Write only if the value has this version; otherwise exit 80
     #[arg(long, value_name = "N", value_parser = whole(0, u64::MAX))]
     pub if_version: Option<u64>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -177,7 +167,6 @@ pub struct Writing {
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock put [OPTION]... NAME [VALUE]")]
 pub struct Put {
-    /// Options of writing.
     #[command(flatten)]
     pub writing: Writing,
     /// Write only if the value does not exist yet; otherwise exit 83
@@ -200,7 +189,6 @@ pub struct Put {
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock del [OPTION]... NAME")]
 pub struct Del {
-    /// Options of writing.
     #[command(flatten)]
     pub writing: Writing,
     /// Name of the lock
@@ -227,7 +215,6 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock claim [OPTION]... NAME...")]
 pub struct Claim {
-    /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
     /// The id that claims the names, for example a user number; the default is a new id
@@ -236,7 +223,6 @@ pub struct Claim {
     /// Name to claim
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -259,7 +245,6 @@ pub struct Unclaim {
     /// Name to give up
     #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }
@@ -276,7 +261,6 @@ pub struct Lookup {
     /// Name of the lock
     #[arg(value_name = "NAME", required_unless_present = "id")]
     pub name: Option<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }

@@ -12,7 +12,6 @@ use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeo
 use crate::environment;
 use crate::lock::MOST_SLOTS;
 
-/// Headings of the help.
 pub(super) const WAITING: &str = "Waiting";
 pub(super) const LOCK: &str = "Lock";
 pub(super) const COMMAND: &str = "Command";
@@ -43,7 +42,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// Returns these options, and those before the command where these leave a choice.
+    /// These options win over those `before` the command.
     pub(super) fn after(self, before: Common) -> Common {
         Common {
             store: self.store.or(before.store),
@@ -68,7 +67,7 @@ pub enum Color {
 }
 
 impl Color {
-    /// Returns true if this output gets colours: the option decides, then the environment, then the output itself.
+    /// The option decides, then the environment, then the output itself.
     pub fn is_for(self, output: &impl IsTerminal) -> bool {
         match self {
             Color::Always => true,
@@ -111,7 +110,6 @@ pub struct Waiting {
 /// Options of commands that acquire a lock.
 #[derive(Debug, Args)]
 pub struct Taking {
-    /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
     /// Acquire an exclusive lock; the default
@@ -147,7 +145,6 @@ pub(super) fn hide_rare(argument: Arg, often: &[&str]) -> Arg {
     argument.hide_short_help(is_rare)
 }
 
-/// Returns the parser of a whole number from `least` to `most`.
 pub(super) fn whole<N>(least: N, most: N) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync
 where
     N: FromStr + Display + PartialOrd + Copy + Send + Sync + 'static,

@@ -47,7 +47,6 @@ const OFTEN: [&str; 14] = [
     mut_arg("timeout", |timeout| timeout.default_value_ifs([("busy", "latest", "inf"), ("busy", "skip", "0")]))
 )]
 pub struct Run {
-    /// Options of the acquisition.
     #[command(flatten)]
     pub taking: Taking,
     /// Become the command instead of waiting for it; the lock ends with the command
@@ -84,7 +83,6 @@ pub struct Run {
     /// Action before --ttl is over, or a lease that could not be renewed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill", help_heading = COMMAND)]
     pub on_lost: OnLost,
-    /// Options of jobs.
     #[command(flatten)]
     pub recurrence: Recurrence,
     /// Acquire this lock too: all or none; this option may follow the name
@@ -93,7 +91,6 @@ pub struct Run {
     /// Name of a lock, or path of a file to lock; then the command and its arguments
     #[arg(value_names = ["NAME", "COMMAND"], num_args = 1.., required = true, trailing_var_arg = true)]
     pub words: Vec<OsString>,
-    /// Options of every command.
     #[command(flatten)]
     pub common: Common,
 }

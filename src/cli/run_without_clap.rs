@@ -34,7 +34,7 @@ struct Options {
     conflict_exit_code: Option<u8>,
 }
 
-/// Returns the meaning of these arguments, of which the first is the program's name, if they have the plain form.
+/// `None` unless the arguments have the plain form. The first is the program's name.
 pub fn read(arguments: &[OsString]) -> Option<Cli> {
     let verb = match arguments.get(1)?.to_str()? {
         "run" | "run-with-lock" => Verb::Run,
@@ -157,7 +157,7 @@ fn run(options: Options, words: Vec<OsString>, common: Common) -> Option<Run> {
     })
 }
 
-/// Returns an exit code of decimal digits.
+/// Decimal digits only.
 fn exit_code(text: &OsStr) -> Option<u8> {
     text.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }

@@ -38,7 +38,7 @@ pub(super) struct Acquisition<'a> {
     /// With `--busy replace`: how long after it was asked to end a holder is killed.
     pub(super) kill_holders_after: Option<Duration>,
     pub(super) slots: Option<u32>,
-    /// The caller locks the file of the lock too. The holder may wait for that file, so its holders are named.
+    /// A holder may wait for the file that this caller locks too, so the file's holders are named.
     pub(super) locks_file: bool,
 }
 
@@ -96,7 +96,7 @@ impl<'a> Acquisition<'a> {
         ));
     }
 
-    /// Returns false on an interrupt. Fails if `--busy replace` may not end a holder that is in the way.
+    /// False on an interrupt. Fails if `--busy replace` may not end a holder that is in the way.
     fn check_holders(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<bool> {
         let (target, engine) = (opened.target(0), opened.engine(0));
         let Some(status) = self.outlast_outages(opened, &mut |engine| engine.inspect(&target.name))? else {

@@ -68,7 +68,6 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     }
 }
 
-/// Returns the text to print: the id.
 fn answer(options: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
     if options.common.json {
         return json_line(&json::claimed(&targets.all, id, grants));
@@ -136,7 +135,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
     Ok(Exit::Done)
 }
 
-/// Returns the names that are claimed under another id, each with that claim.
+/// Names that are claimed under another id, each with that claim.
 fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(LockRef, Grant)>> {
     let mut taken = Vec::new();
     for (target, engine) in opened.each() {
@@ -160,7 +159,7 @@ fn not_unique(options: &Claim, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exi
     Ok(ErrorKind::NotUnique.into())
 }
 
-/// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.
+/// An id must be one line, so that its reader gets exactly the id.
 fn given_id(id: &OsStr) -> Result<Vec<u8>> {
     let id = id.as_bytes();
     let wrong = |what: String| {
@@ -176,7 +175,7 @@ fn given_id(id: &OsStr) -> Result<Vec<u8>> {
     }
 }
 
-/// Returns a random UUID, version 4 (RFC 9562).
+/// A random UUID, version 4 (RFC 9562).
 fn fresh_id(context: &Context) -> Result<Vec<u8>> {
     let mut random = context.host.random()?;
     random[6] = random[6] & 0x0f | 0x40;
@@ -237,8 +236,8 @@ fn nothing_claimed(id: &[u8]) -> RefusalReport {
     RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(id)), "")
 }
 
-/// Returns the names of an id in the store, in order, and the errors of unreadable records, which it reports to people.
-/// The function reads all records, because a separate list could be wrong.
+/// The names in order, and the errors of unreadable records, which are reported to people here. All records are read,
+/// because a separate list could be wrong.
 pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<(Vec<Vec<u8>>, Vec<Error>)> {
     let engine = context.engine(&context.store(common)?)?;
     let mut names = Vec::new();

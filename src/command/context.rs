@@ -25,14 +25,14 @@ use crate::terminal;
 /// Maximum number of bytes that are read from the file of a handle.
 const MOST_HANDLE: u64 = 4096;
 
-/// The wait for the servers by a command that waits for no lock.
+/// A command that waits for no lock waits so long for the servers.
 const ONE_CALL: WaitPolicy = WaitPolicy { limit: Some(Duration::from_secs(10)), backoff: None };
 
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
 
 impl Context {
-    /// Returns the store that the option or else this variable selects; `None` means that the default rules apply.
+    /// `None` means that the default rules apply.
     fn chosen_store(&self, common: &Common, variable: Option<&OsString>) -> Result<Option<Location>> {
         if let Some(url) = &common.store {
             return Location::parse(url, &self.environment.current).map(Some);
@@ -43,7 +43,7 @@ impl Context {
         Ok(from_environment.filter(|location| !(is_inherited && location.is_beside())))
     }
 
-    /// Returns the store for files that a command under our lock uses, as `CSALOCK_OUTER_STORE` passes it on.
+    /// Store for files that a command under our lock uses, as `CSALOCK_OUTER_STORE` passes it on.
     pub(super) fn outer_store(&self) -> OsString {
         let chosen = self.chosen_store(&Common::default(), self.environment.store_for_files());
         chosen.ok().flatten().map(|location| location.url()).unwrap_or_default()
@@ -76,7 +76,7 @@ impl Context {
         Ok(LockRef { location, name, display_name, shell_arg })
     }
 
-    /// Returns a directory, and the store of the locks of its files.
+    /// The directory as a path, and the store of the locks of its files.
     pub(super) fn store_in(&self, common: &Common, typed: &OsStr) -> Result<(Location, PathBuf)> {
         name::check(typed.as_bytes())?;
         let directory = name::directory_of(typed, &self.environment.current)?;
@@ -88,8 +88,8 @@ impl Context {
         Ok(LockSet::new(typed.iter().map(|name| self.target(common, name)).collect::<Result<Vec<_>>>()?))
     }
 
-    /// Returns the locks of these names without those that a grant around this process holds now, which may include
-    /// all. The grant must be exclusive, or have the mode that is asked for, of no more slots; `None` means any mode.
+    /// Leaves out the locks, maybe all, that a grant around this process holds now. The grant must be exclusive, or have
+    /// the mode that is asked for, of no more slots; `None` means any mode.
     pub(super) fn lock_set_within(
         &self,
         common: &Common,
@@ -110,8 +110,8 @@ impl Context {
         Ok(rest)
     }
 
-    /// Returns true if a grant that this process runs under holds the lock now. The variables alone prove nothing: a
-    /// daemon that the command left behind has them for ever, and a grant that is over may still be in the record.
+    /// The variables alone prove nothing: a daemon that the command left behind has them for ever, and a grant that is
+    /// over may still be in the record.
     pub(super) fn is_held_around(&self, target: &LockRef, taking: Option<&Taking>) -> Result<bool> {
         let around = self.enclosing_grants();
         if around.is_empty() {
@@ -131,8 +131,7 @@ impl Context {
         Ok(holders.any(|(grant, holds)| holds.holds() && around.contains(&grant.proof) && fits(grant)))
     }
 
-    /// Returns the held lock of the same store whose name is the same but for a typing error, if no lock of that name
-    /// was found.
+    /// The held lock of the same store whose name differs by a typing error, if no lock of the typed name was found.
     pub(super) fn similar(&self, common: &Common, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
         let engine = Some(self.engine(&target.location).ok()?).filter(|_| *not_holder == NotHolder::default())?;
         let call = Call::until(self.host.boottime().saturating_add(UNREAD));
@@ -144,7 +143,7 @@ impl Context {
         Some(LockRef { location: target.location.clone(), name, display_name, shell_arg })
     }
 
-    /// Returns an owner on this host. Its command has no arguments if this call or the environment asks for that.
+    /// The owner's command has no arguments if this call or the environment asks for that.
     pub(super) fn owner(
         &self,
         owners: Vec<ProcessId>,
@@ -158,7 +157,7 @@ impl Context {
         new_owner(self.host.as_ref(), owners, &command, label.map(|label| label.as_bytes()))
     }
 
-    /// The caller's credentials: a valid `--handle`, else `$CSALOCK_HANDLE` or the calling processes.
+    /// A valid `--handle` proves the grant, else `$CSALOCK_HANDLE` or the calling processes.
     pub(super) fn credentials(&self, engine: &Engine, handle: Option<&str>, this: &ThisProcess) -> Result<Credentials> {
         if let Some(text) = handle {
             return engine.by_proof(given_proof(text)?);
@@ -166,7 +165,7 @@ impl Context {
         engine.credentials(self.handle_from_env(), this.with_caller()?)
     }
 
-    /// Returns what a refused caller presented as its handle, in words: the option, or else `$CSALOCK_HANDLE`.
+    /// The caller's proof in the words of a refusal.
     pub(super) fn presented_handle(&self, option: Option<&str>) -> Option<&'static str> {
         match (option, &self.environment.handle) {
             (Some(_), _) => Some("this handle"),
@@ -176,7 +175,7 @@ impl Context {
         }
     }
 
-    /// Returns an error if stdout is closed, so that the caller would not get this result.
+    /// With a closed stdout the caller would not get this result.
     pub(super) fn require_stdout(&self, result: &str, hint: &str) -> Result<()> {
         if !self.inherited.closed(1) {
             return Ok(());
@@ -196,13 +195,13 @@ impl Context {
         proof_of(self.environment.handle.as_deref()?.to_str()?)
     }
 
-    /// Returns true if the user has set a handle in the environment. A handle that `run` has set comes with the name of its
-    /// lock; it says nothing about other names, and the record knows how its grant has ended.
+    /// A handle that `run` has set comes with the name of its lock; it says nothing about other names, and the record knows
+    /// how its grant has ended.
     pub(super) fn presents_handle_from_env(&self) -> bool {
         self.handle_from_env().is_some() && !self.environment.is_under_run()
     }
 
-    /// Returns the handle hashes of all grants that we run under, the innermost first.
+    /// Handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
         let Some(innermost) = self.handle_from_env() else { return Vec::new() };
         let outer = self.environment.outer.as_deref().and_then(OsStr::to_str).unwrap_or("");
@@ -219,7 +218,7 @@ impl Context {
     }
 }
 
-/// Returns the proof of `--handle`: of a handle, or of `@FILE`, which ps(1) does not show to other users.
+/// `text` is a handle, or `@FILE`, which ps(1) does not show to other users.
 fn given_proof(text: &str) -> Result<HandleHash> {
     let hint = "a handle is the 32 hex digits that `csalock lock --print-handle` printed";
     let Some(path) = text.strip_prefix('@') else {

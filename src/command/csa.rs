@@ -17,7 +17,6 @@ use crate::exit::Exit;
 use crate::name::shell_quote;
 use crate::report::SettingNames;
 
-/// The CSA function whose name the program was called by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Csa {
     Lock,
@@ -32,7 +31,6 @@ pub(super) fn called_as(program: Option<&OsString>) -> Option<Csa> {
     }
 }
 
-/// The help of both.
 const HELP: &str = "\
 csaLock FILE... acquires the locks of the files for the calling script, and waits
 for them up to $CSALOCK_TIMEOUT (30s, or 75s where other hosts use the directory).
@@ -76,7 +74,7 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
     })
 }
 
-/// Returns the arguments as paths: they are files, even without a slash.
+/// All arguments are files, even without a slash.
 fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
     let name = if csa == Csa::Lock { "csaLock" } else { "csaUnlock" };
     if files.first().is_some_and(|first| first == "--") {

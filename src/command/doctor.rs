@@ -87,7 +87,7 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     findings
 }
 
-/// Returns true if the store delivers a wake-up from one connection to another. A pooler may be in the way.
+/// A pooler may be in the way of wake-ups from one connection to another.
 fn delivers(context: &Context, engine: &Engine) -> Option<bool> {
     let store = engine.store();
     if store.abilities().notifies || !store.abilities().wakes_hosts {
@@ -101,7 +101,7 @@ fn delivers(context: &Context, engine: &Engine) -> Option<bool> {
     Some(wait_readable([heard.descriptor()], Some(SLOW)).ok()? && heard.is_notified())
 }
 
-/// Returns which hosts share the store, and the consequences of that.
+/// Says which hosts share the store, and the consequences of that.
 fn hosts(engine: &Engine, delivers: bool) -> Finding {
     let lease = span(engine.lease());
     let shared = format!("other hosts may share it: a holder renews a lease of {lease}, and");
@@ -121,7 +121,7 @@ fn hosts(engine: &Engine, delivers: bool) -> Finding {
     )
 }
 
-/// Returns the reason why processes of this host may not be recognised again; `None` if all is well.
+/// `None` unless processes of this host may not be recognised again.
 fn host(engine: &Engine) -> Option<Finding> {
     let known = engine.host().domain().and_then(|domain| engine.host().this_process().map(|_| domain));
     match known {
@@ -138,7 +138,7 @@ fn host(engine: &Engine) -> Option<Finding> {
     }
 }
 
-/// Returns the time zone of this host, by which `--once-per day` begins its slots.
+/// `--once-per day` begins its slots by this zone.
 fn zone(now: Duration) -> Finding {
     let zone = LocalZone::of_this_process();
     let LocalZone { name, source, .. } = zone;
@@ -243,7 +243,7 @@ fn broken_promise(store: &dyn Store, key: &[u8]) -> Result<Option<&'static str>>
     Ok(if deleted.is_none() || store.read(CALL, key)?.is_some() { Some("a record cannot be deleted") } else { None })
 }
 
-/// Writes or deletes the record. Returns `None` if the store reports a conflict that has no reason.
+/// `None` if the store reports a conflict that has no reason.
 fn write(store: &dyn Store, key: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Option<Version>> {
     let set = WriteSet::of(key, expect, body);
     for _ in 0..TRIES {

@@ -30,10 +30,10 @@ pub(super) struct HolderEnd<'a> {
     target: &'a LockRef,
     name: String,
     pub(super) grant: Grant,
-    /// The call that the record keeps for the history, because the holder itself may release the lock.
+    /// The record keeps it for the history, because the holder itself may release the lock.
     request: Option<Arc<EndRequest>>,
     kill_after: Duration,
-    /// The process that was asked to end, and when it is killed next on CLOCK_BOOTTIME.
+    /// When the process that was asked to end is killed next, on CLOCK_BOOTTIME.
     asked: Option<(ProcessId, Duration)>,
     is_killed: bool,
     searches_in_vain: u32,
@@ -67,7 +67,7 @@ impl<'a> HolderEnd<'a> {
 
     /// Sends the signals that are due to the innermost live process of the holder. Returns the time until the next ones,
     /// or `None` if the holder has ended or, with `--busy replace`, has lost the lock.
-    /// Returns an error, and sends none, if csalock may not end each live process.
+    /// Sends none if csalock may not end each live process.
     pub(super) fn step(&mut self, call: Call) -> Result<Option<Duration>> {
         let (live, now) = (live_owners(self.engine, &self.grant.owner), self.engine.host().boottime());
         let Some(process) = live.first().copied() else { return Ok(None) };
@@ -151,7 +151,7 @@ impl<'a> HolderEnd<'a> {
     }
 }
 
-/// Returns the live processes of an owner on this host, innermost first.
+/// The processes of an owner on this host, innermost first.
 pub(super) fn live_owners(engine: &Engine, owner: &Owner) -> Vec<ProcessId> {
     let liveness = |process| engine.host().liveness(&owner.domain, process, engine.store().scope());
     owner.processes.iter().filter(|process| liveness(process).is_seen_alive()).copied().collect()

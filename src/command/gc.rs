@@ -41,7 +41,7 @@ struct Collection<'a> {
     options: &'a Gc,
     lines: String,
     documents: Vec<Document>,
-    /// The reasons for records that stay as they are, each once.
+    /// Reasons for records that stay as they are, each once.
     told: BTreeSet<String>,
     exit: Exit,
 }
@@ -128,8 +128,8 @@ impl<'a> Collection<'a> {
     }
 }
 
-/// Removes what dead processes left in one record, or what a copied record has of the original. Returns the grants that
-/// ended, or that would end; without such grants, only waiters died.
+/// Removes what dead processes left in one record, or what a copied record has of the original. Without grants that
+/// ended, or that would end, only waiters died.
 fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Vec<EndedGrant>>> {
     let all_well = status.holders.iter().all(|standing| standing.holds())
         && !status.waiters.contains(&Liveness::Dead)
@@ -146,7 +146,6 @@ fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Ve
     Ok((!endings.is_empty() || waiters_died || is_copy).then_some(endings))
 }
 
-/// Returns the grants that would end, and true if waiters died.
 fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
     let holders = status.record.holders.iter().zip(&status.holders);
     let ended = |(grant, standing): (&Grant, &Standing)| {

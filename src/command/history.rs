@@ -79,7 +79,6 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
     Ok(kind.map_or(Exit::Done, Exit::from))
 }
 
-/// Returns the message for an empty answer about this time.
 fn none_shown(options: &History, location: &Location, (begin, end): (u64, u64), zone: Zone) -> String {
     let time = |at| zone.full(Duration::from_millis(at));
     let when = match (begin, end) {
@@ -93,7 +92,7 @@ fn none_shown(options: &History, location: &Location, (begin, end): (u64, u64), 
     format!("the history of {} shows no{such} lock that was held{when}", escape(store.as_encoded_bytes()))
 }
 
-/// Returns the first and the last millisecond of the time that the caller asked for, since 1970.
+/// First and last millisecond since 1970.
 fn period(options: &History, zone: Zone, now: Duration) -> (u64, u64) {
     let span = |time: &Moment| time.span(zone, now);
     match &options.at {
@@ -131,7 +130,7 @@ impl Filter {
         self.names.is_empty() && self.patterns.is_empty()
     }
 
-    /// Returns a report about each requested name or pattern that no grant in this store has.
+    /// One report for each requested name or pattern that no grant in this store has.
     pub(super) fn unknown<'p>(
         &self,
         found: impl Iterator<Item = &'p Past> + Clone,
@@ -153,13 +152,13 @@ impl Filter {
         self.patterns.iter().filter(is_a_name).cloned().collect()
     }
 
-    /// Returns true if this name is requested. A pattern that is the `exact` name of a lock means only that lock.
+    /// A pattern that is the `exact` name of a lock means only that lock.
     pub(super) fn has(&self, name: &Vec<u8>, exact: &[Vec<u8>]) -> bool {
         let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(pattern) && glob::matches(pattern, name));
         self.is_everything() || self.names.contains(name) || self.patterns.iter().any(fits)
     }
 
-    /// Returns the grants in records: they are held, or no process has noticed their end yet.
+    /// Grants in records: they are held, or no process has noticed their end yet.
     fn held(&self, engine: &Engine, unreadable: &mut dyn FnMut(Error)) -> Result<Vec<Past>> {
         let mut held = Vec::new();
         self.each_lock(engine, &mut |status| match status {
@@ -187,7 +186,6 @@ impl Filter {
     }
 }
 
-/// Returns the grants of a lock, as far as they are in its record.
 pub(super) fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.holders.iter().zip(&status.holders);
     let past = |(grant, standing): (&crate::lock::Grant, &Standing)| {

@@ -83,7 +83,7 @@ fn tell_of_program(options: &Lock, this: &ThisProcess) {
     ));
 }
 
-/// Returns true if this argument of a shell makes it run a script or a string, and not what is typed.
+/// With such an argument a shell runs a script or a string, and not what is typed.
 fn is_script(argument: &[u8]) -> bool {
     !argument.starts_with(b"-") || (!argument.starts_with(b"--") && argument.contains(&b'c'))
 }
@@ -110,7 +110,6 @@ fn warn_of_descriptors(context: &Context, options: &Lock) {
     }
 }
 
-/// Returns the text to print: the handle.
 fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Granted<'_>) -> anyhow::Result<String> {
     let Granted { opened, handle, grants, evicted, .. } = *granted;
     if !options.common.json {
@@ -122,17 +121,16 @@ fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Grante
     json_line(&json::acquired(&targets.all, handle, grants, ending, expires, &Reporter::new(opened.engine(at))))
 }
 
-/// The locks that a script asks for, and their terms.
 pub(super) struct ForScript<'a> {
     pub(super) context: &'a Context,
     pub(super) this: &'a ThisProcess,
     pub(super) common: &'a Common,
     pub(super) taking: &'a Taking,
-    /// The process that owns the locks, instead of the script.
+    /// Owner of the locks, instead of the script.
     pub(super) pid: Option<i32>,
     pub(super) targets: &'a LockSet,
     pub(super) settings: &'static SettingNames,
-    /// True if the script is told what it needs to use the locks, so that it must not hold them unless it was told.
+    /// The script is told what it needs to use the locks, so it must not hold them unless it was told.
     pub(super) prints: bool,
 }
 
@@ -231,7 +229,7 @@ impl ForScript<'_> {
         Ok((request, caller))
     }
 
-    /// The owner of the locks: the process with the pid of `--pid`, else the script that called this process.
+    /// The process of `--pid`, else the script that called this process.
     fn owner(&self) -> Result<Caller> {
         if let Some(pid) = self.pid {
             let process = self.context.host.process(pid)?.ok_or_else(|| {

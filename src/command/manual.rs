@@ -29,7 +29,7 @@ pub(super) fn man(options: &Man) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the page of a command, the page with this name, with or without its section, or csalock(7) for `7`.
+/// `wanted` is a command, a page with or without its section, or `7` for csalock(7).
 fn find(wanted: &str) -> Option<(&'static str, &'static str)> {
     let is_it = |file: &str| {
         let page = file.rsplit_once('.').map_or(file, |(page, _)| page);
@@ -64,7 +64,7 @@ fn show(page: &str) {
     }
 }
 
-/// Returns the page as an open file without a name: man-db may change its user, and then could not open a file of ours.
+/// The file has no name: man-db may change its user, and then could not open a file of ours.
 fn open(page: &str) -> std::io::Result<File> {
     let mut file = File::from(memfd_create("csalock-man", MemfdFlags::CLOEXEC)?);
     file.write_all(page.as_bytes())?;
@@ -94,7 +94,6 @@ mod completion_files {
     include!(concat!(env!("OUT_DIR"), "/completions.rs"));
 }
 
-/// Returns the name and the text of the first file with such a name.
 fn text(files: &'static [(&'static str, &[u8])], is_it: impl Fn(&str) -> bool) -> Option<(&'static str, &'static str)> {
     let (name, bytes) = files.iter().find(|(name, _)| is_it(name))?;
     Some((name, std::str::from_utf8(bytes).ok()?))

@@ -89,7 +89,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     }
 }
 
-/// Returns the locks that the command needs and its caller does not run under; with `--reentrant` that may be none.
+/// With `--reentrant` the caller may run under all of them already.
 fn locks_to_acquire(context: &Context, options: &Run, names: &[OsString]) -> Result<LockSet> {
     match options.reentrant {
         true => context.lock_set_within(&options.common, names, Some(&options.taking)),
@@ -97,7 +97,7 @@ fn locks_to_acquire(context: &Context, options: &Run, names: &[OsString]) -> Res
     }
 }
 
-/// Returns the names and the command of a call whose options agree with each other.
+/// Refuses options that contradict each other. The rest is as in [`command_line`].
 fn checked(options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
     if options.common.json {
         let what = "run has no result of its own that could be JSON";
@@ -118,7 +118,7 @@ fn checked(options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
     Ok((names, command_line))
 }
 
-/// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
+/// Forms: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` and `NAME -c STRING`.
 pub(super) fn command_line(options: &Run) -> Result<(Vec<OsString>, CommandLine)> {
     let Some((typed, mut words)) = options.words.split_first() else { return Err(wrong("the name is missing")) };
     let mut names = [std::slice::from_ref(typed), &options.also].concat();
@@ -143,8 +143,7 @@ pub(super) fn command_line(options: &Run) -> Result<(Vec<OsString>, CommandLine)
     Ok((names, command_line))
 }
 
-/// Returns the string for a shell, if there is one, and the words of the command. Like flock(1), `run` accepts `-c` after
-/// the name too.
+/// Splits off the string for a shell. Like flock(1), `run` accepts `-c` after the name too.
 fn shell_string<'a>(
     before: Option<&'a OsString>,
     words: &'a [OsString],
@@ -165,7 +164,7 @@ fn shell_string<'a>(
     }
 }
 
-/// Returns true for a word that clap would not accept as the value of an option before the name.
+/// clap would not accept such a word as the value of an option before the name.
 fn is_option(word: &OsStr) -> bool {
     word.as_bytes().starts_with(b"-") && word != "-"
 }
@@ -174,7 +173,7 @@ fn wrong(problem: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")
 }
 
-/// Returns an option that is not for several locks. Names may follow `--also` where clap does not see it.
+/// Names may follow `--also` where clap does not see it, so clap cannot refuse these options.
 fn only_for_one_lock(options: &Run) -> Option<&'static str> {
     let exclusive = [
         (options.busy == Busy::Latest, "--busy latest"),
@@ -185,7 +184,7 @@ fn only_for_one_lock(options: &Run) -> Option<&'static str> {
     exclusive.into_iter().find_map(|(given, option)| given.then_some(option))
 }
 
-/// Returns the environment variables that describe the locks to the command, as far as they are known before the grant.
+/// They describe the locks to the command, as far as they are known before the grant.
 fn variables(guarded: &GuardedCommand<'_>) -> Vec<CString> {
     let first = guarded.locks.first();
     let outer: Vec<String> = guarded.context.enclosing_grants().iter().map(ToString::to_string).collect();
@@ -292,8 +291,7 @@ impl RunCall<'_> {
         Ok(prepared?)
     }
 
-    /// Returns the exit after an interrupt. Without a signal for this process, the wait ended because the child did, and
-    /// csalock ends as the child did.
+    /// Without a signal for this process, the wait ended because the child did, and csalock ends as the child did.
     fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Result<Exit> {
         let ended = child.filter(|_| !self.guarded.signals.pending()).and_then(SleepingChild::ended);
         ended.unwrap_or_else(|| Ok(self.guarded.signals.exit()))
@@ -341,8 +339,8 @@ impl RunCall<'_> {
         }
     }
 
-    /// Returns the request for the command. Without a supervisor (`-F`) the locks end with the command, and its end counts
-    /// as a release; `is_kept` says that a keeper then renews their leases.
+    /// Without a supervisor (`-F`) the locks end with the command, and its end counts as a release; `is_kept` says that a
+    /// keeper then renews their leases.
     fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
         let (taking, command) = (&self.options.taking, self.guarded.command_line.line());
         // Only the supervisor can record that a job has succeeded in its slot, and only it knows the processes that its

@@ -44,17 +44,16 @@ pub(super) fn output_style(common: &Common, utc: bool) -> OutputStyle {
     OutputStyle { colour: common.color.is_for(&stdout), width, zone: if utc { Zone::Utc } else { Zone::Local } }
 }
 
-/// The selected locks, as they are printed. They are sorted, so all of them are kept until the last one is found.
+/// All selected locks are kept until the last one is found, because they are sorted.
 struct Page<'a> {
     context: &'a Context,
     options: &'a Status,
     style: OutputStyle,
-    /// The locks of each store, as rows.
     tables: Vec<(Option<Location>, LockTable)>,
     /// The locks as names or documents. First are those that the arguments name, in their order, with an empty key;
     /// then come the others, with their names.
     texts: Vec<(Box<[u8]>, String)>,
-    /// The lines about a single lock.
+    /// Lines about a single lock.
     block: Vec<String>,
     /// Number of selected locks, and of unreadable records.
     found: usize,
@@ -143,7 +142,7 @@ impl<'a> Page<'a> {
         self.options.common.note(&format!("no lock is held in {shown}{past}{hint}"));
     }
 
-    /// Returns true if the history of a store has a grant. A history that cannot be read has none.
+    /// A history that cannot be read has no grants.
     fn has_past(&self, store: &Location) -> bool {
         let limits = self.context.environment.history().unwrap_or_default();
         let mut found = false;
@@ -247,8 +246,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// Returns the lines about one lock and its last grants. Without a readable history there are none: the status is more
-/// important.
+/// Without a readable history the last grants are missing: the status is more important.
 fn details(
     context: &Context,
     (lock, engine): (&LockRef, &Engine),
@@ -299,16 +297,16 @@ fn show(text: &str) -> anyhow::Result<()> {
 /// One drawing of `--watch`.
 struct View {
     table: LockTable,
-    /// The lines about a lock, if only one is watched.
+    /// Lines about a lock, if only one is watched.
     block: Vec<String>,
-    /// The error of an unreadable record, or the reason why no lock can be shown.
+    /// Error of an unreadable record, or the reason why no lock can be shown.
     trouble: Option<String>,
     failed: bool,
     style: OutputStyle,
 }
 
 impl View {
-    /// Reads the locks. An error of the store may pass, so it is shown like anything else.
+    /// An error of the store may pass, so it is shown like anything else.
     fn of(context: &Context, options: &Status) -> anyhow::Result<View> {
         let style = output_style(&options.common, options.utc);
         let table = || LockTable::new(style, &context.host.name(), context.host.wall());
@@ -339,7 +337,7 @@ impl View {
         }
     }
 
-    /// Returns the lines that fit the terminal, above the row of the cursor.
+    /// As many lines as fit the terminal above the row of the cursor.
     fn lines(&self, context: &Context, options: &Status) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline(context, options)];

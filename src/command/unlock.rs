@@ -30,16 +30,16 @@ const LOOK: Duration = Duration::from_millis(100);
 
 enum Freed {
     Released(Grant),
-    /// The holders that have ended, or whose leases are over.
+    /// Holders that have ended, or whose leases are over.
     Ended(Vec<EndedHolder>),
-    /// The grants that `--force` broke or found ended, or the place to which it moved an unreadable record.
+    /// Grants that `--force` broke or found ended, or the place to which it moved an unreadable record.
     Broken(std::result::Result<Vec<EndedGrant>, Option<String>>),
 }
 
 struct EndedHolder {
     grant: Grant,
     is_seen: bool,
-    /// True if the lock is over but no process stopped the holder.
+    /// The lock is over, but no process stopped the holder.
     is_not_stopped: bool,
 }
 
@@ -106,7 +106,7 @@ pub(super) fn run(context: &Context, options: &Unlock, settings: &'static Settin
     Ok(exit)
 }
 
-/// Returns the engine of the store at a location. Only the last one stays open.
+/// Only the engine of the last location stays open.
 fn engine_of<'a>(
     context: &Context,
     location: &Location,
@@ -304,13 +304,12 @@ fn end_holder<'a>(
     Ok(Some(end))
 }
 
-/// Returns true if csalock ends the command of this owner before the end of its lease.
+/// csalock ends the command of such an owner before the end of its lease.
 fn ends_with_lease(owner: &Owner) -> bool {
     owner.supervisor.is_some() && !owner.outlives_lock
 }
 
-/// Ends the renewal of a grant whose holder cannot be seen here.
-/// Returns an error if the grant would go on for longer than a lease.
+/// Ends the renewal of a grant whose holder cannot be seen here. Fails if the grant would go on for longer than a lease.
 fn end_elsewhere(
     engine: &Engine,
     options: &Unlock,
@@ -341,7 +340,7 @@ fn end_elsewhere(
     Ok(())
 }
 
-/// The breaker for the history: the calling script, or this process if the script is unknown.
+/// For the history: the calling script, or this process if the script is unknown.
 fn breaker(context: &Context, this: &ThisProcess) -> Option<Owner> {
     let owners = this.caller().map_or_else(|_| this.id().map(|id| vec![id]), |caller| Ok(caller.owners.clone()));
     context.owner(owners.ok()?, command_of_caller(this).ok()?, None, false).ok()
@@ -368,7 +367,7 @@ fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
     Ok(targets)
 }
 
-/// Returns each held or abandoned lock of the store except claims, and the exit code: an unreadable record stays.
+/// Each held or abandoned lock of the store except claims. An unreadable record stays, and decides the exit code.
 fn everything_held(context: &Context, options: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let location = context.store(&options.common)?;
@@ -385,7 +384,7 @@ fn everything_held(context: &Context, options: &Unlock, documents: &mut Vec<Docu
     Ok((targets, exit))
 }
 
-/// Returns each grant of the caller in every store that can be reached from here, and the best possible exit code. The
+/// Each grant of the caller in every store that can be reached from here, and the best possible exit code. The
 /// stores are those of bare names, of the enclosing lock, and beside the files in the current directory and the named
 /// files. The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not
 /// its own. An unreadable record may be the caller's, unless it is another user's.
@@ -440,7 +439,7 @@ fn everything_owned(
     Ok((targets, exit))
 }
 
-/// Returns the stores to search, each with the directory of its files if the store is beside files.
+/// Each store comes with the directory of its files if it is beside files.
 fn stores(context: &Context, options: &Unlock) -> Result<Vec<(Location, Option<PathBuf>)>> {
     let mut stores = vec![(context.store(&options.common)?, None)];
     let mut add = |location: Location, directory: Option<PathBuf>| {

@@ -61,7 +61,6 @@ pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exi
     }
 }
 
-/// Returns a word as a shell reads it, and shortens a long word.
 pub(super) fn quoted(word: &OsStr) -> String {
     let bytes = word.as_encoded_bytes();
     match bytes.get(..LONGEST_WORD) {
@@ -70,8 +69,7 @@ pub(super) fn quoted(word: &OsStr) -> String {
     }
 }
 
-/// Returns the help of the command, with its description and rare options if it is the long one. clap's own long help takes three lines
-/// for each option.
+/// The long help has the description and rare options too. clap's own long help takes three lines for each option.
 fn help(arguments: &Arguments<'_>, is_long: bool, output: &impl IsTerminal) -> String {
     let mut command = arguments.definition().clone();
     if is_long {
@@ -83,7 +81,7 @@ fn help(arguments: &Arguments<'_>, is_long: bool, output: &impl IsTerminal) -> S
     if color(arguments.words).is_for(output) { help.ansi().to_string() } else { help.to_string() }
 }
 
-/// Returns the value of `--color` in arguments that clap has not read to their end.
+/// clap has not read these arguments to their end.
 fn color(words: &[OsString]) -> Color {
     let value = |at: usize| match words[at].to_str()?.strip_prefix("--color")? {
         "" => words.get(at + 1)?.to_str(),
@@ -93,7 +91,7 @@ fn color(words: &[OsString]) -> Color {
     last.and_then(|value| Color::from_str(value, false).ok()).unwrap_or_default()
 }
 
-/// Returns the problem in the words of clap, and the next step.
+/// The problem is in the words of clap.
 fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
     let invalid = texts(&error, ContextKind::InvalidArg);
     let first = invalid.first().map(String::as_str).unwrap_or_default();
@@ -138,7 +136,7 @@ fn usage_error(problem: impl Into<String>, next_step: impl Into<String>) -> Erro
     Error::new(crate::ErrorKind::InvalidInput, problem, next_step)
 }
 
-/// Returns a context of the error as a list of texts; empty if the error does not have it.
+/// Empty if the error does not have this context.
 fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],
@@ -158,7 +156,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// The arguments of one call as they were typed.
+/// As they were typed.
 struct Arguments<'a> {
     /// All words; the first is the program's name.
     words: &'a [OsString],
@@ -178,7 +176,7 @@ impl<'a> Arguments<'a> {
         self.command_at.and_then(|at| self.root.find_subcommand(&self.words[at])).unwrap_or(&self.root)
     }
 
-    /// Returns true if `--json` is among the options of a command that has documents.
+    /// Some commands have no documents.
     fn ask_for_json(&self) -> bool {
         let mut options = self.words.iter().take_while(|word| *word != "--");
         !["run", "man", "completions"].contains(&self.definition().get_name()) && options.any(|word| word == "--json")
@@ -201,7 +199,7 @@ impl<'a> Arguments<'a> {
             .unwrap_or_else(|| self.see_help())
     }
 
-    /// Returns the hint for an unknown option, or for a word too many.
+    /// Hint for an unknown option, or for a word too many.
     fn instead_of_argument(&self, typed: &OsStr, suggested: Option<&String>) -> String {
         let is_option = typed.as_bytes().starts_with(b"-");
         instead_of_removed(typed)
@@ -216,8 +214,8 @@ impl<'a> Arguments<'a> {
             })
     }
 
-    /// Returns the hint for arguments of flock(1), and for a command after the name of `lock`: these arguments after
-    /// `run`, if they name a program.
+    /// Hint for arguments of flock(1), and for a command after the name of `lock`: these arguments after `run`, if they
+    /// name a program.
     fn as_run(&self) -> Option<String> {
         let mut words = self.words.to_vec();
         match self.command_at {

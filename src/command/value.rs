@@ -77,7 +77,7 @@ fn give(
     Ok(Exit::Done)
 }
 
-/// Returns an option that was given although it only concerns acquiring.
+/// An option that was given although it only concerns acquiring.
 fn only_for_taking(taking: &Taking) -> Option<&'static str> {
     let waiting = &taking.waiting;
     [

@@ -94,7 +94,7 @@ impl<'a> WaitProgress<'a> {
         Some(TICK)
     }
 
-    /// The part that changes most comes first, because the end may be cut off.
+    /// The beginning changes most, because the end may be cut off.
     fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Progress<'_>, waited: Duration) -> String {
         let left =
             waiting.left.map(|left| format!(", {} left", whole(left + Duration::from_millis(999)))).unwrap_or_default();
@@ -145,7 +145,7 @@ struct StatusLine {
 }
 
 impl StatusLine {
-    /// Returns `None` if stderr is not our terminal, or if it cannot erase.
+    /// `None` if stderr is not our terminal, or if it cannot erase.
     fn new() -> Option<StatusLine> {
         // The foreground of another terminal cannot be determined.
         let drawable = rustix::termios::tcgetpgrp(std::io::stderr()).is_ok() && !crate::environment::is_dumb_terminal();

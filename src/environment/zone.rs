@@ -13,7 +13,6 @@ use jiff::tz::TimeZone;
 use super::{set, variable};
 use crate::name::escape;
 
-/// The file that describes the zone of this machine.
 const LOCAL: &str = "/etc/localtime";
 
 const ZONES: &str = "/usr/share/zoneinfo";
@@ -24,7 +23,6 @@ const NAMES_OF_UTC: [&str; 8] = ["UTC", "UCT", "GMT", "Zulu", "Universal", "Etc/
 /// Maximum size of a zone file, in bytes. Real ones have 4 KiB at most.
 const MOST_BYTES: u64 = 1 << 16;
 
-/// The zone that `TZ` or else /etc/localtime names.
 pub struct LocalZone {
     pub name: String,
     /// `TZ` or /etc/localtime.
@@ -34,7 +32,7 @@ pub struct LocalZone {
 }
 
 impl LocalZone {
-    /// Returns the zone of this process. The first call reads a file.
+    /// The first call reads a file.
     pub fn of_this_process() -> &'static LocalZone {
         static ZONE: OnceLock<LocalZone> = OnceLock::new();
         ZONE.get_or_init(|| match variable("TZ") {
@@ -48,7 +46,7 @@ impl LocalZone {
     }
 }
 
-/// Returns the rules of the local zone, or UTC if it is not installed.
+/// UTC if the local zone is not installed.
 pub fn local_zone() -> &'static TimeZone {
     static UTC: TimeZone = TimeZone::UTC;
     LocalZone::of_this_process().rules.as_ref().unwrap_or(&UTC)
@@ -63,7 +61,7 @@ fn of_variable(text: &OsStr, zones: &Path) -> LocalZone {
     LocalZone { name: escape(text), source: "TZ", rules }
 }
 
-/// Returns the zone of the file at this path, which is usually a link to the file of a named zone.
+/// `local` is usually a link to the file of a named zone.
 fn of_machine(local: &Path) -> LocalZone {
     let is_missing = || std::fs::symlink_metadata(local).is_err();
     let place = std::fs::read_link(local).unwrap_or_else(|_| local.to_path_buf());

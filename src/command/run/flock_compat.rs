@@ -33,7 +33,7 @@ pub(super) struct FlockCompat {
 }
 
 impl FlockCompat {
-    /// Returns `None` without these options. Among several names, only those that are paths have files.
+    /// `None` without these options. Among several names, only those that are paths have files.
     pub(super) fn of(options: &Run, targets: &LockSet) -> Result<Option<FlockCompat>> {
         let given = [(options.flock, FileLock::Flock), (options.fcntl, FileLock::Fcntl)];
         let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
@@ -131,8 +131,8 @@ fn by(call: &RunCall<'_>, (kind, file): (FileLock, &Path)) -> String {
     format!("its file is {}", locked_by(kind, others))
 }
 
-/// Keeps the locks during the wait for a file. Returns the time until the next call is due. A silent store is asked
-/// again while the leases last.
+/// Keeps the locks during the wait for a file until the next call is due, in the time that this returns. A silent store is
+/// asked again while the leases last.
 fn keep_waiting(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
     let span = call.guarded.limits.ttl.unwrap_or(call.guarded.context.lease());
     let kept = keep(call, opened, grants);
@@ -143,7 +143,7 @@ fn keep_waiting(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Gran
     }
 }
 
-/// Returns true if a record is known to have a grant of this call no more.
+/// A record that cannot be read may have the grant still.
 fn is_lost(call: &RunCall<'_>, opened: &OpenLockSet<'_>) -> bool {
     let proof = call.guarded.handle.proof();
     opened
@@ -152,9 +152,7 @@ fn is_lost(call: &RunCall<'_>, opened: &OpenLockSet<'_>) -> bool {
 }
 
 /// Keeps the locks while we wait for a file; a time limit, and the time for which the locks count as held, start only when
-/// the wait is over. Updates the grants.
-/// Returns true if they have a lease.
-/// Returns an error if a lock was lost.
+/// the wait is over. Updates the grants, and returns true if they have a lease.
 fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for ((target, engine), grant) in opened.each().zip(&mut *grants) {
         let credentials = engine.by_proof(call.guarded.handle.proof())?;

@@ -37,12 +37,12 @@ impl<'a> Recurring<'a> {
         self.options.recurrence.once_per.is_some()
     }
 
-    /// Returns the slot at this time of the store, in milliseconds since 1970.
+    /// Begin of the slot, in milliseconds since 1970. `now` is a time of the store.
     fn slot(&self, now: Duration) -> Option<u64> {
         self.options.recurrence.once_per.map(|period| begin_of(period, now, local_zone()))
     }
 
-    /// Returns true if the job has succeeded in this slot, so that its lock need not be acquired.
+    /// The lock of a job that has succeeded in this slot need not be acquired.
     pub(super) fn is_done(&self, engine: &Engine, opened: &OpenLockSet<'_>) -> Result<bool> {
         if !self.has_slots() {
             return Ok(false);
@@ -61,7 +61,7 @@ impl<'a> Recurring<'a> {
         Ok(is_done)
     }
 
-    /// Begins the run under the grant with this handle. Returns the exit of csalock if the command must not run.
+    /// Begins the run under the grant with this handle, or returns the exit of csalock if the command must not run.
     pub(super) fn begin(&self, engine: &Engine, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
         let (target, reporter) = (opened.target(0), Reporter::new(opened.engine(0)));
         let (recurrence, now) = (&self.options.recurrence, engine.time()?);
@@ -109,7 +109,6 @@ impl<'a> Recurring<'a> {
         }
     }
 
-    /// Returns the maximum number of runs in one slot.
     fn most(&self) -> u32 {
         self.options.recurrence.retries.unwrap_or(RETRIES).saturating_add(1)
     }
@@ -182,7 +181,7 @@ impl<'a> Recurring<'a> {
     }
 }
 
-/// Returns a usage error if the slots begin by the local time, and the local time zone is not installed.
+/// Slots that begin by the local time need its zone.
 pub(super) fn check_zone(options: &Run) -> Result<()> {
     if !matches!(options.recurrence.once_per, Some(Period::Hour | Period::Day | Period::Week)) {
         return Ok(());
@@ -199,7 +198,7 @@ fn millis(span: Duration) -> u64 {
     span.as_millis() as u64
 }
 
-/// Returns the begin of the slot that contains `now`, in milliseconds since 1970.
+/// In milliseconds since 1970.
 fn begin_of(period: Period, now: Duration, zone: &TimeZone) -> u64 {
     let time = timestamp(now);
     let today = zone.to_datetime(time).date();

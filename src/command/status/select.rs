@@ -16,20 +16,19 @@ use crate::report::{Reporter, Zone};
 use crate::store::Location;
 
 pub(super) struct Selected<'a> {
-    /// The name for display.
+    /// For display.
     pub(super) name: &'a [u8],
     pub(super) status: &'a LockStatus,
     pub(super) reporter: &'a Reporter<'a>,
-    /// The lock and its store, if an argument is its name.
+    /// `None` if no argument is the name of the lock.
     pub(super) named: Option<(&'a LockRef, &'a Engine)>,
 }
 
-/// The function that gets each lock as it is found. An `Err` is an unreadable record.
+/// Gets each lock as it is found. An `Err` is an unreadable record.
 pub(super) type Visit<'a> = dyn FnMut(Result<Selected<'_>>) -> anyhow::Result<()> + 'a;
 
 enum Scan<'a> {
     All,
-    /// The locks whose names match one of these patterns.
     Matches(Vec<&'a [u8]>),
     Files(PathBuf),
 }
@@ -39,9 +38,9 @@ struct Selection<'a, 'v> {
     context: &'a Context,
     options: &'a Status,
     visit: &'a mut Visit<'v>,
-    /// The exit for the last unreadable record.
+    /// Exit for the last unreadable record.
     unreadable: Option<Exit>,
-    /// True if all named locks are held and, if there are patterns or directories, a lock of each kind.
+    /// Also false if a pattern or directory has no held lock.
     all_held: bool,
 }
 
@@ -70,7 +69,7 @@ pub(super) fn select_store(
     Ok(selection.exit())
 }
 
-/// Returns the stores that `--all-stores` covers, each once, or why one is unknown.
+/// The stores of `--all-stores`, each once, or why one is unknown.
 pub(super) fn stores(context: &Context, options: &Status) -> Vec<Result<Location>> {
     let environment = &context.environment;
     let others = Environment::other_stores().into_iter().map(|url| Location::parse(&url, &environment.current));
@@ -171,7 +170,7 @@ impl<'a> Selection<'a, '_> {
 }
 
 impl Scan<'_> {
-    /// Returns the name for display of a lock in this store, or `None` if the lock is not selected.
+    /// Name for display, or `None` if the lock is not selected.
     fn name(&self, store: &Location, name: &[u8]) -> Option<Vec<u8>> {
         let is_selected = match self {
             Scan::All => true,
