@@ -86,7 +86,7 @@ pub struct Engine {
     call: Call,
 }
 
-/// What all clones of an engine share.
+/// State that all clones of an engine share.
 pub struct EngineState {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
@@ -102,8 +102,8 @@ pub struct EngineState {
 /// A record as read, with its version; the version is `None` if the store has no such record.
 pub type VersionedRecord = (Option<Version>, Record);
 
-/// The grants that were broken, or were stale and have been removed; or else the place to which an unreadable record was
-/// moved, `None` if the store could not read its bytes.
+/// The grants that were broken, or were stale and have been removed; or else the place to which an unreadable record
+/// was moved, `None` if the store could not read its bytes.
 pub type Broken = std::result::Result<std::result::Result<Vec<EndedGrant>, Option<String>>, NotHolder>;
 
 impl Engine {
@@ -316,8 +316,8 @@ impl Engine {
         }
     }
 
-    /// Stores the bytes of a damaged record in this version where no reader takes them for a lock. Returns their place, or
-    /// `None` if the store cannot read them. The record is removed after that, so a kill in between loses nothing.
+    /// Stores the bytes of a damaged record in this version where no reader takes them for a lock. Returns their place,
+    /// or `None` if the store cannot read them. The record is removed after that, so a kill in between loses nothing.
     fn copy_aside(&self, name: &[u8], version: Version) -> Result<Option<String>> {
         let stored = match self.store.read(self.call, name) {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,

@@ -52,7 +52,7 @@ impl<'a> Guard<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the store cannot be written. The locks are free anyway when this process ends.
+    /// Fails if the store cannot be written. The locks are free anyway when this process ends.
     pub fn release(mut self) -> Result<bool> {
         // The drop finds nothing left to release.
         release(self.engine, &std::mem::take(&mut self.names), self.handle.proof())

@@ -1,8 +1,7 @@
 //! Past grants: the holder, the times of start and end, the time of waiting, and the reason for the end.
 //!
-//! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`HistoryLimits`]. The history is for
-//! people: no rule of locking depends on it, and a line may be lost. Writing a line
-//! needs no lock and no wait.
+//! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`HistoryLimits`]. The history is
+//! for people: no rule of locking depends on it, and a line may be lost. Writing a line needs no lock and no wait.
 //!
 //! A past grant as a line of JSON:
 //!
@@ -10,8 +9,8 @@
 //! {"past":2,"sum":"0123456789abcdef","name":"nightly","token":17, … ,"how":"released"}
 //! ```
 //!
-//! The line is sealed as a record is. The reader skips a torn or overwritten line. The beginning of a line cannot appear
-//! elsewhere in a line, because JSON escapes `"` in texts. A torn line therefore never hides the next line.
+//! The line is sealed as a record is. The reader skips a torn or overwritten line. The beginning of a line cannot
+//! appear elsewhere in a line, because JSON escapes `"` in texts. A torn line therefore never hides the next line.
 
 use std::time::Duration;
 
@@ -66,14 +65,14 @@ pub struct RunEnd {
     pub ran: u64,
 }
 
-/// The use of a lock by the holder that releases it, as far as the caller knows.
+/// How the holder that releases a lock has used it, as far as the caller knows.
 #[derive(Debug, Clone, Copy)]
 pub enum Use {
     Unknown,
     /// `run` called a command, which has ended.
     Run(RunEnd),
-    /// `run` called no command. Such a grant is not in the history, where it would count as a short or long hold, unless a
-    /// process ended its holder.
+    /// `run` called no command. Such a grant is not in the history, where it would count as a short or long hold,
+    /// unless a process ended its holder.
     Nothing,
 }
 
@@ -145,7 +144,7 @@ impl Past {
         String::from_utf8(seal(KIND, &self.name, self)).expect("a line is ASCII")
     }
 
-    /// Reads a line. Returns `None` if the line is incomplete or not a past grant.
+    /// `None` if the line is incomplete or not a past grant.
     pub fn read(line: &[u8]) -> Option<Past> {
         let line = String::from_utf8_lossy(line);
         let (name, past) = open::<Past>(KIND, &line[line.rfind(BEGIN)?..]).ok()?;

@@ -104,7 +104,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL is invalid, or the store cannot be used.
+    /// Fails if the URL is invalid, or the store cannot be used.
     pub fn open(url: &str) -> Result<Locks> {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
         let environment = Environment::of_this_process();

@@ -1,5 +1,5 @@
-//! The trace: in builds for tests, a store around each store of an engine, which logs every commit. Release builds do not
-//! contain it.
+//! The trace: in builds for tests, a store around each store of an engine, which logs every commit. Release builds do
+//! not contain it.
 //!
 //! `CSALOCK_TRACE` names the file. A commit is two lines of JSON, each appended by one write(2). The intent comes
 //! before the call of the store, and the result after its answer. An intent without a result, or with an unknown
@@ -28,34 +28,34 @@ use crate::store::{
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
-    /// The process. No other object in a line begins with this field, so a reader finds the start of a line.
+    /// No other object in a line begins with this field, so a reader finds the start of a line.
     pub process: ProcessId,
     pub domain: PidDomain,
-    /// The id of the commit: its start in nanoseconds on CLOCK_BOOTTIME. A counter would start again after exec(2).
+    /// Id of the commit: its start in nanoseconds on CLOCK_BOOTTIME. A counter would start again after exec(2).
     pub step: u64,
-    /// The time of the line, in milliseconds on CLOCK_BOOTTIME.
+    /// Time of the line, in milliseconds on CLOCK_BOOTTIME.
     pub at: u64,
     pub event: Event,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Event {
-    /// The engine is about to make these changes in one commit.
+    /// Changes that the engine is about to make in one commit.
     Intent(Vec<Intent>),
-    /// The store made the changes with this version: number and mark.
+    /// Number and mark of the version with which the store made the changes.
     Committed(u64, u64),
-    /// The store reports that another process committed first.
+    /// Another process committed first.
     Conflict,
-    /// The store failed; the changes may have been made.
+    /// After this failure of the store, the changes may have been made.
     Unknown(String),
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Intent {
-    /// The place in the store, as messages name it.
+    /// Place in the store, as messages name it.
     pub place: String,
     pub name: Bytes,
-    /// The expected current version: number and mark.
+    /// Number and mark of the expected current version.
     pub expect: Option<(u64, u64)>,
     /// For a change of a record: the record that was read.
     pub before: Option<Bytes>,
@@ -66,12 +66,12 @@ pub struct Intent {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Decided {
-    /// The request, in an object whose only field is the name of its type.
+    /// Request, in an object whose only field is the name of its type.
     pub ask: serde_json::Value,
     pub facts: Facts,
-    /// The time when the engine began to collect the facts, in milliseconds on CLOCK_BOOTTIME.
+    /// Time when the engine began to collect the facts, in milliseconds on CLOCK_BOOTTIME.
     pub from: u64,
-    /// The time when the engine had collected the facts, in milliseconds on CLOCK_BOOTTIME.
+    /// Time when the engine had collected the facts, on the same clock.
     pub until: u64,
 }
 
@@ -88,11 +88,11 @@ struct Traced {
     process: Mutex<Option<ProcessId>>,
 }
 
-/// True if this process has a [`Traced`] store.
+/// This process has a [`Traced`] store.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// What this thread decided to commit and has not yet committed, by name: the record before, and the decision.
+    /// Decisions of this thread that are not yet committed, by name, each with the record before.
     static DECIDED: RefCell<BTreeMap<Vec<u8>, (Bytes, Decided)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -209,7 +209,7 @@ impl Traced {
     }
 }
 
-/// Returns a number that is unique among the commits of this process, even if two threads ask at once.
+/// Unique among the commits of this process, even if two threads ask at once.
 fn new_step(host: &dyn Host) -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let now = host.boottime().as_nanos() as u64;

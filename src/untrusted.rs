@@ -11,7 +11,7 @@ mod servers;
 mod source;
 mod texts;
 
-/// The type of a property: the function panics if the property does not hold.
+/// Panics if the property does not hold.
 pub type Property = fn(&[u8]);
 
 /// Every property, with the name of its fuzz target and of its part of the corpus.

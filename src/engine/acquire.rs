@@ -99,7 +99,7 @@ impl Engine {
         ended
     }
 
-    /// Confirms a provisional grant permanently. Returns `None` if the grant was lost in the meantime.
+    /// Makes a provisional grant permanent. `None` if the grant was lost in the meantime.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
         let confirmation =
             AcquireRequest { phase: Phase::Confirm, refuse_stale: false, invocation: None, ..request.clone() };
@@ -120,7 +120,7 @@ pub enum EndsWith {
     Process,
     /// Ends with the process that acquires the grant, and that end is a normal release.
     Exit,
-    /// The grant ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
+    /// Ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
     Owner,
 }
 
@@ -203,7 +203,7 @@ impl Engine {
 
 struct AcquireAttempt<'a> {
     base: &'a Engine,
-    /// The engine with the limits of the present calls of the store.
+    /// `base`, with the limits of the present calls of the store.
     engine: Engine,
     name: &'a [u8],
     terms: Acquire,

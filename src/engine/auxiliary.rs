@@ -40,8 +40,8 @@ impl Engine {
         }
     }
 
-    /// Writes an auxiliary object by compare-and-swap, even if a reply is lost. Returns `None` if another process changed
-    /// the object.
+    /// Writes an auxiliary object by compare-and-swap, even if a reply is lost. Returns `None` if another process
+    /// changed the object.
     pub(super) fn write_auxiliary(
         &self,
         key: &[u8],
@@ -87,7 +87,7 @@ impl Engine {
     }
 }
 
-/// The overflow of a long queue: a waiter joins a page, leaves it, or is fetched from it.
+/// Overflow of a long queue: a waiter joins a page, leaves it, or is fetched from it.
 impl Engine {
     /// Adds a waiter to a page of a name's queue. Returns `None` if the page takes no more waiters.
     pub(super) fn enqueue(&self, name: &[u8], number: u64, entry: &Waiter) -> Result<Option<QueuePosition>> {

@@ -85,8 +85,8 @@ impl Engine {
         })
     }
 
-    /// Removes the published edges of the waits of this process that ended with a grant. A command need not wait for this:
-    /// edges of a process that is not in the queue any more have no meaning.
+    /// Removes the published edges of the waits of this process that ended with a grant. A command need not wait for
+    /// this: edges of a process that is not in the queue any more have no meaning.
     pub fn retract_granted(&self) {
         for (name, waiter) in std::mem::take(&mut *guarded(&self.granted_waits)) {
             let _ = self.retract(&name, &waiter);

@@ -1,12 +1,12 @@
 //! The facts that a decision about a record asks for.
 //!
-//! A decision restarts after each answer, which is cheap for sixteen waiters and a few holders. A shared lock or untrusted
-//! input may have thousands, and each of them would cost as much as all of them. Facts about many are therefore fetched
-//! before the decision.
+//! A decision restarts after each answer, which is cheap for sixteen waiters and a few holders. A shared lock or
+//! untrusted input may have thousands, and each of them would cost as much as all of them. Facts about many are
+//! therefore fetched before the decision.
 //!
-//! On a store that other hosts may share, a process that is absent here is not proof of death: a copy of this machine may
-//! run it. So a process leaves a witness in this machine's memory before it writes an entry into such a store. An entry is
-//! dead if its witness is here and its process is not. Without a witness the lease decides.
+//! On a store that other hosts may share, a process that is absent here is not proof of death: a copy of this machine
+//! may run it. So a process leaves a witness in this machine's memory before it writes an entry into such a store. An
+//! entry is dead if its witness is here and its process is not. Without a witness the lease decides.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ impl Engine {
         }
     }
 
-    /// Leaves a witness of an entry that this host is about to write under this name, in a store with the scope `scope`.
+    /// Leaves a witness of an entry that this host is about to write under this name, in a store of this scope.
     pub(super) fn leave_witness(&self, scope: Scope, name: &[u8], proof: &HandleHash) {
         if scope == Scope::Shared {
             let key = witness_key(name, proof);

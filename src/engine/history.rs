@@ -12,7 +12,7 @@ use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, R
 #[derive(Clone, Copy, Default)]
 pub(super) struct Remark<'a> {
     pub(super) by: Option<&'a Owner>,
-    /// The use of the grant with this hash by its holder.
+    /// How the holder used the grant with this hash.
     pub(super) used: Option<(HandleHash, Use)>,
 }
 

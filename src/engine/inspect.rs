@@ -16,7 +16,7 @@ pub struct LockStatus {
     pub owners: Vec<Option<ProcessId>>,
     /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
     pub waiters: Vec<Liveness>,
-    /// The next caller would get the lock at once, whatever its mode.
+    /// A caller that came now would get the lock at once, whatever its mode.
     pub is_free: bool,
 }
 
@@ -43,8 +43,8 @@ impl Engine {
         self.inspect_record(self.read(name)?.1)
     }
 
-    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. A wait under one of
-    /// the `enclosing` grants, which would never end, does not begin.
+    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. A wait under one
+    /// of the `enclosing` grants, which would never end, does not begin.
     pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy, enclosing: &[HandleHash]) -> Result<LockStatus> {
         self.poll(name, policy, &mut |engine| {
             let status = engine.inspect(name)?;
@@ -52,8 +52,8 @@ impl Engine {
         })
     }
 
-    /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps no
-    /// connection that others need.
+    /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps
+    /// no connection that others need.
     pub fn poll<T>(
         &self,
         name: &[u8],

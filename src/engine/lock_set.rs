@@ -69,7 +69,7 @@ impl Engine {
 }
 
 impl LockSet {
-    /// The first of these locks is the one that was named first.
+    /// `all` begins with the lock that was named first.
     pub fn new(mut all: Vec<LockRef>) -> LockSet {
         let stores = in_order(all.iter().map(|target| target.location.clone()).collect());
         let at = |target: &LockRef| stores.iter().position(|store| store.contains(&target.location));
@@ -101,7 +101,6 @@ impl LockSet {
         self.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Opens the stores of the locks, each once.
     pub fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
         // Most sets have one store, and a vector that grows begins with room for four: 2 KiB too much.
         let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new(), lease: None };
@@ -141,7 +140,7 @@ impl OpenLockSet<'_> {
     /// Confirms provisional grants that the caller knows. Releases the grants that it cannot confirm. Returns `None` if
     /// the caller has released them already. While `go_on` returns true, it asks a store again that answered before and
     /// is silent now.
-    /// Returns an error if a lock was lost, or if a store cannot be read or written.
+    /// Fails if a lock was lost, or if a store cannot be read or written.
     pub fn confirm(
         &self,
         request: &AcquireRequest,
@@ -189,7 +188,6 @@ impl OpenLockSet<'_> {
         self
     }
 
-    /// Number of answers of the servers so far.
     pub fn answers(&self) -> u64 {
         self.engines.iter().map(|engine| engine.store.answers()).sum()
     }

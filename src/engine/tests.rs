@@ -84,7 +84,8 @@ fn an_ending_is_not_logged_again_when_its_holder_acquires_the_lock_once_more() {
     let (engine, _) = engine();
     let shared = |pid| AcquireRequest { mode: Mode::Shared, ..request(&engine, pid, Lifetime::WhileOwnerLives) };
     let (other, again) = (shared(1), shared(2));
-    // A caller of several locks releases those that it has when it must wait, and acquires them later by the same handle.
+    // A caller of several locks releases those that it has when it must wait, and acquires them later by the same
+    // handle.
     for request in [&other, &again, &shared(1)] {
         take(&engine, request, WaitPolicy::NONE);
     }

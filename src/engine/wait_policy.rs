@@ -1,4 +1,4 @@
-//! The time limit of a wait, and its pauses. A caller that waits for a lock waits for the store too, within the same limits.
+//! The time limit of a wait, and its pauses. Within the same limits a caller waits for the store, too.
 
 use std::time::Duration;
 
@@ -112,9 +112,9 @@ impl WaitClock {
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// Repeats `work`, which must be safe to repeat, while the store's servers do not answer but may soon. Returns `None`
-    /// on an interrupt.
-    /// Fails with the last error of `work`, if it has another cause or the policy ends the wait.
+    /// Repeats `work`, which must be safe to repeat, while the store's servers do not answer but may soon. Returns
+    /// `None` on an interrupt. Fails with the last error of `work`, if it has another cause or the policy ends the
+    /// wait.
     pub fn outlast_outages<T>(
         &self,
         name: &[u8],
@@ -141,8 +141,8 @@ impl Engine {
         }
     }
 
-    /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one, of
-    /// the time that is `left`, if each look costs them much.
+    /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one,
+    /// of the time that is `left`, if each look costs them much.
     pub(super) fn pause_for_others(&self, pause: Duration, left: Option<Duration>) -> Duration {
         if !self.store.before_wait(self.call, false) {
             return pause;
@@ -150,7 +150,7 @@ impl Engine {
         left.map_or(CROWDED, |left| left.min(CROWDED)).max(pause)
     }
 
-    /// Returns true on an interrupt. Fails with this error if the policy ends the wait.
+    /// True means an interrupt. Fails with this error if the policy ends the wait.
     pub(super) fn wait_out_outage(
         &self,
         name: &[u8],

@@ -52,8 +52,8 @@ fn refused(refusal: Refusal) -> Step {
 
 /// Acquires the lock or, if it is not free, enters the queue or waits there.
 ///
-/// Every caller enters the queue, even one that does not wait; then the queue is served. So the order of the queue holds
-/// for newcomers too. A caller that does not wait and was granted nothing is taken out again.
+/// Every caller enters the queue, even one that does not wait; then the queue is served. So the order of the queue
+/// holds for newcomers too. A caller that does not wait and was granted nothing is taken out again.
 fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
     let me = request.entry.proof;
     if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
@@ -112,7 +112,7 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
     }
 }
 
-/// Returns the refusal for a caller whose grant, which it only confirms, has ended.
+/// Refusal of a caller whose grant, which it only confirms, has ended.
 fn lost(record: &Record, me: &HandleHash) -> Refusal {
     let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == *me);
     Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))
@@ -156,7 +156,7 @@ fn confirm(record: &Record, at: usize, request: &Acquire, before: Option<EndedGr
     write(next, granted(grant, before), wake)
 }
 
-/// Returns the response to a request for a claim if the name is already claimed permanently.
+/// Response to a request for a claim if the name is already claimed permanently.
 fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<AcquireStep>, Query> {
     let Some(id) = &request.entry.claim else { return Ok(None) };
     let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
@@ -168,8 +168,8 @@ fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<A
     Ok(Some(if is_mine { AcquireStep::Granted(grant, None) } else { AcquireStep::Refused(Refusal::Claimed(grant)) }))
 }
 
-/// Enters the queue of the record unless it is full. A caller that does not queue enters it for this decision only.
-/// Returns the waiters to wake.
+/// Enters the queue of the record unless it is full, and returns the waiters to wake. A caller that does not queue
+/// enters it for this decision only.
 fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash> {
     let entry = || Waiter { since: facts.wall, ..request.entry.clone() };
     if request.queue && request.entry.latest_only {
@@ -188,7 +188,7 @@ fn update_entry(next: &mut Record, now: &Waiter) {
     }
 }
 
-/// Returns the caller's own grant for which it would wait, if there is one: the shortest cycle.
+/// Own grant of the caller for which it would wait: the shortest cycle.
 fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Query> {
     let mut own = Vec::new();
     for grant in &record.holders {
@@ -217,7 +217,7 @@ fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> 
     Ok(Transition::Done(step))
 }
 
-/// Returns the step of a caller on a page: a wait, or a new entry if its entry has changed.
+/// A caller on a page waits, or enters the page again if its entry has changed.
 fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &Facts) -> Result<Step, Query> {
     if place.entry != *entry {
         return Ok(Transition::Done(AcquireStep::Enqueue(place.page)));
@@ -228,10 +228,11 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
     awaited_ends(record, place.before.iter().cloned().chain(in_record), ahead, facts).map(Transition::Done)
 }
 
-/// Returns the step for a request whose queue has no room left in the record.
+/// Step of a caller for which the record has no room.
 fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     next.pages = match next.pages {
-        // The time makes the number of the first page a new one, so a page of an earlier queue that was left is not reused.
+        // The time makes the number of the first page a new one, so a page of an earlier queue that was left is not
+        // reused.
         None => Some(Pages { first: facts.wall, last: facts.wall }),
         Some(pages) if *place == QueuePlace::BesidePage(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),
@@ -239,8 +240,8 @@ fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     write(next, AcquireStep::Again, Vec::new())
 }
 
-/// Returns what to wait for: the closest waiter ahead of us that is not stopped, or the holders and their leases if there
-/// is none.
+/// Returns what to wait for: the closest waiter ahead of us that is not stopped, or the holders and their leases if
+/// there is none.
 fn awaited_ends(
     record: &Record,
     before: impl Iterator<Item = (PidDomain, ProcessId)>,

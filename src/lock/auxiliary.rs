@@ -39,12 +39,12 @@ pub struct CommitRecord {
 }
 
 impl CommitRecord {
-    /// Returns the store name of a commit record. A user cannot type this name, because it contains a NUL byte.
+    /// Store name of a commit record. A user cannot type this name, because it contains a NUL byte.
     pub fn key(proof: &HandleHash) -> Vec<u8> {
         [proof.to_string().as_bytes(), b"\0decision"].concat()
     }
 
-    /// Returns the handle hash of the commit record with this store name, or `None` for other names.
+    /// Handle hash of the commit record with this store name; `None` for other names.
     pub fn of_key(key: &[u8]) -> Option<HandleHash> {
         HandleHash::parse(std::str::from_utf8(key.strip_suffix(b"\0decision")?).ok()?)
     }
@@ -59,14 +59,14 @@ pub struct WaitEdges {
 }
 
 impl WaitEdges {
-    /// Returns the names under which a waiter's edges are stored.
+    /// Store names of a waiter's edges.
     pub fn keys(waiter: &Waiter) -> Vec<Vec<u8>> {
         let of_processes =
             waiter.blocked_processes.iter().map(|process| WaitEdges::of_process(&waiter.owner.domain, process));
         waiter.enclosing_grants.iter().map(WaitEdges::under).chain(of_processes).collect()
     }
 
-    /// Returns the names under which edges for the waits of a holder may be stored.
+    /// Store names under which the edges of a holder's waits may be.
     pub fn keys_of_holder(grant: &Grant) -> Vec<Vec<u8>> {
         let of_owners = grant.owner.processes.iter().map(|owner| WaitEdges::of_process(&grant.owner.domain, owner));
         std::iter::once(WaitEdges::under(&grant.proof)).chain(of_owners).collect()

@@ -1,8 +1,8 @@
 //! Records and auxiliary objects as [lines](super::line).
 //!
 //! Auxiliary objects are pages of long queues, published wait edges, commit records and external values. A user cannot
-//! type their names. The bytes of a value follow its line unchanged. A damaged object counts as missing. A foreign one is
-//! an error, except wait edges, which are hints.
+//! type their names. The bytes of a value follow its line unchanged. A damaged object counts as missing. A foreign one
+//! is an error, except wait edges, which are hints.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
 }
 
 /// Decodes the output of [`encode`]. Grants made in this very record get `version`, its stored version, as their token.
-/// Returns [`crate::error::ErrorKind::Corrupt`] with the problem for any other bytes.
+/// Any other bytes are an error of the kind [`crate::error::ErrorKind::Corrupt`], with the problem.
 pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
     if bytes.len() > MOST_BYTES {
         return Err(damaged(&format!("it has more than {MOST_BYTES} bytes")));
@@ -50,7 +50,7 @@ pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
     Ok(record)
 }
 
-/// Returns true if the numbers of a record have values that the rules can compute with.
+/// False if the rules cannot compute with a number in the record.
 fn is_in_range(record: &Record) -> bool {
     let pages = record.pages.is_none_or(|pages| {
         let count = pages.last.checked_sub(pages.first);
@@ -98,7 +98,7 @@ pub(crate) fn committed(record: Record, version: u64) -> Record {
     record
 }
 
-/// Sets the token of each grant, and the version and token of the value, that the record's `version` introduced.
+/// Grants and values that `version` introduced have it as their token, values also as their version.
 fn add_tokens(record: &mut Record, version: u64) {
     record.holders.iter_mut().for_each(|grant| grant.token = grant.token.or(Some(version)));
     if let Some(value) = &mut record.value {
@@ -124,7 +124,7 @@ impl Auxiliary for CommitRecord {
     const KIND: &'static str = "csalock-decision";
 }
 
-/// The line before the bytes of an external value.
+/// Line before the bytes of an external value.
 #[derive(Serialize, Deserialize)]
 struct ValueHead {
     writer: Owner,
@@ -139,7 +139,7 @@ pub fn is_auxiliary(bytes: &[u8]) -> bool {
     bytes.starts_with(b"{\"csalock-")
 }
 
-/// Returns the name that an auxiliary object is stored under, even if the rest of its line is damaged.
+/// Store name of an auxiliary object, even if the rest of its line is damaged.
 pub(crate) fn name_of_auxiliary(bytes: &[u8]) -> Option<Vec<u8>> {
     name_in(std::str::from_utf8(bytes.split(|byte| *byte == b'\n').next()?).ok()?)
 }
@@ -158,7 +158,7 @@ pub(crate) fn decode_auxiliary<T: Auxiliary>(bytes: &[u8]) -> Result<Option<T>> 
     }
 }
 
-/// Returns the bytes of an external value that is stored under this name: a line, then the value itself.
+/// An external value is a line, then the value itself.
 pub(crate) fn encode_value(name: &[u8], writer: &Owner, bytes: &[u8]) -> Vec<u8> {
     let head = ValueHead { writer: writer.clone(), checksum: checksum(bytes) };
     [&encode_auxiliary(name, &head)[..], bytes].concat()

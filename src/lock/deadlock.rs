@@ -38,7 +38,7 @@ pub struct Cycle {
     evidence: Vec<(HandleHash, Vec<HandleHash>)>,
 }
 
-/// Returns the cycle that contains the first of these waits, or `None` if there is none.
+/// Finds the cycle that contains the first of these waits.
 pub fn find_cycle(waits: &[WaitNode], facts: &Facts) -> Result<Option<Cycle>, Query> {
     let blocked_callers = blockers(waits, facts)?;
     let stuck = stuck(waits, &blocked_callers, facts)?;
@@ -75,7 +75,7 @@ pub fn find_cycle(waits: &[WaitNode], facts: &Facts) -> Result<Option<Cycle>, Qu
     }))
 }
 
-/// Returns, for each wait and each holder of its lock, the waits that end before this holder releases the lock.
+/// For each wait and each holder of its lock: the waits that end before this holder releases the lock.
 fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Query> {
     let mut all = Vec::new();
     for wait in waits {
@@ -95,7 +95,7 @@ fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Q
     Ok(all)
 }
 
-/// Returns true if a grant does not end before this wait does: the waiter works under it, or its script owns it.
+/// A grant does not end before this wait does if the waiter works under it, or its script owns it.
 pub(super) fn waits_within(waiter: &Waiter, grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     let of_waiter = |process| waiter.process == process || waiter.blocked_processes.contains(&process);
     let is_owned = grant.owner.domain.shares_pids_with(&waiter.owner.domain)
@@ -122,7 +122,7 @@ fn stuck(waits: &[WaitNode], blocked_callers: &[Vec<Vec<usize>>], facts: &Facts)
     }
 }
 
-/// Returns true if the waiter would eventually be granted the lock even if these holders kept it.
+/// A waiter fits if it would eventually be granted the lock even if these holders kept it.
 pub(super) fn fits_beside(holders: &[&Grant], record: &Record, waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     let fits = |other: &Waiter| slot_for(other, holders.iter().copied(), record.slots).is_some();
     for before in record.waiters.iter().take_while(|before| before.proof != waiter.proof) {
@@ -133,7 +133,7 @@ pub(super) fn fits_beside(holders: &[&Grant], record: &Record, waiter: &Waiter, 
     Ok(fits(waiter))
 }
 
-/// Returns, for each reachable wait, the wait before it on a shortest path and the holder that links them.
+/// For each reachable wait: the wait before it on a shortest path, and the holder that links them.
 fn reach<I: Iterator<Item = (usize, usize)>>(
     from: usize,
     count: usize,

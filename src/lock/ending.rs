@@ -7,8 +7,9 @@ use super::owner::{PidDomain, ProcessId};
 use super::protocol::{Standing, is_decided};
 use super::record::Record;
 
-/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask. A holder may
-/// sleep beyond the end of its renewed lease: such a grant ends only if it is meant, or if a waiter needs its place.
+/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask. A holder
+/// may sleep beyond the end of its renewed lease: such a grant ends only if it is meant, or if a waiter needs its
+/// place.
 pub(super) fn evict(
     record: &mut Record,
     facts: &Facts,
@@ -39,7 +40,7 @@ pub(super) fn evict(
     Ok(evicted)
 }
 
-/// Returns true if the holder has not renewed its lease, and may sleep.
+/// An expired holder has not renewed its lease, and may sleep.
 pub(super) fn is_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     let is_renewed = grant.provisional.is_none() && matches!(grant.lifetime, Lifetime::Keepalive(_));
     Ok(is_renewed && Standing::of(grant, facts)? == Standing::Ended(EndReason::Expired))
@@ -73,7 +74,7 @@ fn settle_endings(record: &mut Record, facts: &Facts) -> Result<(), Query> {
     Ok(())
 }
 
-/// Returns true if this process is an owner of the grant, and was told so.
+/// A process that was not told of its grant yet is not an owner.
 fn has_owner(grant: &Grant, domain: &PidDomain, process: &ProcessId) -> bool {
     let owner = &grant.owner;
     grant.provisional.is_none() && owner.domain.shares_pids_with(domain) && owner.processes.contains(process)

@@ -13,7 +13,7 @@ use super::waiter::Waiter;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Liveness {
     Alive,
-    /// The process lives here, and a signal or a debugger has stopped it.
+    /// Lives here, but a signal or a debugger has stopped it.
     Stopped,
     Dead,
     /// This host cannot see the process, which never counts as dead.
@@ -24,7 +24,7 @@ pub enum Liveness {
 }
 
 impl Liveness {
-    /// Returns true if the process may live, as far as this machine can tell.
+    /// As far as this machine can tell.
     pub fn may_live_here(self) -> bool {
         self.is_seen_alive() || self == Liveness::Unknown
     }
@@ -52,12 +52,12 @@ pub enum Query {
     Committed(HandleHash),
 }
 
-/// The answers so far. They are valid for one read of the record.
+/// Answers so far, valid for one read of the record.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Facts {
     /// Wall clock in milliseconds since 1970, which records contain for display.
     pub wall: u64,
-    /// True if the store may lose the reply to a commit. A repeated request then looks for the trace of the first.
+    /// A repeated request looks for the trace of the first, because the store may lose the reply to a commit.
     pub replies_get_lost: bool,
     /// Liveness by process, because a record may have thousands of processes.
     pub liveness: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
@@ -75,7 +75,6 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Creates facts without answers; `wall` is the time for display, in milliseconds since 1970.
     pub fn at(wall: u64) -> Facts {
         Facts { wall, ..Facts::default() }
     }
@@ -141,7 +140,7 @@ impl Facts {
         known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
     }
 
-    /// Returns true if the waiter with this unconfirmed grant is seen alive.
+    /// This grant is unconfirmed, and its waiter is seen alive.
     pub(crate) fn is_awaited(&self, record: &Record, proof: &HandleHash) -> bool {
         let waiter = record.holder(proof).and_then(|grant| Some((&grant.owner.domain, grant.provisional?)));
         waiter.is_some_and(|(domain, process)| self.liveness(domain, &process).is_ok_and(Liveness::is_seen_alive))
@@ -157,7 +156,7 @@ impl Facts {
         known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
     }
 
-    /// The first owner process that may live, or else the last missing one. `None` if all are surely dead.
+    /// First owner process that may live, or else the last missing one. `None` if all are surely dead.
     pub fn effective_owner(&self, owner: &Owner) -> Result<Option<(ProcessId, Liveness)>, Query> {
         let mut missing = None;
         for process in &owner.processes {

@@ -46,7 +46,7 @@ pub struct Grant {
     /// True if the waiter of an unconfirmed grant gives its place to a newer caller ([`super::Waiter::latest_only`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub latest_only: bool,
-    /// True if the owner's end releases the grant and does not count as a loss.
+    /// Owner's end releases the grant and does not count as a loss.
     #[serde(default, skip_serializing_if = "is_default")]
     pub release_on_exit: bool,
     /// Id of the claim, if the name is claimed. A claim is permanent and depends on no process.
@@ -58,13 +58,13 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Returns the owner for a change that other copies of the grant do not see.
+    /// For a change that other copies of the grant do not see.
     pub fn owner_mut(&mut self) -> &mut Owner {
         Arc::make_mut(&mut self.owner)
     }
 
-    /// Counts the time since the grant as a wait, for display: the work under it begins at `wall`. Holders that share the
-    /// lock keep their times, because a later token begins later.
+    /// Counts the time since the grant as a wait, for display: the work under it begins at `wall`. Holders that share
+    /// the lock keep their times, because a later token begins later.
     pub(super) fn begin(&mut self, wall: u64) {
         let waited = wall.saturating_sub(self.since);
         if self.mode == Mode::Exclusive {
@@ -78,7 +78,7 @@ impl Grant {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndRequest {
     pub by: Owner,
-    /// True if that process is a caller of `run --busy replace`, which takes the place of the holder.
+    /// By a caller of `run --busy replace`, which takes the place of the holder.
     #[serde(default, skip_serializing_if = "is_default")]
     pub replaces: bool,
 }
@@ -112,8 +112,8 @@ pub struct EndedGrant {
 
 impl EndedGrant {
     /// Returns true if a process must still learn of this ending. The supervisor takes a grant without a trace for
-    /// lost. The owner of a grant that was broken, or that expired, must learn of that before it writes a value, because
-    /// a caller without a trace is one that never had the lock.
+    /// lost. The owner of a grant that was broken, or that expired, must learn of that before it writes a value,
+    /// because a caller without a trace is one that never had the lock.
     pub fn is_owed(&self) -> bool {
         let owner = &self.grant.owner;
         // A claim has neither a supervisor nor a process, so no process asks for its ending.

@@ -48,7 +48,7 @@ impl HandleHash {
         hex(text).map(HandleHash).filter(|_| !text.bytes().any(|digit| digit.is_ascii_uppercase()))
     }
 
-    /// Returns the store channel that wakes the waiter with this handle hash.
+    /// Store channel that wakes the waiter with this handle hash.
     pub fn channel(&self) -> Vec<u8> {
         self.to_string().into_bytes()
     }

@@ -1,13 +1,13 @@
-//! The job that runs under a lock, as the record knows it, and the rules for changing that: the last run that succeeded,
-//! the runs of the current slot, and how often the job must succeed.
+//! The job that runs under a lock, as the record knows it, and the rules for changing that: the last run that
+//! succeeded, the runs of the current slot, and how often the job must succeed.
 //!
-//! **Slots.** A slot is a span of time in which the job must succeed once; its number is its begin, in milliseconds since
-//! 1970. The caller computes the slot from the store's clock, and the record keeps the newest one. If that clock is set
-//! back by a minute at most, callers count in that slot.
+//! **Slots.** A slot is a span of time in which the job must succeed once; its number is its begin, in milliseconds
+//! since 1970. The caller computes the slot from the store's clock, and the record keeps the newest one. If that clock
+//! is set back by a minute at most, callers count in that slot.
 //!
-//! **A wrong clock.** The store's clock may have been ahead once. A success that lies in the future of the clock by more
-//! than a minute does not count, and neither does a slot, a promise or a complaint of such a time ([`JobState::as_of`]).
-//! Otherwise the job would stop, in silence, until that time.
+//! **A wrong clock.** The store's clock may have been ahead once. A success that lies in the future of the clock by
+//! more than a minute does not count, and neither does a slot, a promise or a complaint of such a time
+//! ([`JobState::as_of`]). Otherwise the job would stop, in silence, until that time.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,7 +59,7 @@ pub struct Runs {
 impl Runs {
     pub const UNLIMITED: u32 = u32::MAX;
 
-    /// Returns the maximum number of runs in the slot, if there is one and it is known.
+    /// Maximum number of runs in the slot; `None` if it is unlimited or unknown.
     pub fn allowed(&self) -> Option<u32> {
         Some(self.most).filter(|most| ![0, Runs::UNLIMITED].contains(most))
     }
@@ -82,7 +82,7 @@ pub struct Promise {
 }
 
 impl JobState {
-    /// Returns what counts of this state at `now`. A promise that was made in the future is due.
+    /// Part of this state that counts at `now`. A promise that was made in the future is due.
     pub(super) fn as_of(&self, now: u64) -> JobState {
         let is_past = |time: u64| time <= now.saturating_add(FUTURE);
         let success = self.success.clone().filter(|success| is_past(success.at));
@@ -101,17 +101,16 @@ impl JobState {
         }
     }
 
-    /// Returns the last success, if it counts at `now`.
     pub fn success_at(&self, now: u64) -> Option<Success> {
         self.as_of(now).success
     }
 
-    /// Returns the last success if it does not count, because it lies in the future of `now`.
+    /// Last success, if it does not count because it lies in the future of `now`.
     pub fn doubtful_success(&self, now: u64) -> Option<&Success> {
         self.success.as_ref().filter(|success| success.at > now.saturating_add(FUTURE))
     }
 
-    /// Returns the time by which the next run must succeed, if there is a promise.
+    /// Time by which the next run must succeed; `None` without a promise.
     pub fn due(&self, now: u64) -> Option<u64> {
         let job = self.as_of(now);
         let promise = job.promise?;
@@ -119,12 +118,12 @@ impl JobState {
         Some(last.max(promise.since).saturating_add(promise.span))
     }
 
-    /// Returns true if the job must have succeeded by `now`, in milliseconds since 1970, and has not.
+    /// By `now`, in milliseconds since 1970, the job must have succeeded and has not.
     pub fn is_overdue(&self, now: u64) -> bool {
         self.due(now).is_some_and(|due| due <= now)
     }
 
-    /// Returns the promise of this span at `now`. Its time is that of an earlier promise, if there is one.
+    /// Promise of this span at `now`. Its time is that of an earlier promise, if there is one.
     pub(super) fn promised(&self, span: u64, now: u64) -> Promise {
         Promise { span, ..self.promise.unwrap_or(Promise { span, since: now, complained: None, by: None, refused: 0 }) }
     }

@@ -1,10 +1,10 @@
 //! The lifetime of a grant, and the leases that limit it.
 //!
-//! A host knows how long a lease has been in its record without a clock that others may set. The holder of a lease counts
-//! its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has seen one lease for its whole
-//! span on its own CLOCK_BOOTTIME knows that it is over for its holder. A waiting process remembers when it first saw the
-//! lease, and leaves a [`Sighting`] in the record for the next caller. The host that started a lease finds the start in
-//! the lease itself.
+//! A host knows how long a lease has been in its record without a clock that others may set. The holder of a lease
+//! counts its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has seen one lease for
+//! its whole span on its own CLOCK_BOOTTIME knows that it is over for its holder. A waiting process remembers when it
+//! first saw the lease, and leaves a [`Sighting`] in the record for the next caller. The host that started a lease
+//! finds the start in the lease itself.
 //!
 //! A boot id does not prove that CLOCK_BOOTTIME is that of the sighting: virtual machines resumed from one snapshot
 //! share the boot, and containers may have offsets. So a sighting contains the store's time too. It counts only while
@@ -22,21 +22,21 @@ use super::text;
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {
     WhileOwnerLives,
-    /// The grant lasts while its owner lives, for at most this many milliseconds; the lease has not started yet.
+    /// While the owner lives, for at most this many milliseconds; the lease has not started yet.
     Ttl(u64),
-    /// The grant lasts while its owner lives, until the lease is over.
+    /// While the owner lives, until the lease is over.
     ExpiresAt(Lease),
-    /// The grant lasts while its owner lives, by renewed leases of this many milliseconds; none has started yet.
+    /// While the owner lives, by renewed leases of this many milliseconds; none has started yet.
     KeepalivePending(u64),
-    /// The grant lasts while its owner lives, until the lease is over; the keeper renews the lease before that.
+    /// While the owner lives, until the lease is over; the keeper renews the lease before that.
     Keepalive(Lease),
-    /// The grant is over: the process that renewed it saw its owner die.
+    /// Over: the process that renewed the grant saw its owner die.
     OwnerDied,
     UntilReleased,
 }
 
 impl Lifetime {
-    /// Returns the lease that limits this lifetime, if the lease has started.
+    /// Lease that limits this lifetime, if it has started.
     pub fn lease(&self) -> Option<&Lease> {
         match self {
             Lifetime::ExpiresAt(lease) | Lifetime::Keepalive(lease) => Some(lease),
@@ -106,13 +106,13 @@ pub struct Sighting {
     pub at: ClockReading,
 }
 
-/// Returns the number of a boot for use in leases: a digest of the boot id.
+/// Number of a boot in leases: a digest of the boot id.
 pub fn boot_of(boot: &str) -> u64 {
     checksum(boot.as_bytes())
 }
 
 impl ClockReading {
-    /// Returns the lesser advance of the two clocks from this moment to `now`, or `None` if the clocks disagree.
+    /// Lesser advance of the two clocks from this moment to `now`; `None` if the clocks disagree.
     fn advance(&self, now: &ClockReading) -> Option<Duration> {
         let own = now.boottime.checked_sub(self.boottime)?;
         // The clocks may differ by a thousandth of the advance, because no quartz is worse.
@@ -121,8 +121,8 @@ impl ClockReading {
     }
 }
 
-/// Returns the time that a lease has certainly been in its record, by the lease itself and the sightings in the record.
-/// Returns `None` if this boot has not seen the lease yet.
+/// Time that a lease has certainly been in its record, by the lease itself and the sightings in the record. `None` if
+/// this boot has not seen the lease yet.
 pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &ClockReading) -> Option<Duration> {
     let LeaseClock::FileSystem(begun) = &lease.clock else { return None };
     let began = ClockReading {

@@ -5,11 +5,13 @@
 //! ```
 //!
 //! - The first field is the kind of object and the format number; csalock refuses other formats and never guesses.
-//! - The second field is the beginning of the SHA-256 of all fields after it, so csalock detects a torn or edited object.
+//! - The second field is the beginning of the SHA-256 of all fields after it, so csalock detects a torn or edited
+//!   object.
 //! - An object has exactly one form. A reader encodes the decoded object again and refuses the line if it differs, for
 //!   example by an unknown or repeated field, or by another order. If the checksum is right, another version of csalock
 //!   wrote the line, which may be a live lock: it is foreign, and not damaged.
-//! - Fields that are empty in most objects are left out if they are: SQLite keeps a row of up to 1002 bytes in one page.
+//! - Fields that are empty in most objects are left out if they are: SQLite keeps a row of up to 1002 bytes in one
+//!   page.
 //! - A line is printable ASCII ([`text`]), and no field contains a line break.
 
 use std::io;
@@ -48,7 +50,8 @@ fn name_field(name: &[u8]) -> String {
     format!("\"name\":{}", json.expect("a text always has a JSON text"))
 }
 
-/// A writer that compares an object with its fields: what is written, after the opening brace, with what remains of them.
+/// A writer that compares an object with its fields: what is written, after the opening brace, with what remains of
+/// them.
 struct Remainder<'a> {
     fields: &'a [u8],
     has_brace: bool,
@@ -66,7 +69,7 @@ impl io::Write for Remainder<'_> {
     }
 }
 
-/// Returns true if these fields after the checksum are those of the object in the form that [`seal`] writes.
+/// An object has one form: the fields after the checksum that [`seal`] writes for it.
 fn is_sealed(sealed: &str, name: &[u8], object: &impl Serialize) -> bool {
     let Some(fields) = sealed.strip_prefix(&name_field(name)).and_then(|fields| fields.strip_prefix(',')) else {
         return false;
@@ -107,7 +110,7 @@ pub(super) fn damaged(wrong: &str) -> Error {
     Error::corrupt(format!("a lock record is unreadable: {wrong}"))
 }
 
-/// Returns the problem of an object with a right checksum that this version would not write.
+/// Problem of an object with a right checksum that this version would not write.
 pub(super) fn of_unknown_form(line: &str) -> Error {
     foreign(line, "this csalock does not know its form")
 }
@@ -126,13 +129,13 @@ fn foreign(line: &str, how: &str) -> Error {
     Error::of_other_version(format!("written by another version of csalock: {how}{holders}"))
 }
 
-/// Returns the name in a line, even if the rest of the line is damaged.
+/// Name in a line, even if the rest of the line is damaged.
 pub(super) fn name_in(line: &str) -> Option<Vec<u8>> {
     let (_, name) = line.split_once("\"name\":")?;
     unescape(&serde_json::Deserializer::from_str(name).into_iter::<String>().next()?.ok()?)
 }
 
-/// Returns the first 64 bits of the SHA-256.
+/// First 64 bits of the SHA-256.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     Sha256::digest(bytes).iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }

@@ -16,7 +16,7 @@ pub struct Owner {
     /// has a supervisor.
     #[serde(default, skip_serializing_if = "is_default")]
     pub supervisor: Option<ProcessId>,
-    /// True if csalock does not end the command when the lock is lost (`--on-lost warn`).
+    /// csalock does not end the command when the lock is lost (`--on-lost warn`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub outlives_lock: bool,
     /// Session of the calling script, if the grant is that of a script. A process that the script left behind is still
@@ -51,13 +51,13 @@ pub struct PidDomain {
 }
 
 impl PidDomain {
-    /// Returns true if pids and start times have the same meaning in both domains.
+    /// Pids and start times have the same meaning in both domains.
     pub fn shares_pids_with(&self, other: &PidDomain) -> bool {
         self.boot == other.boot && self.pids == other.pids
     }
 }
 
-/// The part of a [`PidDomain`] that pids and start times depend on.
+/// Part of a [`PidDomain`] that pids and start times depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PidSpace {
     pub boot: String,
@@ -65,7 +65,6 @@ pub struct PidSpace {
 }
 
 impl PidSpace {
-    /// Returns true if pids and start times of this domain have the same meaning here.
     pub fn contains(&self, domain: &PidDomain) -> bool {
         self.boot == domain.boot && self.pids == domain.pids
     }

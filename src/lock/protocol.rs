@@ -33,7 +33,7 @@ use super::record::Record;
 use super::request::{Request, Transition};
 
 /// Decides about one request by the rules in the module documentation.
-/// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
+/// Fails with the [`Query`] that the engine must answer in `facts` before it calls again.
 pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Transition<R::Response>, Query> {
     let mut step = ask.rule(record, facts)?;
     if let Transition::Write { record: next, expired, .. } = &mut step {
@@ -48,9 +48,9 @@ pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Tra
 /// State of a grant in a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// The grant is valid, and this is the liveness of its effective owner.
+    /// Valid, with this liveness of its effective owner.
     Holds(Liveness),
-    /// The grant is over, although the record still has it.
+    /// Over, although the record still has it.
     Ended(EndReason),
 }
 
@@ -102,7 +102,7 @@ impl Standing {
     }
 }
 
-/// Returns true if the script for which a waiter waits has died. The waiter may be stopped, so that it never learns that.
+/// A script that has died needs no lock, but its waiter may be stopped, so that it never learns that.
 pub(super) fn has_dead_owner(owner: &Owner, lifetime: &Lifetime, facts: &Facts) -> Result<bool, Query> {
     let needs_owner = *lifetime != Lifetime::UntilReleased && !owner.processes.is_empty();
     Ok(needs_owner && facts.effective_owner(owner)?.is_none())

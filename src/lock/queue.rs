@@ -1,17 +1,17 @@
 //! The queue of a record: which holders it evicts, which waiters it serves, and which waiters fit.
 //!
-//! Of some callers only the newest waits (`run --busy latest`): a newcomer takes the place of the one before, and not the
-//! end of the queue, so that a queue of other callers serves the newest even if newcomers come faster than it moves. For
-//! the same reason such a caller waits in the record, never on a page.
+//! Of some callers only the newest waits (`run --busy latest`): a newcomer takes the place of the one before, and not
+//! the end of the queue, so that a queue of other callers serves the newest even if newcomers come faster than it
+//! moves. For the same reason such a caller waits in the record, never on a page.
 //!
 //! The record names the replaced waiters until their successor has gone, so that a waiter whose entry is missing learns
-//! why. A waiter without that trace has lost its place all the same: it does not queue again, because a newer caller may
-//! have run already.
+//! why. A waiter without that trace has lost its place all the same: it does not queue again, because a newer caller
+//! may have run already.
 //!
-//! The end of a long queue is in pages of its own. A commit replaces a whole record, so with a thousand waiters in it each
-//! of their steps would cost a thousand times as much. Therefore the record contains only the first waiters. If there are more, it names a range of *pages*, each
-//! under its own name, and newcomers enter the last. A process that serves a queue with few waiters left in the record
-//! fetches the first page into it.
+//! The end of a long queue is in pages of its own. A commit replaces a whole record, so with a thousand waiters in it
+//! each of their steps would cost a thousand times as much. Therefore the record contains only the first waiters. If
+//! there are more, it names a range of *pages*, each under its own name, and newcomers enter the last. A process that
+//! serves a queue with few waiters left in the record fetches the first page into it.
 //!
 //! - csalock **seals** a page before a fetch. No waiter enters or leaves a sealed page, so the fetch moves each waiter
 //!   exactly once.
@@ -19,9 +19,10 @@
 //!   entry is void, and the waiter enters the queue again.
 //! - A page contains no grant. A bad or missing page costs its waiters their positions, but costs no holder a lock.
 //!
-//! A process that is stopped (SIGSTOP, Ctrl-Z, a debugger) or frozen cannot start its command, so it must not be granted a
-//! lock that others wait for. The walk passes over a stopped waiter, which keeps its place. A waiter that stops between its
-//! grant and the confirmation goes back to the head of the queue; its late confirmation then finds no grant.
+//! A process that is stopped (SIGSTOP, Ctrl-Z, a debugger) or frozen cannot start its command, so it must not be
+//! granted a lock that others wait for. The walk passes over a stopped waiter, which keeps its place. A waiter that
+//! stops between its grant and the confirmation goes back to the head of the queue; its late confirmation then finds no
+//! grant.
 
 use std::num::NonZeroU32;
 
@@ -42,8 +43,8 @@ pub(super) const INLINE_WAITERS: usize = 16;
 /// Number of waiters left in the record at which the next page is fetched.
 const REFILL_BELOW: usize = 3;
 
-/// Time after a grant, in milliseconds, after which it is taken back from a stopped waiter. A debugger stops a process for
-/// moments. A step of the clock costs a stopped waiter its turn at most, never its place.
+/// Time after a grant, in milliseconds, after which it is taken back from a stopped waiter. A debugger stops a process
+/// for moments. A step of the clock costs a stopped waiter its turn at most, never its place.
 const STOPPED_FOR: u64 = 500;
 
 pub(super) fn grant_waiting(record: &mut Record, facts: &Facts) -> Result<Vec<HandleHash>, Query> {
@@ -51,7 +52,7 @@ pub(super) fn grant_waiting(record: &mut Record, facts: &Facts) -> Result<Vec<Ha
     grant_in_order(record, facts, None)
 }
 
-/// Returns true if a caller that came now would get the lock at once, whatever its mode. The record has its whole queue.
+/// A caller that came now would get the lock at once, whatever its mode. The record has its whole queue.
 pub fn is_free(record: &Record, facts: &Facts) -> Result<bool, Query> {
     let mut next = Record { pages: None, ..record.clone() };
     grant_waiting(&mut next, facts)?;
@@ -91,7 +92,7 @@ enum Standstill {
     Frozen,
 }
 
-/// Returns why a waiter cannot go on, if this host sees that. A look for a frozen process costs more than its liveness.
+/// Looks for a reason why a waiter cannot go on. A look for a frozen process costs more than its liveness.
 fn standstill(
     owner: &Owner,
     process: &ProcessId,
@@ -216,7 +217,7 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     })
 }
 
-/// Returns the slot of a waiter, if it fits beside the holders. Ends the expired grants whose places it needs.
+/// Slot of a waiter that fits beside the holders. Ends the expired grants whose places it needs.
 fn make_room(record: &mut Record, at: usize, facts: &Facts) -> Result<Option<u32>, Query> {
     let mut kept: Vec<&Grant> = record.holders.iter().collect();
     let mut expired = Vec::new();
@@ -256,12 +257,12 @@ pub(super) fn slot_for<'a>(
     }
 }
 
-/// Returns true if the process of a waiter is not certainly dead. If the waiter is gone all the same, it must be woken.
+/// A waiter that lives although it is gone must be woken.
 pub(super) fn lives(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     Ok(facts.liveness(&waiter.owner.domain, &waiter.process)? != Liveness::Dead)
 }
 
-/// Returns true if a waiter does not wait any more: it is dead, or its script is, or its lease is over.
+/// A waiter is gone if it is dead, or its script is, or its lease is over.
 pub fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     // A process check costs less than a lease query, so it comes first.
     let is_dead = !lives(waiter, facts)? || has_dead_owner(&waiter.owner, &waiter.lifetime, facts)?;
@@ -287,7 +288,7 @@ pub(super) fn enter_in_place(next: &mut Record, entry: Waiter) -> Vec<HandleHash
     [Some(replaced), next.waiters.get(at + 1).map(|waiter| waiter.proof)].into_iter().flatten().collect()
 }
 
-/// Returns the refusal of a caller that was in the queue and has lost its place there.
+/// Refusal of a caller that was in the queue and has lost its place there.
 pub(super) fn replaced(record: &Record, request: &Acquire) -> Option<Refusal> {
     let me = &request.entry.proof;
     let replacement = record.replacement.as_ref().filter(|replacement| replacement.waiters.contains(me));

@@ -61,7 +61,7 @@ pub struct Record {
     /// lease is still in the record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sightings: Vec<Sighting>,
-    /// True if the store found this record in another directory than the one that it was written in.
+    /// A copy is in another directory than the one that it was written in.
     #[serde(skip)]
     pub is_copy: bool,
 }
@@ -71,8 +71,8 @@ impl Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
 
-    /// Returns what counts of a copy of a record: the value, the job, the claims, and the grants that end only by a release.
-    /// The owners of the other grants, and the waiters, use the original.
+    /// A copy keeps the value, the job, the claims, and the grants that end only by a release. Owners of the other
+    /// grants, and the waiters, use the original.
     pub(crate) fn into_copy(mut self) -> Record {
         let is_permanent = |grant: &Grant| grant.claim.is_some() || grant.lifetime == Lifetime::UntilReleased;
         self.holders.retain(|grant| grant.provisional.is_none() && is_permanent(grant));
@@ -89,7 +89,7 @@ impl Record {
         self.holders.iter().find(|grant| grant.proof == *proof)
     }
 
-    /// Returns the waiter with this handle hash, unless it is on a page.
+    /// Does not find waiters on pages.
     pub fn waiter(&self, proof: &HandleHash) -> Option<&Waiter> {
         self.waiters.iter().find(|waiter| waiter.proof == *proof)
     }
@@ -113,7 +113,7 @@ impl Record {
     }
 }
 
-/// The part of a record that a store keeps.
+/// Part of a record that a store keeps.
 impl Record {
     /// Returns the record as the store keeps it: without old endings, without sightings of leases that are over, and
     /// without the replacement by a caller that has gone.
@@ -131,8 +131,9 @@ impl Record {
         Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
     }
 
-    /// Returns the record as it is written: [as the store keeps it](Record::as_stored), and without the commands and labels
-    /// of grants that have ended. They may contain passwords, and unlike the history a record is for all users of a store.
+    /// Returns the record as it is written: [as the store keeps it](Record::as_stored), and without the commands and
+    /// labels of grants that have ended. They may contain passwords, and unlike the history a record is for all users
+    /// of a store.
     pub(super) fn as_written(&self) -> Cow<'_, Record> {
         let mut record = self.as_stored();
         let has_words = |owner: &Owner| !owner.command.is_empty() || owner.label.is_some();
@@ -156,13 +157,13 @@ impl Record {
         self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
     }
 
-    /// Returns true if the record may have forgotten grants that ended after the oldest of its endings.
+    /// Grants that ended after the oldest of these endings may be forgotten.
     pub(super) fn may_have_forgotten(&self) -> bool {
         self.ended_grants.len() >= ENDINGS_KEPT
     }
 
-    /// Drops the oldest of the endings in `before` that are releases of which no process must learn. If an ending stays,
-    /// so do all after it. A crowd would otherwise read and write all recent endings at each commit.
+    /// Drops the oldest of the endings in `before` that are releases of which no process must learn. If an ending
+    /// stays, so do all after it. A crowd would otherwise read and write all recent endings at each commit.
     pub(super) fn forget_releases(&mut self, before: &Record) {
         let recent = self.ended_grants.len().saturating_sub(ENDINGS_KEPT);
         let successor = self.replacement.as_ref().map(|replacement| replacement.by);

@@ -15,9 +15,8 @@ use super::request::{
 };
 use super::waiter::Waiter;
 
-/// Grant that matches a caller's credentials.
 pub(super) enum Match {
-    /// The grant with this index is the caller's and valid.
+    /// Index of the caller's grant, which is valid.
     Grant(usize),
     Ended(EndedGrant),
     Nothing,
@@ -89,7 +88,7 @@ pub(super) fn refuse<T>(record: &Record, found: Match, facts: &Facts) -> Result<
     Ok(Transition::Done(Err(not_holder(record, found.ending(), facts)?)))
 }
 
-/// Returns the response to a caller that does not hold the lock: how its grant ended, and the holders.
+/// Response to a caller that does not hold the lock: how its grant ended, and the holders.
 pub(super) fn not_holder(record: &Record, ending: Option<EndedGrant>, facts: &Facts) -> Result<NotHolder, Query> {
     let (mut holders, mut stale) = (Vec::new(), None);
     for grant in &record.holders {
@@ -197,14 +196,14 @@ fn keep_alive(record: &Record, renew: &RenewGrant, facts: &Facts) -> Result<Answ
     Ok(write(next, Ok(grant), Vec::new()))
 }
 
-/// Returns the grant that has a new lifetime. The keeper itself renews a keepalive lease, so it needs no notification.
+/// A keeper itself renews a keepalive lease, so it needs no notification of that.
 fn changed(response: &Result<Grant, NotHolder>) -> Option<HandleHash> {
     let grant = response.as_ref().ok()?;
     (!matches!(grant.lifetime, Lifetime::Keepalive(_))).then_some(grant.proof)
 }
 
 impl Request for OwnerDied {
-    /// The grant in its new state, with which it stays in the record until another caller needs the lock.
+    /// Grant in its new state, with which it stays in the record until another caller needs the lock.
     type Response = Result<Grant, NotHolder>;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {

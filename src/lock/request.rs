@@ -20,7 +20,8 @@ pub trait Request: Clone + Serialize {
     /// False for a request that other callers make at the same time, so that a loser of a commit pauses.
     const HAS_PRIORITY: bool = true;
 
-    /// Decides about the request as [`super::decide`] does, but does not name the leases whose end justifies the change.
+    /// Decides about the request as [`super::decide`] does, but does not name the leases whose end justifies the
+    /// change.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query>;
 
     /// Records that an earlier try of this request had a lost or unclear reply.
@@ -31,18 +32,18 @@ pub trait Request: Clone + Serialize {
         response
     }
 
-    /// Returns true if this response, without a commit, promises that a grant, a claim, a value or a run of a job is in the
-    /// record. So the record must stand by then.
+    /// Returns true if this response, without a commit, promises that a grant, a claim, a value or a run of a job is in
+    /// the record. So the record must stand by then.
     fn promises(_response: &Self::Response) -> bool {
         false
     }
 
-    /// Returns the grants that this response ended, if a record that knows none of them proves the commit of `next`.
+    /// Grants that this response ended, if a record that knows none of them proves the commit of `next`.
     fn ended(_response: &Self::Response, _next: &Record) -> Vec<HandleHash> {
         Vec::new()
     }
 
-    /// Returns the grant whose supervisor does not know what this response changed.
+    /// Grant whose supervisor does not know what this response changed.
     fn changed(_response: &Self::Response) -> Option<HandleHash> {
         None
     }
@@ -58,12 +59,11 @@ pub struct Cancel {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Release(pub Credentials);
 
-/// Sets a new lifetime for the caller's grant.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RenewGrant {
     pub credentials: Credentials,
     pub lifetime: Lifetime,
-    /// True if the holder has only waited under the grant until now (`Grant::begin`).
+    /// Until now, the holder has only waited under the grant (`Grant::begin`).
     pub begins: bool,
 }
 
@@ -93,14 +93,14 @@ pub struct Prepare {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Break(pub Vec<HandleHash>);
 
-/// Notes in the grant with this handle hash which call asks its holder to end, and may end the renewal of its lease.
-/// The response is the hash if this request ended the renewal.
+/// Notes in the grant with this handle hash which call asks its holder to end, and may end the renewal of its lease:
+/// then the response is the hash.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AskToEnd {
     pub proof: HandleHash,
     /// `None` if the caller is unknown.
     pub request: Option<Arc<EndRequest>>,
-    /// True if the lease that the holder has is the last one.
+    /// Present lease of the holder is the last one.
     pub ends_renewal: bool,
 }
 
@@ -116,7 +116,7 @@ pub struct Note(pub Vec<Sighting>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     Direct,
-    /// The grant depends on the waiting process.
+    /// Depends on the waiting process.
     Provisional,
     /// A provisional grant stands from now on. The caller was told of it, and a release may have ended it since, so the
     /// request accepts no new grant.
@@ -153,7 +153,7 @@ pub struct Credentials {
     /// True if the caller acquired the grant for itself, or supervises the process that did. No other process needs to
     /// learn how the grant ended.
     pub supervises: bool,
-    /// True if an earlier try of this request had a lost or unclear reply.
+    /// An earlier try of this request had a lost or unclear reply.
     pub repeated: bool,
 }
 
@@ -167,7 +167,7 @@ pub struct Orphan {
 
 #[derive(Debug, Clone)]
 pub enum Transition<R> {
-    /// The record does not change, and this is the response.
+    /// Response without a change of the record.
     Done(R),
     /// The engine commits this record, then wakes these waiters and returns the response.
     Write {
@@ -203,10 +203,10 @@ pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Box<Grant>, Option<Box<EndedGrant>>),
     Refused(Refusal),
-    /// The committed record has the caller in its queue, or a new page for it. The caller repeats the request, and the next
-    /// decision makes it wait.
+    /// The committed record has the caller in its queue, or a new page for it. The caller repeats the request, and the
+    /// next decision makes it wait.
     Again,
-    /// The queue is long, so the caller enters it on this page and repeats the request.
+    /// A long queue: the caller enters it on this page and repeats the request.
     Enqueue(u64),
     /// The caller waits in the queue until one of these processes dies, one of these leases ends, or a wake-up comes.
     Wait {
@@ -223,7 +223,7 @@ pub enum AcquireStep {
 pub enum Refusal {
     /// These grants hold the lock, and the caller does not queue.
     Busy(Vec<Grant>),
-    /// The holders of these grants are gone without a release, and `refuse_stale` was set.
+    /// `refuse_stale` was set, and the holders of these grants are gone without a release.
     Stale(Vec<EndedGrant>),
     /// The wait would never end. The caller waits for the first edge, whose holder waits for the second, and so on; the
     /// last edge is the caller's own grant.
@@ -232,7 +232,7 @@ pub enum Refusal {
     Claimed(Box<Grant>),
     /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.
     Replaced(Option<Box<Successor>>),
-    /// The caller had the lock and only confirms that, but the grant has ended.
+    /// A grant has ended that the caller had and only confirms.
     Lost(Box<NotHolder>),
 }
 
@@ -243,7 +243,7 @@ pub struct NotHolder {
     pub ending: Option<EndedGrant>,
     /// Ending of another grant that is still in the record, although its owner died or its lease expired.
     pub stale: Option<EndedGrant>,
-    /// True if the store with the caller's grant is not at its place any more.
+    /// Another store, or none, is at the place of the one with the caller's grant.
     pub store_was_replaced: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Rules for the runs of a [job](super::job): begin, report success, complain.
 //!
-//! **Permission.** Only the holder begins a run or reports its success, so each run belongs to one grant. A run that ends
-//! without such a report has failed, whatever the reason.
+//! **Permission.** Only the holder begins a run or reports its success, so each run belongs to one grant. A run that
+//! ends without such a report has failed, whatever the reason.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,13 +29,13 @@ pub struct BeginRun {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunStart {
-    /// The run has begun. The success is the last one if it does not count, because it lies in the future.
+    /// A success here is the last one, which does not count because it lies in the future.
     Begun(Option<Success>),
-    /// The job has succeeded in this slot, or in a later one.
+    /// Success in this slot, or in a later one.
     Done(Success),
     /// This number of runs has begun in this slot; no more may.
     UsedUp(u32),
-    /// The last run of this slot began at the first time; the next one may begin at the second.
+    /// Start of the last run of this slot, and time at which the next one may begin.
     TooEarly(u64, u64),
 }
 
@@ -112,7 +112,7 @@ impl Request for GiveUp {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReportSuccess {
     pub credentials: Credentials,
-    /// True if the run counts for the slot in which it began.
+    /// Counts for the slot in which the run began.
     pub in_slot: bool,
     pub at: u64,
     pub host: String,
@@ -150,9 +150,9 @@ pub struct Complain {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Complaint {
     Kept,
-    /// The promise is broken, and an earlier caller complained within one span before now.
+    /// Broken, and an earlier caller complained within one span before now.
     Told,
-    /// The promise is broken, and this caller is to complain.
+    /// Broken, and this caller is to complain.
     Due,
 }
 
@@ -193,7 +193,7 @@ impl Request for ForgetJob {
     }
 }
 
-/// Returns the step that commits this state, if it differs from that of the record.
+/// Commits this state if it differs from that of the record.
 fn changed<R>(record: &Record, job: JobState, response: R) -> Transition<R> {
     let job = Some(job).filter(|job| *job != JobState::default());
     match job == record.job {

@@ -1,5 +1,5 @@
-//! Bytes as text for JSON: `%XX` replaces `%` and each byte that is not printable ASCII. So every byte survives, even if
-//! it is not UTF-8, and a terminal that shows the text interprets nothing.
+//! Bytes as text for JSON: `%XX` replaces `%` and each byte that is not printable ASCII. So every byte survives, even
+//! if it is not UTF-8, and a terminal that shows the text interprets nothing.
 //!
 //! `#[serde(with = "text")]` writes and reads a field in this form.
 
@@ -138,7 +138,7 @@ pub(crate) fn unescape(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Returns true if a field has the value that a missing field means.
+/// A missing field means the default.
 pub(crate) fn is_default<T: Default + PartialEq>(field: &T) -> bool {
     *field == T::default()
 }

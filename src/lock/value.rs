@@ -41,12 +41,12 @@ impl Value {
         Value { version: None, token: None, size: bytes.len() as u64, write_id: mark, mode, inline: within }
     }
 
-    /// Returns the store name of an external value. A user cannot type this name, because it contains a NUL byte.
+    /// Store name of an external value. A user cannot type this name, because it contains a NUL byte.
     pub fn key(name: &[u8], mark: u64) -> Vec<u8> {
         [name, b"\0value.", format!("{mark:016x}").as_bytes()].concat()
     }
 
-    /// Returns the lock name and write id of the external value with this store name, or `None` for other names.
+    /// Lock name and write id of the external value with this store name; `None` for other names.
     pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
         let nul = key.iter().position(|byte| *byte == 0)?;
         let mark = std::str::from_utf8(key[nul..].strip_prefix(b"\0value.")?).ok()?;

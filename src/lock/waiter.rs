@@ -43,7 +43,7 @@ pub struct Waiter {
     /// Processes, innermost first, that continue only when this wait is over: the scripts that wait.
     #[serde(default, skip_serializing_if = "is_default")]
     pub blocked_processes: Vec<ProcessId>,
-    /// True if the waiter was found frozen at its turn, and has not looked since.
+    /// Found frozen at its turn, and has not looked since.
     #[serde(default, skip_serializing_if = "is_default")]
     pub was_frozen: bool,
     /// Lease until which the waiter counts as alive, if other hosts cannot see its process.
@@ -54,7 +54,7 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Creates the entry of a process that waits for an exclusive lock, which this owner will hold while it lives.
+    /// Entry of a process that waits for an exclusive lock, which this owner will hold while it lives.
     pub fn new(proof: HandleHash, owner: Owner, process: ProcessId) -> Waiter {
         Waiter {
             proof,
@@ -75,7 +75,7 @@ impl Waiter {
         }
     }
 
-    /// Returns the entry of a waiter that has not confirmed its grant, without what only the waiter knows.
+    /// Entry of a waiter that has not confirmed its grant, without what only the waiter knows.
     pub(super) fn waiting_again(grant: Grant, process: ProcessId, slots: Option<u32>) -> Waiter {
         Waiter {
             mode: grant.mode,
@@ -91,7 +91,7 @@ impl Waiter {
         }
     }
 
-    /// Returns the number of slots that the waiter counts; a damaged entry counts one.
+    /// A damaged entry counts one slot.
     pub fn slot_count(&self) -> u32 {
         self.slots.map_or(1, NonZeroU32::get)
     }
@@ -110,18 +110,18 @@ pub struct Replacement {
     pub waiters: Vec<HandleHash>,
 }
 
-/// The place of a caller in the queue, as far as the caller knows.
+/// Place of a caller in the queue, as far as the caller knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueuePlace {
     Nowhere,
     InRecord,
     OnPage(QueuePosition),
-    /// The page with this number is full, so the entry needs another one.
+    /// No room on the page with this number, so the entry needs another one.
     BesidePage(u64),
 }
 
 impl QueuePlace {
-    /// Returns true if the store has accepted the entry.
+    /// Otherwise the store has not accepted the entry.
     pub fn is_queued(&self) -> bool {
         matches!(self, QueuePlace::InRecord | QueuePlace::OnPage(_))
     }
@@ -168,20 +168,20 @@ pub struct Page {
 }
 
 impl Page {
-    /// Returns the store name of a page. A user cannot type this name, because it contains a NUL byte.
+    /// Store name of a page. A user cannot type this name, because it contains a NUL byte.
     pub fn key(name: &[u8], number: u64) -> Vec<u8> {
         [name, b"\0", format!("{number:016x}").as_bytes()].concat()
     }
 
-    /// Returns the lock name and page number of the page with this store name, or `None` for other names.
+    /// Lock name and page number of the page with this store name; `None` for other names.
     pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
         let nul = key.iter().position(|byte| *byte == 0).filter(|nul| *nul > 0)?;
         let number = u64::from_str_radix(std::str::from_utf8(&key[nul + 1..]).ok()?, 16).ok()?;
         Some((&key[..nul], number)).filter(|(name, number)| Page::key(name, *number) == key)
     }
 
-    /// Returns the page with this entry, which replaces an older one of the waiter, or `None` if the page has it already or
-    /// takes no more waiters.
+    /// Returns the page with this entry, which replaces an older one of the waiter, or `None` if the page has it
+    /// already or takes no more waiters.
     pub fn with(&self, entry: &Waiter) -> Option<Page> {
         let mut next = self.clone();
         match next.waiters.iter_mut().find(|waiter| waiter.proof == entry.proof) {
@@ -202,14 +202,14 @@ impl Page {
         self.waiters.iter().any(|waiter| waiter.proof == *proof)
     }
 
-    /// Returns the page without this waiter, or `None` if the waiter is not on the page or the page is sealed.
+    /// `None` if the waiter is not on the page or the page is sealed.
     pub fn without(&self, proof: &HandleHash) -> Option<Page> {
         let mut next = self.clone();
         next.waiters.retain(|waiter| waiter.proof != *proof);
         (!self.sealed && next != *self).then_some(next)
     }
 
-    /// Returns the maximum number of waiters on the pages before page `number`.
+    /// Maximum number of waiters on the pages before page `number`.
     pub(super) fn before(first: u64, number: u64) -> usize {
         ROOM * number.saturating_sub(first) as usize
     }

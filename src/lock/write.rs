@@ -3,10 +3,10 @@
 //! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
 //! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
 //!
-//! **A caller that had the lock** is not any caller: what it writes depends on what it read. It writes under its grant or
-//! not at all, so the record keeps the ending of a grant until its owner has learned of it or has died. A process that a
-//! dead script left behind ([`Orphan`]) writes nothing if a dead script of its session lost the lock, or if the record may
-//! have forgotten that.
+//! **A caller that had the lock** is not any caller: what it writes depends on what it read. It writes under its grant
+//! or not at all, so the record keeps the ending of a grant until its owner has learned of it or has died. A process
+//! that a dead script left behind ([`Orphan`]) writes nothing if a dead script of its session lost the lock, or if the
+//! record may have forgotten that.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,10 +28,10 @@ pub struct SetValue {
     /// New value without its version and token; `None` to delete the value.
     pub value: Option<Value>,
     pub precondition: Option<Precondition>,
-    /// True if only the holder may write; otherwise a write is allowed even if the lock has no holder.
+    /// Only the holder may write; otherwise a write is allowed even if the lock has no holder.
     pub require_lock: bool,
     pub release: bool,
-    /// True if the write is allowed even if the grant is over, as long as the lock has had no holder since.
+    /// A grant that is over is enough, as long as the lock has had no holder since.
     pub even_if_stale: bool,
 }
 
@@ -43,7 +43,7 @@ pub enum Precondition {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// The new value, or the deleted one. `None` if an earlier try deleted it.
+    /// New value, or the deleted one. `None` if an earlier try deleted it.
     pub value: Option<Value>,
     /// Ending of the writer's grant, if it was over.
     pub stale: Option<EndedGrant>,
@@ -54,7 +54,7 @@ pub struct Written {
 pub enum WriteRefusal {
     Busy(Vec<Grant>),
     Shared(Vec<Grant>),
-    /// The precondition does not hold; this is the current value.
+    /// Current value, for which the precondition does not hold.
     VersionMismatch(Option<Value>),
     NoValue,
     NotHolder(NotHolder),
@@ -93,7 +93,6 @@ fn refused(refusal: WriteRefusal) -> Step {
     Transition::Done(Err(refusal))
 }
 
-/// Decides about a write by the rules in the module documentation.
 fn decide_write(record: &Record, writing: &SetValue, facts: &Facts) -> Result<Step, Query> {
     let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
     let (mut next, mut wake) = (record.clone(), Vec::new());
@@ -155,7 +154,7 @@ fn decide_write(record: &Record, writing: &SetValue, facts: &Facts) -> Result<St
     Ok(write(next, Ok(Written { value: Some(written), stale, under }), wake))
 }
 
-/// Returns the refusal for a process whose script has ended, if the script had the lock or may have had it.
+/// Refusal of a process whose script has ended, if the script had the lock or may have had it.
 fn refusal_of_orphan(
     orphan: &Orphan,
     record: &Record,
@@ -189,7 +188,7 @@ fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Resu
     Ok(record.holders.is_empty() && is_last && !written_since)
 }
 
-/// Returns true if the store committed this write before, and only its reply was lost.
+/// This write is in the store already, and only its reply was lost.
 fn was_written(record: &Record, writing: &SetValue, found: &Match) -> bool {
     is_this(record, writing) || (writing.release && matches!(found, Match::Ended(_)))
 }

@@ -9,7 +9,7 @@ use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record, Standing};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, Reporter, Zone, json};
 use crate::store::{Location, Scope};
 
-/// Returns true if the text does not move a cursor, colour, reorder or hide text.
+/// A harmless text does not move a cursor, colour, reorder or hide text.
 pub(super) fn is_harmless(text: &str) -> bool {
     let reorders = |char| {
         matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'

@@ -32,7 +32,7 @@ pub(super) fn bytes(bytes: &[u8]) {
     handle(bytes);
 }
 
-/// Returns the record without the numbers that come from its version and not from the bytes.
+/// Without the numbers that come from its version and not from the bytes.
 fn as_it_stands(record: &Record, bytes: &[u8]) -> Record {
     let mut record = record.clone();
     let json: serde_json::Value = serde_json::from_slice(bytes).expect("a record is JSON");

@@ -11,7 +11,8 @@ fn are_harmless(messages: impl IntoIterator<Item = String>) {
     }
 }
 
-/// Checks that an answer of etcd is understood or refused. The first byte selects the request, the second the HTTP status.
+/// Checks that an answer of etcd is understood or refused. The first byte selects the request, the second the HTTP
+/// status.
 pub(super) fn etcd(bytes: &[u8]) {
     let Some(([asked, status], body)) = bytes.split_first_chunk::<2>() else { return };
     let asked = [Asked::Range, Asked::Transaction, Asked::Lease, Asked::Login, Asked::Watch, Asked::Members]

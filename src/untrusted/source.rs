@@ -22,7 +22,7 @@ impl Source<'_> {
         self.byte() & 1 == 1
     }
 
-    /// Returns a small number, the maximum, or any number between.
+    /// A small number, the maximum, or any number between.
     fn number(&mut self) -> u64 {
         match self.byte() {
             255 => u64::MAX,
@@ -183,7 +183,7 @@ impl Source<'_> {
         [b"n".to_vec(), self.bytes()].concat().into_iter().filter(|byte| *byte != 0).collect()
     }
 
-    /// Returns a record that [`crate::lock::decide`] could have produced, as far as the codec is concerned.
+    /// As [`crate::lock::decide`] could have produced it, as far as the codec is concerned.
     pub(super) fn record(&mut self) -> Record {
         let first = self.number() >> 2;
         let mut record = Record {

@@ -69,7 +69,7 @@ pub(super) fn name(bytes: &[u8]) {
     }
 }
 
-/// Returns a word as bash, zsh, mksh and busybox read it: bare, in single quotes, or in `$'...'`.
+/// A word as bash, zsh, mksh and busybox read it: bare, in single quotes, or in `$'...'`.
 fn as_a_shell_reads(word: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = word;

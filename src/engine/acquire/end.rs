@@ -1,4 +1,4 @@
-//! The end of an attempt: its response, or its deadline, interrupt or deadlock, after which the waiter leaves the queue.
+//! The end of an attempt: a response, or a deadline, interrupt or deadlock, after which the waiter leaves the queue.
 
 use std::time::Duration;
 
@@ -117,8 +117,8 @@ impl AcquireAttempt<'_> {
         Ok(AcquireResult::Refused(0, Refusal::Busy(self.engine.read(self.name)?.1.holders)))
     }
 
-    /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the next
-    /// process that changes the record skips a waiter that has ended.
+    /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the
+    /// next process that changes the record skips a waiter that has ended.
     fn leave_if_possible(&mut self) -> Result<Option<Grant>> {
         match self.leave() {
             Err(error) if error.is_refused_change() => Ok(None),
@@ -126,9 +126,9 @@ impl AcquireAttempt<'_> {
         }
     }
 
-    /// Leaves the queue. Returns the grant that the waiter has in the meantime. If other writers win until `give_up_at`,
-    /// the waiter ends its lease, where the store can do that. The next process then skips the waiter and any grant that
-    /// it received.
+    /// Leaves the queue. Returns the grant that the waiter has in the meantime. If other writers win until
+    /// `give_up_at`, the waiter ends its lease, where the store can do that. The next process then skips the waiter and
+    /// any grant that it received.
     fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;

@@ -172,8 +172,8 @@ impl<'a> AcquireAttempt<'a> {
 
     /// Publishes this wait, then returns the cycle that it is part of, if it is the victim.
     ///
-    /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the victim
-    /// wakes all members, which inspect their callers again.
+    /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the
+    /// victim wakes all members, which inspect their callers again.
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
         let (engine, me) = (&self.engine, self.terms.entry.proof);
         let was_published = std::mem::replace(&mut self.is_published, true);

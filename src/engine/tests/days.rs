@@ -168,8 +168,8 @@ impl World {
         Call::Tells
     }
 
-    /// Runs the command for some minutes, while its keeper renews the lease. Returns the end of the lease, or `None` if the
-    /// command was ended before that.
+    /// Runs the command for some minutes, while its keeper renews the lease. Returns the end of the lease, or `None` if
+    /// the command was ended before that.
     fn run_command(&self, proof: HandleHash, mut ends: Duration) -> Option<Duration> {
         let until = self.host.boottime() + Duration::from_secs(1 + self.draws.below(240));
         while self.host.boottime() < until {
