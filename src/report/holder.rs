@@ -144,7 +144,7 @@ impl Reporter<'_> {
         is_renewed || (ends_with_owner && self.liveness(&grant.owner).is_seen_alive())
     }
 
-    /// What the break of a grant did not end at once.
+    /// A clause about a holder that the break of its grant did not end at once.
     pub(crate) fn left_by_break(&self, ending: &EndedGrant) -> Option<String> {
         let party = &ending.grant.owner;
         // A grant that lasts until it is released may be of a process that has handed it over.

@@ -44,7 +44,7 @@ type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
 /// Of a keeper without a supervisor, with its pidfd.
 type Parent = (Pid, Option<OwnedFd>);
 
-/// What the watching thread knows of the lease, and its steps against the owners.
+/// Lease as the watching thread knows it, and its steps against the owners.
 #[derive(Default)]
 struct LeaseWatch {
     lease: Option<LeaseSchedule>,
