@@ -150,7 +150,7 @@ pub struct ReceivedSignal {
 }
 
 impl ReceivedSignal {
-    /// The command must get such a signal from csalock.
+    /// csalock passes such a signal on to the command.
     pub fn is_forwarded(self) -> bool {
         !self.from_terminal && self.signal != Signal::SIGCHLD as i32
     }
@@ -162,8 +162,7 @@ impl ReceivedSignal {
 
 /// A source of events that end a wait.
 pub trait Interrupt {
-    /// Returns descriptors of which one becomes readable at such an event. Fails if the process has no room for a
-    /// descriptor.
+    /// One of them becomes readable at such an event.
     fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>>;
 }
 
@@ -171,7 +170,7 @@ pub trait Interrupt {
 pub struct Signals {
     /// Created when the first wait needs it.
     descriptor: OnceLock<SignalFd>,
-    /// The same for a wait that other signals do not end.
+    /// For a wait that other signals do not end.
     interrupt: OnceLock<Option<SignalFd>>,
     all: SigSet,
     ignored_children: bool,
@@ -189,7 +188,6 @@ impl Signals {
     }
 
     /// Starts to queue the signals that end a wait, for a command that starts no other.
-    /// Returns the errors of [`Signals::listen`].
     pub fn listen_without_children(inherited: StartupState) -> Result<Signals> {
         Signals::queue(inherited, 0)
     }
@@ -206,9 +204,8 @@ impl Signals {
         Ok(Signals { descriptor: OnceLock::new(), interrupt: OnceLock::new(), all: mask, ignored_children: false })
     }
 
-    /// Returns a descriptor that becomes readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait:
-    /// after `exec csalock` the script's children are children of csalock.)
-    /// Fails if the process has no room for a descriptor.
+    /// Readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait: after `exec csalock` the script's
+    /// children are children of csalock.)
     pub fn interrupt(&self) -> Result<BorrowedFd<'_>> {
         let interrupt = self.interrupt.get_or_init(|| {
             let ending = numbers(QUEUED.load(Ordering::SeqCst)).filter(|signal| !is_ignored(*signal));
@@ -218,8 +215,7 @@ impl Signals {
         interrupt.as_ref().map_or_else(|| self.all_events(), |interrupt| Ok(interrupt.as_fd()))
     }
 
-    /// Returns a descriptor that becomes readable when a signal is in the queue.
-    /// Fails if the process has no room for a descriptor, but not after [`Signals::listen`].
+    /// Readable when a signal is in the queue. This never fails after [`Signals::listen`].
     pub fn all_events(&self) -> Result<BorrowedFd<'_>> {
         Ok(self.descriptor()?.as_fd())
     }

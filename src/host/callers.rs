@@ -33,14 +33,13 @@ use crate::lock::{Orphan, Owner, ProcessId};
 /// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;
 
-/// The error if a program that only starts another program, in its own process group, has init as its parent.
+/// For a program that only starts another program, in its own process group, and has init as its parent.
 const CALLED_OR_ADOPTED: &str = "the first process called the program that started csalock, or adopted it, so the owner of the \
                                  lock is unclear";
 
-/// The error if the init of a container is csalock itself, or a program told to start it.
+/// For an init of a container that is csalock itself, or a program told to start it.
 const ALONE: &str = "csalock was called only by programs that end with it, so no process would own the lock";
 
-/// Maximum number of parents that csalock follows upward.
 const MOST_PARENTS: usize = 64;
 
 /// Maximum number of bytes that are kept of a command or label.
@@ -51,19 +50,18 @@ const MILLISECONDS_PER_TICK: u64 = 10;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// The processes of the script, innermost first.
+    /// Innermost first.
     pub owners: Vec<ProcessId>,
-    /// The programs between the script and csalock that only start the next program and wait for its end.
+    /// Programs between the script and csalock that only start the next program and wait for its end.
     pub starters: Vec<ProcessId>,
-    /// The command line of the script, its arguments separated by spaces.
     pub command: Vec<u8>,
-    /// True if the innermost process of the script has the name of a shell, and so waits for the programs it calls.
+    /// A shell waits for the programs it calls. This one is the innermost process of the script.
     pub is_shell: bool,
-    /// True if the script is only a part of another one, forked without an exec, and that one has ended.
+    /// Such a script is only a part of another one, forked without an exec, and that one has ended.
     pub is_left_behind: bool,
 }
 
-/// Returns an owner on this host. Its command and label are for display, so they are bounded.
+/// Command and label are for display, so they are bounded.
 pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], label: Option<&[u8]>) -> Result<Owner> {
     let bounded = |text: &[u8]| match text.get(..MOST_SHOWN) {
         // The dots show that text is missing, and no character is cut in two.
@@ -185,7 +183,7 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
     Ok(Caller { owners, starters, command: arguments.join(&b' '), is_shell, is_left_behind })
 }
 
-/// Returns false if the process `pid` is certainly none of these processes and descends from none of them.
+/// False only if the process is certainly none of these and descends from none of them.
 pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
     for _ in 0..MOST_PARENTS {
         let Ok(Some(stat)) = processes::read(pid) else { return true };
@@ -216,7 +214,7 @@ pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
     is_call && child.session == child.pid
 }
 
-/// Returns the child of `ancestor` that leads to `below`. Programs that only start others may be between the two.
+/// Programs that only start others may be between the two.
 fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
     let mut child = below.clone();
     for _ in 0..MOST_PARENTS {
@@ -242,7 +240,7 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
     })
 }
 
-/// Returns the process that began `child`, if it still exists.
+/// Fails if it does not exist any more.
 fn parent_of(child: &ProcStat) -> Result<ProcStat> {
     let parent = look(child.parent)?.ok_or_else(orphan)?;
     // A process inherits its parent's session, unless it leads a session of its own. Otherwise a different session
@@ -323,7 +321,7 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
     waiting
 }
 
-/// Returns true if a shell has begun something, outside of the same pipeline, after the child that leads to `below`.
+/// A shell that has moved on has begun something, outside of the same pipeline, after the child that leads to `below`.
 fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
     let below = &child_that_leads_to(shell, below);
     // The kernel lists them in the order of their starts. Their pids and times do not tell it within a tick.
@@ -345,7 +343,7 @@ fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
     false
 }
 
-/// Returns true if a process ignores a signal (SigIgn in proc_pid_status(5)) or if the process cannot be seen.
+/// SigIgn in proc_pid_status(5). True also for a process that cannot be seen.
 fn ignores(pid: i32, signal: Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());

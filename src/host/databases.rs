@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// The program that asks all sources of a database.
+/// Asks all sources of a database.
 const GETENT: &str = "/usr/bin/getent";
 
 /// Maximum wait for the name of a user or group, which is for display only.
@@ -35,7 +35,7 @@ pub fn home_of(uid: u32) -> Option<PathBuf> {
     entry("passwd", uid)?.into_iter().nth(5).map(PathBuf::from)
 }
 
-/// Returns the home directories in the file of users, each once.
+/// From the file of users, each once.
 pub fn homes() -> BTreeSet<PathBuf> {
     let file = std::fs::read("/etc/passwd").unwrap_or_default();
     let homes = file.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b':').nth(5));
@@ -65,7 +65,7 @@ pub fn addresses_of(host: &str, at_most: Duration) -> io::Result<Vec<IpAddr>> {
     Ok(found)
 }
 
-/// Returns the fields of the entry with this number, the third field of each line.
+/// Its number is the third field of each line.
 fn entry(database: &'static str, number: u32) -> Option<Vec<String>> {
     if let Some(known) = known().get(&(database, number)) {
         return known.clone();
@@ -86,7 +86,7 @@ fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns what getent(1) prints. Ends it if it prints nothing for this long.
+/// getent(1) is ended if it prints nothing for this long.
 fn ask(arguments: &[&str], at_most: Duration) -> io::Result<String> {
     let (nothing, silent) = (Stdio::null(), Stdio::null());
     let mut getent = Command::new(GETENT);

@@ -46,7 +46,7 @@ impl Fake {
         state.wall += span;
     }
 
-    /// Sets the wall clock, which must not affect any decision.
+    /// No decision depends on the wall clock.
     pub fn set_wall(&self, wall: Duration) {
         self.state().wall = wall;
     }
@@ -58,12 +58,12 @@ impl Fake {
         state.boottime = Duration::ZERO;
     }
 
-    /// Sets the liveness of the process with this pid. Processes without a setting are dead.
+    /// Processes without a setting are dead.
     pub fn set_liveness(&self, pid: i32, liveness: Liveness) {
         self.state().fates.insert(pid, liveness);
     }
 
-    /// Sets the processes that seem to continue only when the called process ends.
+    /// They seem to continue only when the called process ends.
     pub fn set_blocked_callers(&self, pids: &[i32]) {
         self.state().blocked_callers = pids.iter().map(|pid| ProcessId { pid: *pid, start: 1 }).collect();
     }

@@ -75,8 +75,7 @@ fn has_word(line: &str, word: &str) -> bool {
     line.split_whitespace().any(|found| found == word)
 }
 
-/// Returns the visible other processes with a POSIX lock (fcntl(2)) on a file, by ascending pid. The function does not
-/// open the file, because closing it would drop the locks of this process.
+/// Visible other processes, by ascending pid. This does not open the file, for the reason at [`file_locks`].
 pub fn posix_holders(path: &Path) -> Vec<i32> {
     other_callers(path, "POSIX")
 }
@@ -92,8 +91,7 @@ fn other_callers(path: &Path, word: &str) -> Vec<i32> {
     callers(&file, &[word]).unwrap_or_default().into_iter().filter(|pid| *pid != own).collect()
 }
 
-/// Returns the live processes with a lock whose kind or mode is one of these words, by ascending pid. Returns `None` if the
-/// kernel lists no such lock.
+/// Live processes with a lock of one of these kinds or modes, by ascending pid; `None` if the kernel lists no such lock.
 fn callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
     // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
     (0..LOOKS).find_map(|_| listed_callers(file, words))

@@ -1,4 +1,4 @@
-//! What csalock asks of a machine: clocks, identity, liveness of processes, and waiting.
+//! The interface to a machine: its clocks, its identity, the liveness of its processes, and waiting.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -75,7 +75,7 @@ pub trait Host: Send + Sync {
     /// parent is then about to release the locks of the process.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
 
-    /// The process is seen here, and its control group is frozen.
+    /// A process that is seen here, in a frozen control group.
     fn is_frozen(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
         false
     }
@@ -125,7 +125,7 @@ pub trait Host: Send + Sync {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeAddress<'a> {
-    /// The waiter with this handle hash, until it is granted the lock.
+    /// Until it is granted the lock.
     Waiter(&'a HandleHash),
     Supervisor(&'a HandleHash),
 }
@@ -142,7 +142,6 @@ pub trait WakeSet {
     ) -> Result<WakeReason>;
 }
 
-/// A process whose end concerns a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watched {
     pub process: ProcessId,

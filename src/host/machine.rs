@@ -104,8 +104,7 @@ pub(super) fn is_in_first_time_namespace(pids: &str) -> bool {
     pids.split_once('.').is_some_and(|(_, time)| FIRST_TIME_NAMESPACES.contains(&time))
 }
 
-/// Returns the milliseconds by which CLOCK_BOOTTIME of this process is ahead of that of the kernel.
-/// Fails if the kernel does not tell: time_namespaces(7).
+/// Milliseconds by which CLOCK_BOOTTIME of this process is ahead of that of the kernel: time_namespaces(7).
 pub(super) fn boottime_offset() -> Result<i64> {
     let unknown = || no_proc(&io::Error::new(io::ErrorKind::InvalidData, "the offset of a time namespace is unknown"));
     // The file shows the namespace of future children.

@@ -19,49 +19,49 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Grant, Handle, Liveness, ProcessId};
 use crate::signals;
 
-/// The problem with a /proc that shows the pids of another namespace.
+/// It shows the pids of another namespace.
 const FOREIGN: &str = "/proc is not that of this pid namespace";
 
 /// True once /proc has shown this process under its own pid.
 static IS_OURS: AtomicBool = AtomicBool::new(false);
 
-/// The fields of the line that csalock uses.
+/// Fields that csalock uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcStat {
-    /// The pid as the mounted /proc counts, possibly in another pid namespace.
+    /// As the mounted /proc counts, possibly in another pid namespace.
     pub(super) pid: i32,
-    /// The file name of the program, at most 15 bytes.
+    /// File name, at most 15 bytes.
     pub(crate) program: Vec<u8>,
     state: u8,
     threads: u64,
     pub(super) parent: i32,
     pub(super) session: i32,
     pub(super) group: i32,
-    /// True if the process runs its parent's program: it has forked without an exec since (PF_FORKNOEXEC).
+    /// Forked without an exec since, so it runs its parent's program (PF_FORKNOEXEC).
     pub(crate) is_fork: bool,
-    /// The page faults of the children that it has waited for; every executed program causes some.
+    /// Of children that it has waited for; every executed program causes some.
     faults_of_children: u64,
-    /// The process group in the foreground of its terminal; -1 without a terminal.
+    /// Process group in the foreground of its terminal; -1 without a terminal.
     pub(super) foreground: i32,
-    /// The start time in clock ticks after boot.
+    /// Clock ticks after boot.
     pub(super) start: u64,
     /// The start addresses of the stack and the arguments, equal in parent and child after a fork without an exec. 0 if
     /// the kernel hides them.
     pub(super) image: (u64, u64),
 }
 
-/// Returns the start time of a process in clock ticks after boot, or `None` if the process is not visible.
+/// Clock ticks after boot; `None` if the process is not visible.
 pub fn start_of(pid: i32) -> Option<u64> {
     Some(read(pid).ok()??.start)
 }
 
-/// Returns true if a signal or a debugger has stopped this process, as far as that is visible.
+/// By a signal or a debugger, as far as that is visible.
 pub fn is_stopped(pid: i32) -> bool {
     read(pid).ok().flatten().is_some_and(|stat| stat.is_stopped())
 }
 
 impl ProcStat {
-    /// Returns true if the process has ended but is not reaped. (A first thread may end before the others.)
+    /// It has ended but is not reaped. (A first thread may end before the others.)
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
@@ -74,7 +74,7 @@ impl ProcStat {
         self.threads > 1
     }
 
-    /// Returns true if the process, even before an exec, has waited for a program that it called.
+    /// Even before an exec it has waited for a program that it called.
     pub(super) fn has_called_others(&self) -> bool {
         self.faults_of_children > 0
     }
@@ -94,8 +94,7 @@ impl ProcStat {
     }
 }
 
-/// Reads the line of a process. Returns `None` if the process does not exist.
-/// Returns an error if /proc is unreadable or of another pid namespace. Such an error says nothing about the process.
+/// `None` if the process does not exist. An error (an unreadable or foreign /proc) says nothing about the process.
 pub(crate) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
     if !IS_OURS.load(Relaxed) {
         let own = read_own()?;
@@ -144,7 +143,7 @@ pub(super) fn no_proc(error: &io::Error) -> Error {
     }
 }
 
-/// Reads once, and repeats the read if a signal interrupts it.
+/// A signal that interrupts it makes it read again.
 pub(super) fn read_once(file: &mut fs::File, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match file.read(buffer) {
@@ -183,14 +182,14 @@ pub(crate) fn parse(line: &[u8]) -> Option<ProcStat> {
 pub(super) struct FirstSight(Mutex<BTreeMap<ProcessId, Duration>>);
 
 impl FirstSight {
-    /// Returns true if this process has not seen the state of that process for longer than `span`.
+    /// This process has not seen the state of that process for longer than `span`.
     pub(super) fn is_within(&self, process: &ProcessId, now: Duration, span: Duration) -> bool {
         let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         now.saturating_sub(*first.entry(*process).or_insert(now)) <= span
     }
 }
 
-/// Returns the liveness of a process, as /proc and kill(2) show it.
+/// As /proc and kill(2) show it.
 pub(super) fn liveness_of(process: &ProcessId) -> Liveness {
     match read(process.pid) {
         Ok(Some(stat)) if stat.start != process.start || stat.is_zombie() => Liveness::Dead,
@@ -204,8 +203,7 @@ pub(super) fn liveness_of(process: &ProcessId) -> Liveness {
     }
 }
 
-/// Returns true if this pid namespace certainly has no live process with this pid. The start time of the process may be
-/// unknown.
+/// Certainly no live process has this pid in this pid namespace. Its start time may be unknown.
 pub(super) fn is_absent(process: &ProcessId) -> bool {
     let is_zombie = || matches!(read(process.pid), Ok(Some(stat)) if stat.is_zombie());
     kill(Pid::from_raw(process.pid), None) == Err(Errno::ESRCH) || is_zombie()
@@ -220,8 +218,7 @@ pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> boo
         && stat(supervisor.pid).is_some_and(|stat| stat.start == supervisor.start && stat.is_running())
 }
 
-/// Returns true if a control group of this process is frozen, as far as that is visible: cgroups(7), version 2 or the
-/// freezer of version 1.
+/// As far as that is visible: cgroups(7), version 2 or the freezer of version 1.
 pub(super) fn is_process_frozen(process: &ProcessId) -> bool {
     let groups = fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap_or_default();
     let shows =
@@ -240,8 +237,7 @@ pub fn is_at_work(pid: i32) -> bool {
     matches!(read(pid), Ok(Some(stat)) if stat.is_running())
 }
 
-/// Returns the pids of the children of a process, dead ones that it has not reaped included.
-/// Fails if the process has ended, or the kernel does not show them (before Linux 4.2, or without CONFIG_PROC_CHILDREN).
+/// Zombies included. Fails if the process has ended or the kernel lacks them (before Linux 4.2, CONFIG_PROC_CHILDREN).
 pub(crate) fn children_of(pid: i32) -> io::Result<Vec<i32>> {
     let mut children = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -283,7 +279,7 @@ fn search_descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) ->
     found
 }
 
-/// Returns the real user id of a process, as far as that is visible.
+/// Real user id, as far as that is visible.
 pub fn user_of(pid: i32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
@@ -325,7 +321,7 @@ pub fn end_abandoned(Grant { owner, proof, .. }: &Grant) -> bool {
     has_handle && descendants(&[*command], &is_other).iter().rev().filter(killed).count() > 0
 }
 
-/// Returns true if a process runs csalock: this program, or another version or copy of it under the same name.
+/// Another version or copy of this program counts, if it has the same name.
 pub fn is_csalock(process: &ProcessId) -> bool {
     let exe = format!("/proc/{}/exe", process.pid);
     let file = |path: &str| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();

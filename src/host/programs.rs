@@ -20,7 +20,6 @@ const SHELLS: [&str; 26] = [
     "oksh", "osh", "posh", "pwsh", "rbash", "rc", "sash", "sh", "tcsh", "toybox", "yash", "zsh",
 ];
 
-/// Returns true if the process is a program that is known to only start another program.
 pub(super) fn is_starter(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
     let is = |program: &[u8]| WRAPPER_PROGRAMS.iter().any(|starter| starter.as_bytes() == program);
     if !is(&stat.program) {
@@ -31,7 +30,7 @@ pub(super) fn is_starter(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
     arguments.iter().map(|argument| base_name(argument)).find(|name| name != b"busybox").is_none_or(is)
 }
 
-/// Returns true if a process has the name of a shell, or is a shell script. (The program itself may be hidden.)
+/// By its name, or as a shell script. (The program itself may be hidden.)
 pub(super) fn is_called_shell(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
     is_name_of_shell(&stat.program) || arguments.first().is_some_and(|shell| is_name_of_shell(shell))
 }
@@ -60,7 +59,7 @@ pub(super) fn is_wrapper<'a>(stat: &ProcStat, arguments: &[Vec<u8>], ours: impl 
     arguments.windows(2).any(|pair| is_call(&pair[0], &pair[1])) || arguments.iter().any(|one| is_string(one))
 }
 
-/// Returns true if a shell string is one command, perhaps with redirections (`2>&1`), so that the shell ends with it.
+/// A shell ends with its one command, perhaps with redirections (`2>&1`).
 fn is_one_command(string: &[u8]) -> bool {
     let duplicates = |at: usize| at > 0 && matches!(string[at - 1], b'<' | b'>');
     string.iter().enumerate().all(|(at, byte)| match byte {
@@ -70,13 +69,13 @@ fn is_one_command(string: &[u8]) -> bool {
     })
 }
 
-/// Returns true if a program waits for the programs it calls, except for background jobs.
+/// A shell waits for the programs it calls, except for background jobs.
 pub(super) fn is_shell(process: &ProcessId) -> bool {
     let program = fs::read_link(format!("/proc/{}/exe", process.pid));
     program.is_ok_and(|program| is_name_of_shell(program.as_os_str().as_bytes()))
 }
 
-/// Returns true if this is the name of a shell, perhaps with a version.
+/// A version may follow the name.
 pub(super) fn is_name_of_shell(path: &[u8]) -> bool {
     let name = std::str::from_utf8(base_name(path)).unwrap_or_default();
     // These names are valid: `-bash`, `bash5`, `ksh93`, `zsh-5.9`.
@@ -92,7 +91,7 @@ pub fn command_of(pid: i32) -> Vec<u8> {
     arguments_of(pid).join(&b' ')
 }
 
-/// Reads a file in /proc, which has no size to ask for. One read returns all of a short one.
+/// A file in /proc has no size to ask for. One read returns all of a short one.
 fn read_command(path: &str) -> io::Result<Vec<u8>> {
     let (mut file, mut command) = (fs::File::open(path)?, vec![0; 4096]);
     let length = read_once(&mut file, &mut command)?;

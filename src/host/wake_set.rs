@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct WakeSocket {
     socket: Arc<OwnedFd>,
-    /// The current second on CLOCK_BOOTTIME.
+    /// Current second on CLOCK_BOOTTIME.
     second: AtomicU64,
     in_second: AtomicU64,
 }
@@ -148,7 +148,7 @@ impl<'a> LinuxWakeSet<'a> {
         true
     }
 
-    /// Returns which of wake-up, interrupt, processes and `elsewhere` are readable within `at_most`.
+    /// Which of wake-up, interrupt, processes and `elsewhere` are readable within `at_most`.
     fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 4]> {
         let wake_socket = self.wake_socket.as_ref().map(AsFd::as_fd);
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());

@@ -16,7 +16,7 @@ fn shown(verdict: Verdict) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the findings as lines, each with its verdict and, below it, how to fix it; a summary follows.
+/// Each line has its verdict and, below it, how to fix it; a summary follows.
 pub(crate) fn findings_text(findings: &[Finding], style: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
     let margin = "warning".len() + 2 + topics + 2;

@@ -14,7 +14,7 @@ use crate::name::escape;
 
 const BAR: u64 = 11;
 
-/// Returns the lines for grants that ended since `begin` (zero: any time) or are held now, as seen from this host.
+/// Grants that ended since `begin` (zero: any time) or are held now, as seen from this host.
 pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, style: OutputStyle) -> String {
     let millis = now.as_millis() as u64;
     let Some(first) = grants.iter().map(Past::came).min() else { return String::new() };
@@ -40,7 +40,7 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     std::iter::once(header).chain((0..table.len()).map(row)).map(|line| line + "\n").collect()
 }
 
-/// Returns the cells of a grant and, in a row of its own, the process that broke it or ended its holder.
+/// A process that broke the grant or ended its holder has a row of its own.
 fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &str) -> Vec<Vec<String>> {
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
     let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past)];
@@ -90,7 +90,7 @@ pub(super) fn signal_name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("SIG{signal}"), |signal| signal.as_str().to_string())
 }
 
-/// Returns a clause about the last run of a job, unless it succeeded.
+/// A clause about the last run of a job, unless it succeeded.
 pub(crate) fn failure(past: &Past, zone: Zone) -> Option<String> {
     let how = ended(past);
     let at = past.to.map(|to| format!(" at {}", zone.full(Duration::from_millis(to)))).unwrap_or_default();

@@ -43,7 +43,7 @@ impl<'a> Reporter<'a> {
 }
 
 impl Reporter<'_> {
-    /// The process whose life counts now is the first one that is not dead.
+    /// First one that is not dead: its life counts now.
     pub(crate) fn owner(&self, party: &Owner) -> Option<ProcessId> {
         let lives = |owner: &&ProcessId| self.host.liveness(&party.domain, owner, self.scope).may_live_here();
         party.processes.iter().find(lives).or(party.processes.last()).copied()
@@ -121,7 +121,7 @@ impl Reporter<'_> {
         if self.host.is_abandoned(grant) { "stopped, and its csalock was killed" } else { "stopped" }
     }
 
-    /// The grant ends without a release: with its lease, or with an owner that is alive here.
+    /// With its lease, or with an owner that is alive here.
     pub(super) fn ends_by_itself(&self, grant: &Grant) -> bool {
         match grant.lifetime {
             Lifetime::UntilReleased => grant.claim.is_some(),
@@ -144,7 +144,7 @@ impl Reporter<'_> {
         is_renewed || (ends_with_owner && self.liveness(&grant.owner).is_seen_alive())
     }
 
-    /// Returns what the break of a grant did not end at once, or `None`.
+    /// A clause about a holder that the break of its grant did not end at once.
     pub(crate) fn left_by_break(&self, ending: &EndedGrant) -> Option<String> {
         let party = &ending.grant.owner;
         // A grant that lasts until it is released may be of a process that has handed it over.
@@ -169,7 +169,7 @@ impl Reporter<'_> {
         format!("{} was not stopped{why}, and may go on as if it held the lock", self.party(owner))
     }
 
-    /// Returns the end of the lease that counts until the holder renews it: no other end of the holder shows here.
+    /// A lease counts until the holder renews it: no other end of the holder shows here.
     pub(super) fn renewable_end(&self, grant: &Grant) -> Option<Duration> {
         let Lifetime::Keepalive(lease) = &grant.lifetime else { return None };
         let is_seen = self.liveness(&grant.owner).is_seen_alive();
@@ -241,7 +241,7 @@ impl FileLocks {
     }
 }
 
-/// Returns a clause about a file that these processes, pid and command, have locked with this call.
+/// A clause about a file that these processes, pid and command, have locked with this call.
 pub(crate) fn locked_by(lock: FileLock, holders: impl IntoIterator<Item = Seen>) -> String {
     let (call, program) = (lock.name(), if lock == FileLock::Flock { "flock(1)" } else { "dpkg(1)" });
     let mut who: Vec<String> =

@@ -242,7 +242,7 @@ fn job(job: &JobState, now: Duration) -> Document {
         .with("runs_allowed", job.runs.as_ref().and_then(Runs::allowed))
 }
 
-/// The time `now` is that of the store.
+/// `now` is a time of the store.
 pub(crate) fn overdue(name: &[u8], state: &JobState, last: Option<&Past>, now: Duration) -> Document {
     let is_overdue = state.is_overdue(now.as_millis() as u64);
     Document::new()
@@ -405,7 +405,7 @@ pub(crate) fn id_of(name: &[u8], id: &[u8]) -> Document {
     Document::new().with("name", text(name)).with("id", text(id))
 }
 
-/// The records of the errors cannot be read, and may have the id too.
+/// Records of the errors cannot be read, and may have the id too.
 pub(crate) fn names_of(id: &[u8], names: &[Vec<u8>], errors: &[Error]) -> Document {
     let names: Vec<String> = names.iter().map(|name| text(name)).collect();
     let document = Document::new().with("id", text(id)).with("names", names);

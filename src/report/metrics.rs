@@ -61,13 +61,12 @@ const OF_LOCK: [(&str, &str, ValueOf); 13] = [
 pub(crate) struct Metrics {
     /// URL of the store, as a label.
     store: String,
-    /// The store has answered.
     pub(crate) is_up: bool,
     pub(crate) unreadable: usize,
     /// By name, as a label.
     locks: BTreeMap<String, LockMetrics>,
     omitted: usize,
-    /// The caller may not read the history.
+    /// A caller may be unable to read the history.
     pub(crate) lacks_history: bool,
 }
 

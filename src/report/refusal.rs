@@ -57,7 +57,6 @@ impl fmt::Display for RefusalReport {
     }
 }
 
-/// A lock whose holders or whose state refused a request.
 pub(crate) struct RefusedLock<'a> {
     lock: &'a LockRef,
     reporter: &'a Reporter<'a>,
@@ -66,11 +65,11 @@ pub(crate) struct RefusedLock<'a> {
     pub(crate) presented: Option<&'static str>,
     /// Is held, and the caller may mean it.
     pub(crate) similar: Option<LockRef>,
-    /// The other processes that have locked the file of the lock, for which its holders may wait.
+    /// Other processes that have locked the file of the lock, for which its holders may wait.
     pub(crate) file: Option<FileLocks>,
 }
 
-/// The settings of a caller that hints name: options, or variables for a caller without options.
+/// Hints name options, or variables for a caller without options.
 #[derive(Debug)]
 pub(crate) struct SettingNames {
     timeout: &'static str,

@@ -65,7 +65,7 @@ fn remaining(ended: &str, names: &str, processes: &[ProcessId]) -> String {
     format!("processes of the ended {ended} go on without lock {names}: pid {}", pids.join(", pid "))
 }
 
-/// The holder had started these processes before another process ended it.
+/// A process that another one ended had started these.
 pub(crate) fn left_by_end(name: &str, holder: &Owner, processes: &[ProcessId]) -> String {
     let left = remaining("holder", name, processes);
     // The supervisor of a tree is one of the owners, and a command without a supervisor is its own.
@@ -74,7 +74,7 @@ pub(crate) fn left_by_end(name: &str, holder: &Owner, processes: &[ProcessId]) -
     format!("{left}; kill them if they do harm{tree}")
 }
 
-/// The lock was lost before its file was locked, so no command ran.
+/// No command ran, because the lock was lost before its file was locked.
 pub(crate) fn lost_while_waiting(lock: &LockRef, engine: &Engine, not_holder: &NotHolder) -> Error {
     let (lock, how) = (escape(&lock.display_name), how_lost(engine, Some(not_holder)));
     let what = format!("lost during the wait for its file: lock {lock}: {how}");
@@ -93,7 +93,7 @@ fn how_lost(engine: &Engine, not_holder: Option<&NotHolder>) -> String {
     }
 }
 
-/// The time `now` is that of the store.
+/// `now` is a time of the store.
 pub(crate) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
     let within = within(job).map(|within| format!(", and {within}")).unwrap_or_default();
     if let Some(success) = job.doubtful_success(now.as_millis() as u64) {

@@ -393,7 +393,7 @@ impl LockBlock<'_> {
         })
     }
 
-    /// The beginning of a text: where a kill of this process, which is not visible here, ends the lock.
+    /// A kill of this process, which is not visible here, ends the lock.
     fn kill_elsewhere(&self, grant: &Grant, pid: i32) -> String {
         let (host, here) = (&grant.owner.host, self.reporter.host.name());
         let is_here = *host == here;

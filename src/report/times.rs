@@ -114,7 +114,7 @@ impl Moment {
         exact.map(Moment::Exact).ok_or_else(|| PROBLEM.to_string())
     }
 
-    /// Returns the first and the last millisecond of this moment since 1970, as seen at `now`.
+    /// First and last millisecond of this moment since 1970, as seen at `now`.
     pub(crate) fn span(&self, zone: Zone, now: Duration) -> (u64, u64) {
         let (day, clock) = match self {
             Moment::Ago(span) => {

@@ -40,10 +40,10 @@ use crate::signals::{self, Interrupt, Signals, StartupState};
 /// A message that carries a file. The other one has the numbers of the grant, and is the start.
 const FILE: &[u8] = b"F";
 
-/// The child before the start. It is killed if this value is dropped.
+/// A drop kills the child.
 pub struct SleepingChild<'a> {
     process: KilledOnDrop,
-    /// The parent's end of the socket, which becomes readable if the child ends.
+    /// Readable if the child ends.
     socket: OwnedFd,
     signals: &'a Signals,
     command_line: &'a CommandLine,
@@ -51,19 +51,16 @@ pub struct SleepingChild<'a> {
 
 struct KilledOnDrop(Pid);
 
-/// The command, as its supervisor sees it.
 #[derive(Debug)]
 pub struct RunningCommand {
     pid: Pid,
-    /// The parent's end of the socket, until it is known whether the child has executed the command.
+    /// `None` as soon as it is known whether the child has executed the command.
     socket: Option<OwnedFd>,
     exec_error: Option<nix::errno::Errno>,
 }
 
 impl<'a> SleepingChild<'a> {
-    /// Forks the child of this command, with these variables. If `dies_with_parent` is true, the command is killed when this
-    /// process ends.
-    /// Fails if the system has no room for another process or descriptor.
+    /// With `dies_with_parent`, the command is killed when this process ends.
     pub fn fork(
         command_line: &'a CommandLine,
         variables: &[CString],
@@ -106,9 +103,7 @@ impl<'a> SleepingChild<'a> {
         self.process.0
     }
 
-    /// Makes the child the command, with these numbers and files. Does not wait for it. A child that has ended meanwhile is
-    /// a command that has ended.
-    /// Fails if the child cannot be told to start; the child is then killed.
+    /// A child that has ended meanwhile is a command that has ended. If this fails, the child is killed.
     pub fn start(self, numbers: GrantNumbers, files: &[Flock]) -> Result<RunningCommand> {
         for file in files {
             self.send(FILE, &[file.as_fd()])?;
@@ -153,7 +148,7 @@ impl<'a> SleepingChild<'a> {
 }
 
 impl Interrupt for SleepingChild<'_> {
-    /// Returns a descriptor of the signals that end a wait, and one that becomes readable if the child ends.
+    /// One of the signals that end a wait, and one of the child's end.
     fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
         Ok(vec![self.signals.interrupt()?, self.socket.as_fd()])
     }
@@ -167,8 +162,7 @@ impl Drop for KilledOnDrop {
     }
 }
 
-/// Sleeps until the start. Returns the numbers of the grant, or `None` if the parent has ended. Keeps the files that come
-/// before.
+/// `None` if the parent has ended. The files that come before the start stay open.
 fn await_start(socket: &OwnedFd) -> nix::Result<Option<GrantNumbers>> {
     let mut message = [0; GrantNumbers::SIZE];
     loop {
@@ -198,7 +192,7 @@ impl RunningCommand {
         self.pid
     }
 
-    /// Returns the error number if the child has ended with this status, not by a signal, and not executed the command.
+    /// `None` if a signal ended the child, or it has executed the command.
     pub(super) fn exec_error(&mut self, status: Exit, by_signal: Option<i32>) -> Option<nix::errno::Errno> {
         self.learn_of_start();
         // If the number could not be sent, the status is that number.
@@ -207,7 +201,7 @@ impl RunningCommand {
         self.exec_error.or_else(|| unsent.filter(|_| is_fork()))
     }
 
-    /// Returns true if the child may not have executed the command yet.
+    /// It may not have executed the command yet.
     pub(super) fn is_starting(&mut self) -> bool {
         self.learn_of_start();
         self.socket.is_some()
@@ -224,7 +218,7 @@ impl RunningCommand {
         }
     }
 
-    /// Sends a signal to the command. Returns false if permission is denied.
+    /// False if permission is denied.
     pub(super) fn send(&self, signal: i32) -> bool {
         signals::send(self.pid, signal) != Err(nix::errno::Errno::EPERM)
     }

@@ -32,13 +32,11 @@ impl CleanerGuard {
         CleanerGuard { unprotected, protected: Vec::new() }
     }
 
-    /// Returns true if a directory waits for its lock.
     pub(crate) fn is_needed(&self) -> bool {
         !self.unprotected.is_empty()
     }
 
-    /// Locks the directories. A cleaner that works there now has a lock of its own, and descriptors may be scarce: the next
-    /// call tries again.
+    /// A next call tries again: a cleaner may work there now, or descriptors may be scarce.
     pub(crate) fn protect(&mut self) {
         let protected = &mut self.protected;
         self.unprotected.retain(|directory| match shared_lock(directory) {

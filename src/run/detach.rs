@@ -19,7 +19,7 @@ use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
 use crate::error::{Error, Result};
 use crate::store::close_before_fork;
 
-/// The name of a background process: each of them is a keeper.
+/// Name of a background process: each of them is a keeper.
 pub(super) const NAME: &CStr = c"csalock-keeper";
 
 /// Name of the process that starts a keeper again if it is killed, as ps(1) shows it.

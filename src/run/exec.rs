@@ -59,7 +59,7 @@ impl GrantNumbers {
 }
 
 impl CommandLine {
-    /// Creates a command line. `words` are the program and its arguments, at least one word.
+    /// Program and arguments, at least one word.
     pub fn new(words: impl IntoIterator<Item = OsString>) -> CommandLine {
         // Words of a command line cannot contain NUL.
         let words = words.into_iter().filter_map(|word| CString::new(word.into_vec()).ok()).collect();
@@ -70,15 +70,13 @@ impl CommandLine {
         self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
     }
 
-    /// Replaces this process by the command, with the signals, descriptors and variables that this process was started
-    /// with. Returns the reason if that fails.
+    /// With the signals, descriptors and variables of the start. Returns only if that fails.
     pub fn replace_process(&self, inherited: StartupState) -> Error {
         signals::restore_most(inherited);
         self.cannot_execute(self.execute(&Environment::all(), None, inherited))
     }
 
-    /// Replaces this process by the command with this environment, to which it adds the numbers of a new grant. Returns
-    /// the error number if that fails. The caller has restored the signals.
+    /// Adds the numbers of a new grant to this environment. Returns only if that fails. The caller has restored the signals.
     pub(super) fn execute(
         &self,
         environment: &[&CStr],
@@ -146,7 +144,7 @@ impl CommandLine {
         Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }
 
-    /// Returns the error for words that begin with a variable, as only a shell understands them.
+    /// Words that begin with a variable make sense to a shell only.
     fn is_not_env(&self, errno: Errno) -> Error {
         let mut words: Vec<String> = self.words.iter().map(|word| shell_quote(word.as_bytes())).collect();
         if words.len() == 1 {
@@ -166,7 +164,7 @@ impl CommandLine {
     }
 }
 
-/// Returns true for a word with which a shell sets a variable for the command after it: `FOO=1`.
+/// A shell sets a variable for the command after such a word: `FOO=1`.
 pub fn is_assignment(word: &[u8]) -> bool {
     let name = word.split(|byte| *byte == b'=').next().unwrap_or_default();
     name.len() < word.len() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
@@ -180,14 +178,14 @@ fn close_again(inherited: StartupState) {
     }
 }
 
-/// Returns true for a script whose interpreter does not exist because of the line ends of another system.
+/// An interpreter with a carriage return in its name does not exist.
 fn ends_first_line_with_return(script: &CStr) -> bool {
     let (mut line, path) = (Vec::new(), Path::new(OsStr::from_bytes(script.to_bytes())));
     let read = File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_LINE)).read_until(b'\n', &mut line));
     read.is_ok() && line.starts_with(b"#!") && line.ends_with(b"\r\n")
 }
 
-/// Returns true if a shell would run a program for this word.
+/// A shell would run a program for this word.
 pub fn is_program(word: &OsStr) -> bool {
     CString::new(word.as_bytes()).is_ok_and(|word| find_in_path(&word).is_some())
 }

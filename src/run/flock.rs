@@ -61,9 +61,9 @@ pub enum Flocked {
 pub struct FlockWait<'a> {
     pub host: &'a dyn Host,
     pub signals: &'a Signals,
-    /// The child for whose command the file is locked, unless this process becomes the command. Its end interrupts, too.
+    /// A child for whose command the file is locked, unless this process becomes the command. Its end interrupts, too.
     pub child: Option<&'a SleepingChild<'a>>,
-    /// The end of the wait on CLOCK_BOOTTIME; `None`: no limit.
+    /// On CLOCK_BOOTTIME; `None`: no limit.
     pub until: Option<Duration>,
     /// Runs when the wait begins and while it continues; returns the longest delay until the next call. An error ends
     /// the wait.
@@ -75,8 +75,7 @@ pub struct FlockWait<'a> {
 }
 
 impl Flock {
-    /// Locks a file, exclusive or shared, and creates it if it is missing. Without `wait` it tries once.
-    /// Returns an error if the file cannot be opened, or its file system does not support such locks.
+    /// A missing file is created. Without `wait` it tries once.
     pub fn take(kind: FileLock, path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
         let mut access = OFlag::O_RDONLY;
         for _ in 0..MOST_REPLACED {
@@ -106,7 +105,7 @@ impl Flock {
         Err(Error::new(ErrorKind::System, what, "lock a file that stays, beside it"))
     }
 
-    /// Returns true if `path` is a name of the file, which is locked like this.
+    /// A file can have several names.
     pub fn is_of(&self, kind: FileLock, path: &Path) -> bool {
         self.kind == kind && is_still(&self.file, path).unwrap_or(false)
     }

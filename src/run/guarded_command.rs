@@ -26,12 +26,11 @@ pub struct GuardedCommand<'a> {
     pub limits: CommandLimits,
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,
-    /// The success to record if the command ends with 0.
     pub reports: Option<SuccessReport>,
     pub shared_lease_end: Option<SharedLeaseEnd>,
 }
 
-/// The success of a command that csalock records under the lock.
+/// csalock records it under the lock.
 #[derive(Debug, Clone, Copy)]
 pub struct SuccessReport {
     pub in_slot: bool,
@@ -43,9 +42,9 @@ pub struct CommandLimits {
     pub max_hold: Option<Duration>,
     /// Time between SIGTERM and SIGKILL.
     pub kill_after: Duration,
-    /// True if the command is killed before its lease is over.
+    /// csalock kills the command before its lease is over.
     pub kills: bool,
-    /// True if the locks last until all processes that come from the command have ended, and the limits are for all of them.
+    /// Locks last until all processes that come from the command have ended, and the limits are for all of them.
     pub tree: bool,
 }
 
@@ -61,7 +60,6 @@ impl<'a> GuardedCommand<'a> {
         shared.load().is_none_or(|ends| self.context.host.boottime() < ends) && !self.signals.pending()
     }
 
-    /// Returns the exit of csalock if the record lacks the success of the command.
     pub(super) fn exit_without_record(&self) -> Exit {
         if self.signals.pending() { self.signals.exit() } else { ErrorKind::Lost.into() }
     }
@@ -80,7 +78,6 @@ impl<'a> GuardedCommand<'a> {
         })
     }
 
-    /// Fails if the system has no room for another process or descriptor.
     pub fn fork(&self, variables: &[CString]) -> Result<SleepingChild<'a>> {
         // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
         // the command must die with it.
@@ -88,8 +85,7 @@ impl<'a> GuardedCommand<'a> {
         SleepingChild::fork(self.command_line, variables, self.signals, self.context.inherited, dies_with_parent)
     }
 
-    /// Replaces this process by the command, as the holder of these grants. A keeper of its own renews their leases.
-    /// Returns the reason if that fails.
+    /// As the holder of these grants, whose leases a keeper of its own renews. Returns only if that fails.
     pub fn exec(
         &self,
         opened: &OpenLockSet<'_>,
@@ -120,7 +116,7 @@ impl<'a> GuardedCommand<'a> {
         opened.release(Call::default(), self.handle.proof(), used).into_iter().try_for_each(|answer| answer.map(drop))
     }
 
-    /// Returns the time that is left to start the command: it would have to end before it starts if that is over.
+    /// A command whose time is over would have to end before it starts.
     pub(super) fn left_to_start(&self) -> Duration {
         let span = self.limits.ttl.unwrap_or(self.context.lease());
         let ends = self.shared_lease_end.and_then(SharedLeaseEnd::load).unwrap_or(Duration::MAX);

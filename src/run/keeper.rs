@@ -45,25 +45,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of descriptors of a keeper: ten of its own, and those that a call of the store needs at the same time.
 const DESCRIPTORS: u64 = 20;
 
-/// The locks that a keeper renews, and the owners that it watches.
 pub struct KeeperConfig<'a> {
     pub context: &'a Context,
     pub targets: &'a LockSet,
     pub proof: HandleHash,
-    /// The owners; the keeper's work ends when all of them have ended.
+    /// When all of them have ended, the keeper's work ends.
     pub owners: Vec<ProcessId>,
     pub shared_lease_end: SharedLeaseEnd,
     pub kills: bool,
-    /// True if the locks are held until the supervisor has recorded the success of the owners' work.
+    /// Locks are held until the supervisor has recorded the success of the owners' work.
     pub is_reported: bool,
-    /// True if each lock has a lease, even if its store belongs to this host alone.
+    /// Each lock has a lease, even if its store belongs to this host alone.
     pub timed: bool,
-    /// The processes that are killed, if those are more than the owners. The supervisor is one of the owners then.
+    /// Processes that are killed, if those are more than the owners. The supervisor is one of the owners then.
     pub tree: Option<&'a Tree>,
 }
 
-/// Returns an error if a keeper could not renew leases, because the limit of open files is too low. A keeper closes what
-/// it inherits, so the open files of this process do not matter.
+/// A keeper closes what it inherits, so the open files of this process do not count against the limit.
 pub fn check_limit() -> Result<()> {
     let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < DESCRIPTORS) else { return Ok(()) };
     let what = format!("a lock with a lease needs {DESCRIPTORS} open files for its renewal, and the limit is {limit}");
@@ -82,7 +80,7 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
     detach::spawn(Detach::Orphan, &[], || keeping.run_in_child(false)).map(drop)
 }
 
-/// Returns a new eventfd(2) for notifications. A pipe takes two descriptors, and they may be scarce.
+/// eventfd(2), because a pipe takes two descriptors, and they may be scarce.
 fn new_event() -> rustix::io::Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
@@ -106,12 +104,11 @@ pub(super) fn pause() {
     let _ = wait_readable([], Some(POLL_INTERVAL));
 }
 
-/// Discards all notifications. Returns true if there were any.
+/// Tells if there were notifications, and discards them.
 fn drain(event: BorrowedFd<'_>) -> bool {
     read(event, &mut [0; 8]).is_ok()
 }
 
-/// The keeper of a command, as its supervisor sees it.
 pub struct Keeper<'a> {
     config: KeeperConfig<'a>,
     /// Receives a wake-up when the command renews or releases. It exists before the command starts, and each keeper
@@ -121,7 +118,7 @@ pub struct Keeper<'a> {
     lease_changed: OwnedFd,
     pid: Cell<Option<Pid>>,
     was_started: Cell<bool>,
-    /// True if the keeper ended by itself because no lease is left to renew.
+    /// It ended by itself because no lease is left to renew.
     done: Cell<bool>,
 }
 
@@ -157,12 +154,12 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Returns a descriptor that becomes readable when the lease has a new end, or the keeper has ended.
+    /// Readable when the lease has a new end, or the keeper has ended.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.lease_changed.as_fd()
     }
 
-    /// Returns true if that happened since the last call.
+    /// Tells if that happened since the last call, and reaps a keeper that has ended.
     pub fn drain(&self) -> bool {
         let is_new = drain(self.lease_changed.as_fd());
         let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
@@ -174,7 +171,6 @@ impl<'a> Keeper<'a> {
         is_new || ended
     }
 
-    /// Returns the process of the keeper, which [`Keeper::drain`] reaps.
     pub fn process(&self) -> Option<Pid> {
         self.pid.get()
     }

@@ -45,10 +45,10 @@ const SHORTEST_SLEEP: Duration = Duration::from_secs(1);
 /// for its network.
 const SHORTEST_PAUSE_AFTER_SLEEP: Duration = Duration::from_secs(10);
 
-/// The time when csalock ends a command.
+/// When csalock ends a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopTimes {
-    /// The time of SIGTERM, followed by SIGCONT so that a stopped command receives it.
+    /// SIGCONT follows SIGTERM so that a stopped command receives it.
     pub term: Duration,
     pub kill: Duration,
     pub why: StopReason,
@@ -61,7 +61,7 @@ pub enum StopReason {
 }
 
 impl StopTimes {
-    /// Returns the limit of `--max-hold`. SIGKILL gets its time when SIGTERM is sent, which may be late.
+    /// SIGKILL gets its time when SIGTERM is sent, which may be late.
     pub fn of_max_hold(began: Duration, max_hold: Duration) -> StopTimes {
         StopTimes { term: began.saturating_add(max_hold), kill: Duration::MAX, why: StopReason::MaxHold }
     }
@@ -75,7 +75,7 @@ pub struct LeaseSchedule {
 }
 
 impl LeaseSchedule {
-    /// Returns the schedule of a lease that is seen to end then. It is the `known` one, unless that has another end.
+    /// A `known` schedule stays, unless it has another end.
     pub fn seen(known: Option<LeaseSchedule>, ends: Duration, now: Duration) -> LeaseSchedule {
         match known {
             Some(known) if known.ends.abs_diff(ends) < READING_TOLERANCE => {
@@ -87,12 +87,11 @@ impl LeaseSchedule {
         }
     }
 
-    /// Returns the last time when the command may start. No process ends it before that time.
+    /// No process ends the command before this time.
     pub fn last_start(self) -> Duration {
         self.ends.saturating_sub(self.span / 10 * 3)
     }
 
-    /// Returns the time when a keeper renews the lease.
     pub fn renewal(self) -> Duration {
         self.ends.saturating_sub(self.span / 3 * 2)
     }
@@ -102,7 +101,7 @@ impl LeaseSchedule {
         StopTimes { term: kill.saturating_sub(kill_after.min(self.span / 5)), kill, why: StopReason::Lease }
     }
 
-    /// Returns when the keeper ends the command; SIGTERM only without a supervisor.
+    /// SIGTERM only without a supervisor.
     pub fn keeper(self) -> StopTimes {
         let kill = self.ends.saturating_sub(self.span / 20);
         StopTimes { term: self.last_start(), kill, why: StopReason::Lease }
@@ -118,13 +117,13 @@ impl LeaseSchedule {
         is_missed.then_some(Pause { lease_end: self.ends, began: now, until })
     }
 
-    /// Returns when a keeper without a supervisor stops to call a silent store.
+    /// A keeper without a supervisor then stops to call a silent store.
     pub fn give_up(self) -> Duration {
         self.ends.saturating_add(self.span.saturating_mul(4))
     }
 }
 
-/// The time for which a command is stopped, because it is not known whether its lock is still held.
+/// A command is stopped, because it is not known whether its lock is still held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
     /// End of the lease at the beginning of the pause.
@@ -139,9 +138,9 @@ pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PauseStep {
     Wait,
-    /// The lease is renewed, and the command goes on.
+    /// A renewed lease lets the command go on.
     Resume,
-    /// The lock was lost, or the store is silent for too long: the limits of the lease count.
+    /// Limits of the lease count, because the lock was lost, or the store is silent for too long.
     End,
 }
 
@@ -157,17 +156,17 @@ impl Pause {
     }
 }
 
-/// Returns the time from the start of a lease of this length to its renewal.
+/// From the start of a lease of this length.
 pub fn renewal_pause(span: Duration) -> Duration {
     span / 3
 }
 
-/// Returns the time from the start of a supervised keeper to its first work, for a lease with this time left.
+/// From the start of a supervised keeper to its first work, for a lease with this time left.
 pub fn settling_pause(left: Duration) -> Duration {
     (left / 10).min(Duration::from_millis(100))
 }
 
-/// Returns the time between two tries to renew a lease of this length, if the store does not answer.
+/// Between two tries to renew a lease of this length, if the store does not answer.
 pub fn retry_pause(span: Duration) -> Duration {
     span / 30
 }

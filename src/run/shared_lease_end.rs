@@ -25,7 +25,6 @@ const MOST_LOCKS: usize = 507;
 
 const RELEASED: u64 = u64::MAX;
 
-/// The expiry time of a lease in shared memory.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedLeaseEnd(&'static Shared);
 
@@ -44,7 +43,6 @@ struct Shared {
 }
 
 impl SharedLeaseEnd {
-    /// The value of `ends` before the expiry time is known.
     const UNKNOWN: u64 = 0;
 
     /// Allocates shared memory that is never freed.
@@ -59,7 +57,7 @@ impl SharedLeaseEnd {
         Ok(SharedLeaseEnd(shared))
     }
 
-    /// Sets the first expiry time of the leases of these grants, which have just started; no time was known before.
+    /// These grants have just started; no time was known before.
     pub fn start(self, opened: &OpenLockSet<'_>, grants: &[Grant]) {
         self.store(opened.lease_ends(grants));
         for (lock, grant) in self.0.locks.iter().zip(grants) {
@@ -68,13 +66,13 @@ impl SharedLeaseEnd {
         self.0.is_first.store(1, Ordering::SeqCst);
     }
 
-    /// Returns the earliest expiry time of this lease of a lock, if `start` had the lease and no other time followed.
+    /// `None` unless `start` had this lease and no other time followed.
     pub fn expiry_of(self, at: usize, lease: &Lease) -> Option<Duration> {
         let is_first = self.0.is_first.load(Ordering::SeqCst) == 1 && self.lock(at) == Some(lease_id(lease));
         self.load().filter(|_| is_first)
     }
 
-    /// Sets the expiry time; `None`: the lease does not expire.
+    /// `None`: the lease does not expire.
     pub fn store(self, ends: Option<Duration>) {
         let ends = ends.map_or(u64::MAX, |ends| (ends.as_millis() as u64).max(1));
         if ends != self.0.ends.load(Ordering::SeqCst) {
@@ -83,7 +81,7 @@ impl SharedLeaseEnd {
         }
     }
 
-    /// Returns the expiry time, if it exists and is known.
+    /// `None` if it does not expire or is not known.
     pub fn load(self) -> Option<Duration> {
         match self.0.ends.load(Ordering::SeqCst) {
             SharedLeaseEnd::UNKNOWN | u64::MAX => None,
@@ -122,7 +120,7 @@ impl SharedLeaseEnd {
         self.0.locks.get(at).map(|lock| lock.load(Ordering::SeqCst))
     }
 
-    /// Returns true if the keeper had to kill the command.
+    /// A keeper had to kill the command.
     pub fn was_killed(self) -> bool {
         self.0.killed.load(Ordering::SeqCst) != 0
     }
@@ -133,7 +131,6 @@ impl SharedLeaseEnd {
 #[derive(Debug, Default)]
 pub struct CommandPause {
     pause: Option<Pause>,
-    /// True if this process has stopped the command.
     has_stopped: bool,
 }
 
@@ -179,7 +176,7 @@ impl CommandPause {
     }
 }
 
-/// Returns the id that tells one holder's leases apart; leases on one clock with equal times are interchangeable.
+/// Tells one holder's leases apart; leases on one clock with equal times are interchangeable.
 fn lease_id(lease: &Lease) -> u64 {
     match lease.clock {
         LeaseClock::Etcd(id) => id,

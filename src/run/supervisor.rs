@@ -38,31 +38,29 @@ pub struct Supervisor<'a> {
     released: RefCell<BTreeSet<usize>>,
 }
 
-/// A message for the user about the command or its locks.
 pub enum Notice<'a> {
-    /// The command was ended for this reason; true if a time limit that a caller set was over.
+    /// Flag: a time limit that a caller set was over.
     Ended(StopReason, bool),
-    /// The command was stopped because its lease could be over unnoticed, and went on after a renewal.
+    /// Stopped because its lease could be over unnoticed, and continued after a renewal.
     Paused,
-    /// The command was ended before a time limit that another process set for its lock.
+    /// Ended before a time limit that another process set for its lock.
     EndedByOther,
-    /// The command was ended because a lock was lost, which was told already.
+    /// Ended because a lock was lost, which was told already.
     EndedAfterLoss,
-    /// The command could not be ended because it runs as another user.
+    /// It runs as another user, so csalock could not end it.
     OutOfReach,
     /// This lock was lost while the command ran: the engine of its store, and the result of the release.
     Lost(&'a LockRef, &'a Engine, &'a Result<Released>),
-    /// The success of the command could not be recorded under this lock.
     NotReported(&'a LockRef, &'a Error),
     NotReleased(&'a LockRef, &'a Error),
-    /// The locks could not be released, because the store is silent.
+    /// Not released, because the store is silent.
     Silent,
     /// These processes, which the ended command had started, go on without its locks.
     Survivors(&'a [ProcessId]),
 }
 
 impl<'a> Supervisor<'a> {
-    /// Creates the supervisor before the locks are acquired: it must not miss that another process ends a grant.
+    /// Before the locks are acquired: it must not miss that another process ends a grant.
     pub fn new(
         guarded: &'a GuardedCommand<'a>,
         opened: &'a OpenLockSet<'a>,
@@ -73,7 +71,7 @@ impl<'a> Supervisor<'a> {
         Ok(Supervisor { guarded, opened, wake_socket, lease_changed, report, released: RefCell::default() })
     }
 
-    /// Returns the socket that receives a wake-up when another process changes or ends a grant.
+    /// Receives a wake-up when another process changes or ends a grant.
     pub fn wake_socket(&self) -> Option<&WakeSocket> {
         self.wake_socket.as_ref()
     }
@@ -148,7 +146,6 @@ impl<'a> Supervisor<'a> {
         child.start(numbers, files)
     }
 
-    /// Releases the locks of a command that does not run for this reason.
     fn give_up(&self, keeper: Option<&Keeper<'_>>, why: Error) -> Result<Exit> {
         let released = self.guarded.release(self.opened, Some(&why));
         keeper.inspect(|keeper| keeper.stop());
@@ -221,7 +218,7 @@ impl<'a> Supervisor<'a> {
     }
 }
 
-/// Returns the message about a command that csalock ended; `by_time` means that a lease without renewal ended it.
+/// `by_time` means that a lease without renewal ended the command.
 fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
     if ended.out_of_reach {
         return Some(Notice::OutOfReach);
@@ -251,7 +248,6 @@ fn exit_of_report(ended: &ExitReport) -> Exit {
 /// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
 const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
-/// Interval between checks that the store has answered.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Maximum time that a store may take to answer a release, however long the lease is.
@@ -363,7 +359,6 @@ impl Supervisor<'_> {
         (lost, had_limit)
     }
 
-    /// Returns true if the command is known to have released this lock itself.
     fn is_released(&self, at: usize) -> bool {
         self.released.borrow().contains(&at)
             || self.guarded.shared_lease_end.is_some_and(|shared_lease_end| shared_lease_end.is_released(at))

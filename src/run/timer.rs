@@ -44,7 +44,7 @@ impl AsFd for BoottimeTimer {
     }
 }
 
-/// Returns a descriptor that becomes readable at the end of this process, if the kernel has such descriptors.
+/// `None` if the kernel has no pidfds, or the process has ended.
 pub fn pidfd_of(process: Pid) -> Option<OwnedFd> {
     pidfd_open(rustix::process::Pid::from_raw(process.as_raw())?, PidfdFlags::empty()).ok()
 }

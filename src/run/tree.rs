@@ -29,8 +29,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Makes this process, the supervisor, adopt the processes of a command that has not started yet.
-    /// Fails if the kernel does not show the children of a process.
+    /// A command that has not started yet. This process, its supervisor, adopts the processes that come from it.
     pub fn adopt(supervisor: ProcessId, command: ProcessId) -> Result<Tree> {
         let children = processes::children_of(supervisor.pid).and_then(|children| {
             set_child_subreaper(true)?;
@@ -64,13 +63,13 @@ impl Tree {
         true
     }
 
-    /// Returns the processes, parents first. `keeper` is the keeper of this process, which may still have its name.
+    /// Parents first. A `keeper` of this process may still have its name.
     fn descendants(&self, keeper: Option<Pid>) -> Vec<ProcessId> {
         let is_foreign = |child: &ProcStat| Some(Pid::from_raw(child.id().pid)) == keeper || self.is_foreign(child);
         processes::descendants(&[self.supervisor, self.command], &is_foreign)
     }
 
-    /// Returns true if a signal has stopped all processes.
+    /// False if one of them is not stopped by a signal.
     pub(super) fn is_stopped(&self, keeper: Option<Pid>) -> bool {
         let all = self.descendants(keeper);
         let is_stopped = |process: &ProcessId| *process == self.supervisor || host::is_stopped(process.pid);
@@ -98,12 +97,12 @@ impl Tree {
     }
 }
 
-/// Returns true for a process of csalock that renews a lease. Such a process ends by itself, after its owner.
+/// Such a process renews a lease, and ends by itself after its owner.
 fn is_keeper(process: &ProcStat) -> bool {
     [detach::NAME, detach::PARENT_NAME].iter().any(|name| process.program == name.to_bytes())
 }
 
-/// Returns the processes that come from this one and live, without keepers.
+/// Living processes that come from this one, without keepers.
 pub(crate) fn descendants_of(process: ProcessId) -> impl Iterator<Item = ProcessId> {
     processes::descendants(&[process], &is_keeper).into_iter().skip(1)
 }

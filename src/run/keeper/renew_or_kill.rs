@@ -41,14 +41,14 @@ const SUBSCRIPTION_RETRY: Duration = Duration::from_secs(20);
 /// Owners that have not ended, each with a pidfd that becomes readable at its end, if the keeper can observe it now.
 type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
 
-/// The parent of a keeper without a supervisor, and its pidfd.
+/// Of a keeper without a supervisor, with its pidfd.
 type Parent = (Pid, Option<OwnedFd>);
 
-/// The end of the lease as the watching thread knows it, and its steps against the owners.
+/// Lease as the watching thread knows it, and its steps against the owners.
 #[derive(Default)]
 struct LeaseWatch {
     lease: Option<LeaseSchedule>,
-    /// True if the owners received SIGTERM.
+    /// They have received SIGTERM.
     terminated: bool,
     pause: CommandPause,
 }
@@ -269,14 +269,14 @@ fn is_guarded(parent: Option<Pid>) -> bool {
 }
 
 enum RenewResult {
-    /// The lock is held; `None` means that no lease limits it.
+    /// `None` means that no lease limits it.
     Held(Known),
     GivenBack,
-    /// The lock was lost; another process may hold it.
+    /// Another process may hold it.
     Lost,
 }
 
-/// The lease that held a lock when it was last read, and the end of the lease on CLOCK_BOOTTIME.
+/// A lease that held a lock when it was last read, and its end on CLOCK_BOOTTIME.
 type Known = Option<(Lease, Duration)>;
 
 impl KeeperConfig<'_> {
@@ -440,7 +440,6 @@ impl KeeperConfig<'_> {
     }
 }
 
-/// The subscriptions to changes of the records.
 struct Changes {
     subscriptions: Vec<Option<Box<dyn Subscription>>>,
     /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.
@@ -453,7 +452,7 @@ impl Changes {
         Changes { subscriptions: Vec::new(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
     }
 
-    /// Returns when to [listen](Changes::listen) again, on CLOCK_BOOTTIME.
+    /// On CLOCK_BOOTTIME.
     fn due(&self) -> Duration {
         self.due
     }
@@ -463,7 +462,6 @@ impl Changes {
         self.due = self.due.max(until);
     }
 
-    /// Returns the descriptors, each of which becomes readable when its record changes.
     fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.subscriptions.iter().flatten().map(|subscription| subscription.descriptor())
     }

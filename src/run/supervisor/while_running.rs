@@ -34,33 +34,31 @@ const LONGEST_END_BEFORE_EXEC: Duration = Duration::from_millis(20);
 /// Maximum time between two looks at processes that go on after their command has ended.
 const TREE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The signals that reach the whole tree of `--tree`.
+/// With `--tree`, these reach the whole tree.
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// How the command ended.
 pub(super) struct ExitReport {
-    /// Error number if the child could not execute the command.
     pub(super) not_executed: Option<Errno>,
     /// Status of the command as the shell counts it.
     pub(super) exit: Exit,
-    /// The same for the history.
+    /// For the history.
     pub(super) run: RunEnd,
     /// Last signal that the terminal sent, or that came before the child had executed the command; at the end, only if that
     /// signal ended the child. csalock then ends by it, too.
     pub(super) shared_signal: Option<i32>,
     /// If csalock ended the command: the reason, and true if SIGKILL was necessary.
     pub(super) stopped: Option<(StopReason, bool)>,
-    /// True if csalock could not end the command because it runs as another user by now.
+    /// It runs as another user by now.
     pub(super) out_of_reach: bool,
     /// End of the lease of the locks on CLOCK_BOOTTIME, as last read.
     pub(super) lease_ends: Option<Duration>,
-    /// True if the command was stopped until its lease was renewed.
+    /// Until its lease was renewed.
     pub(super) was_paused: bool,
     /// Processes that the command had started when it was asked to end, without `--tree`.
     pub(super) descendants: BTreeSet<ProcessId>,
 }
 
-/// A command that runs, and what the supervisor knows about it.
 pub(super) struct EventLoop<'a> {
     supervisor: &'a Supervisor<'a>,
     command: &'a mut RunningCommand,
@@ -79,9 +77,8 @@ pub(super) struct EventLoop<'a> {
     /// Next check of a command that must not run now.
     next_check: Option<Duration>,
     child_ended: bool,
-    /// True if the command has ended, and others of its tree go on.
     tree_outlives_command: bool,
-    /// The signal that arrived before the child had executed the command, and when the child must have ended.
+    /// A signal that arrived before the child had executed the command, and when the child must have ended.
     ends_before_exec: Option<(i32, Duration)>,
     report: ExitReport,
 }
@@ -214,7 +211,6 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Returns true if such an event arrived since the last call.
     fn drain(&self) -> bool {
         match self.keeper {
             Some(keeper) => keeper.drain(),
@@ -298,7 +294,7 @@ impl<'a> EventLoop<'a> {
         self.limits.iter().map(|limit| limit.term).chain(self.next_check).any(|next| next <= now)
     }
 
-    /// Returns the time of the next signal on CLOCK_BOOTTIME.
+    /// On CLOCK_BOOTTIME.
     fn next_limit(&self) -> Option<Duration> {
         let times = self.limits.iter().flat_map(|limit| [limit.term, limit.kill]);
         let times = times.chain(self.next_check).chain(self.rests_at);
