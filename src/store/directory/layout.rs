@@ -84,7 +84,6 @@ pub(super) const REMOVED_WHILE_OPEN: &[u8] = b".nfs";
 /// Maximum length in bytes of an escaped file name; a longer name is cut and gets a hash. NAME_MAX is 255.
 const LONGEST_PLAIN: usize = 200;
 
-/// Number of bytes of a long name that its file name keeps.
 const SEEN_OF_LONG: usize = 100;
 
 /// Maximum version number, so that the next number never begins anew with 0.
@@ -113,13 +112,13 @@ pub(crate) fn file_name(name: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Returns true if a lock can have this file name. csalock ignores other names in a store; `..` is not valid either.
+/// csalock ignores other names in a store; `..` is not valid either.
 pub(super) fn is_file_name(name: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte);
     !name.is_empty() && name[0] != b'.' && name.iter().all(is_plain)
 }
 
-/// Returns the lock name for a file name; `None` for the file name of a long name and for an invalid file name.
+/// `None` for the file name of a long name and for an invalid file name.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn name_of_file(file: &[u8]) -> Option<Vec<u8>> {
     let name = crate::lock::text::unescape(std::str::from_utf8(file).ok()?)?;
@@ -144,11 +143,10 @@ pub(crate) enum Stage {
     Tombstone,
 }
 
-/// The stages and their words in names, in the order of [`Stage`].
+/// In the order of [`Stage`].
 const STAGES: [(Stage, &str); 4] =
     [(Stage::Unnumbered, "embryo"), (Stage::Inline, "born"), (Stage::Current, "cur"), (Stage::Tombstone, "end")];
 
-/// The name that tells the version of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub(crate) stage: Stage,
@@ -178,7 +176,6 @@ const KINDS: [(u32, u8); 5] =
 /// Magic number of overlayfs: layers of directories, as in a container.
 const OVERLAYFS: u32 = 0x794C_7630;
 
-/// A name found in a record's directory.
 pub(crate) enum Name {
     Pointer(Pointer),
     Record(UniqueId),
@@ -222,7 +219,7 @@ impl Pointer {
         Version { number: self.number, mark: self.ident.mark }
     }
 
-    /// Returns the name of the file that contains the record's bytes.
+    /// Name of the file that contains the record's bytes.
     pub(crate) fn record(&self) -> String {
         match self.stage {
             Stage::Unnumbered | Stage::Inline => self.name(),
@@ -237,7 +234,7 @@ impl Pointer {
 }
 
 impl Place {
-    /// Returns the place of a directory, unless its file system may number it anew.
+    /// `None` if the file system may number directories anew.
     pub(super) fn of(directory: &FileStat, file_system: FsType) -> Option<Place> {
         let (_, kind) = KINDS.into_iter().find(|(magic, _)| *magic == file_system.0 as u32)?;
         // A client with short numbers folds long ones in the same way (nfs.enable_ino64).

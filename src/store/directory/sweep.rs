@@ -55,7 +55,7 @@ impl Directory {
         Ok(swept)
     }
 
-    /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
+    /// `false` if the entry is not a leftover.
     fn sweep_entry(&self, root: &Arc<Root>, file_name: &[u8], is_parked: bool, dry_run: bool) -> Result<bool> {
         let entry = Entry::new(root, file_name.to_vec());
         let Some(listing) = entry.list()? else {
@@ -125,8 +125,8 @@ fn discard(drafts: &OwnedFd, draft: &[u8]) {
     let _ = sys::remove_directory(drafts, dead.as_slice());
 }
 
-/// Removes unfinished directories of this store, a `.csalock` or one behind ssh(1), that killed processes left; returns their number. A listing error counts
-/// as 0, because the caller gets that error when it opens the store.
+/// Removes unfinished directories of this store, a `.csalock` or one behind ssh(1). A listing error counts as 0, because the
+/// caller gets that error when it opens the store.
 fn sweep_beside(path: &Path, long_ago: Duration, dry_run: bool) -> u64 {
     let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else { return 0 };
     let swept =
