@@ -102,7 +102,7 @@ impl Commit<'_> {
                 self.store.keep_listing(listing.moved_to(numbered, Some(body)));
                 Ok(CommitResult::Done(numbered.version()))
             }
-            // No process may number a record whose creation we report as failed.
+            // We report a failure, so we withdraw the record: else another process would number it and it would stand.
             Err(error) => match listing.remove_pointer(&unnumbered) {
                 Ok(true) => listing.remove_directory().and(Err(error)),
                 Ok(false) => self.outcome_of_rename(unnumbered.ident),

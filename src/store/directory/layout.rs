@@ -1,13 +1,13 @@
 //! The files of a directory store, and the protocol over their names.
 //!
 //! ```text
-//! STORE/nightly/cur.17.IDENT        the record of "nightly" is at version 17; its bytes are in rec.IDENT
+//! STORE/nightly/cur.17.IDENT        "nightly" is at version 17; the bytes of its record are in rec.IDENT
 //! STORE/nightly/rec.IDENT           the bytes of the record, never changed
-//! STORE/backup/born.16.IDENT        the record of "backup" was never changed: this file contains its bytes
+//! STORE/backup/born.16.IDENT        an inline record: this file contains its bytes
 //! STORE/.work/token.17              the highest version number of any removed record
 //! STORE/.work/.new.IDENT/           a record that is being created
 //! STORE/.work/.bell.HASH            the wake-up channel for other network namespaces ([`super::channel`])
-//! STORE/.work/rest.nightly          the record of "nightly" is parked ([`super::root`])
+//! STORE/.work/rest.nightly          mark: the tombstone of "nightly" is parked ([`super::work`])
 //! STORE/.work/history               the history of past grants ([`crate::store::history_file`])
 //! ```
 //!
@@ -22,7 +22,7 @@
 //!
 //! **Creation.** csalock prepares a directory with the record as `embryo.0.NEW` and renames it onto the name, which
 //! fails if a record is there. Then it chooses the version number, above all earlier ones of this name because it is so
-//! late, and renames `embryo.0.NEW` to `born.N.NEW`. Any process may number an unnumbered record (`embryo`).
+//! late, and renames `embryo.0.NEW` to `born.N.NEW`. Any process may number an unnumbered record.
 //!
 //! **Removal.** csalock renames `cur.17.OLD` to `end.17.OLD`, the tombstone. Any process may revive a tombstone:
 //! `end.17.OLD` becomes `cur.18.NEW`. For that purpose a record of the store stays parked as a tombstone. The others
@@ -30,8 +30,7 @@
 //! removes the tombstone of another process removes `end.17.OLD` first, because a `rec` may be the record that revives it.
 //!
 //! **Sweeping.** After a commit csalock removes every `rec` that it saw before: the writers of those files can no
-//! longer succeed. A directory without a pointer (`cur`, `born`, `end`, `embryo`) can never get a pointer again and is
-//! removed.
+//! longer succeed. A directory without a pointer ([`Stage`]) can never get a pointer again and is removed.
 //!
 //! **Version numbers** begin at the clock in microseconds or above `token`, whichever is higher. So they never fall,
 //! even if the clock is set back or a file is lost. They begin there anew with each boot, because a power cut may undo
@@ -133,12 +132,18 @@ pub(crate) struct UniqueId {
     pub(crate) mark: u64,
 }
 
+/// State of a record, which the name of its pointer begins with.
+///
+/// | stage | pointer | bytes of the record |
+/// |---|---|---|
+/// | unnumbered | `embryo.0.IDENT` | in the pointer; the record has no version yet |
+/// | inline | `born.N.IDENT` | in the pointer; the record was never changed |
+/// | current | `cur.N.IDENT` | in `rec.IDENT` |
+/// | tombstone | `end.N.IDENT` | none: the record was removed. It is parked while there is a `.work/rest.NAME` |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Unnumbered,
-    /// In use and never changed: the pointer file contains the record.
     Inline,
-    /// In use: `rec.IDENT` contains the record.
     Current,
     Tombstone,
 }

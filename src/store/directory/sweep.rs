@@ -29,10 +29,10 @@ impl Directory {
         let Some(root) = self.existing()? else { return Ok(swept) };
         let failed = |errno| Error::os(errno, "sweep the store", &root.path);
         if let Some(sticky) = &root.sticky {
-            swept.removed += sys::sweep_unborn(sticky, LOCKS, long_ago, dry_run).map_err(failed)?;
+            swept.removed += sys::sweep_drafts_of(sticky, LOCKS, long_ago, dry_run).map_err(failed)?;
         }
         if self.layout != Layout::Beside {
-            swept.removed += sys::sweep_unborn(&root.directory, WORK, long_ago, dry_run).map_err(failed)?;
+            swept.removed += sys::sweep_drafts_of(&root.directory, WORK, long_ago, dry_run).map_err(failed)?;
         }
         let mut parked = Vec::new();
         if let Some(drafts) = root.existing_drafts()? {
@@ -68,7 +68,7 @@ impl Directory {
         match listing.pointer {
             Some(found) if found.is_in_use() || (found.stage == Stage::Tombstone && is_parked) => return Ok(false),
             _ if dry_run => {}
-            // A numbered record is visible, and so is the state of its maker.
+            // The number makes the record visible, and so whether its holder lives.
             Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => {
                 listing.number(&unnumbered, self.host.as_ref())?;
             }
@@ -130,6 +130,6 @@ fn discard(drafts: &OwnedFd, draft: &[u8]) {
 fn sweep_beside(path: &Path, long_ago: Duration, dry_run: bool) -> u64 {
     let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else { return 0 };
     let swept =
-        sys::open_directory(AT_FDCWD, above).and_then(|above| sys::sweep_unborn(above, name, long_ago, dry_run));
+        sys::open_directory(AT_FDCWD, above).and_then(|above| sys::sweep_drafts_of(above, name, long_ago, dry_run));
     swept.unwrap_or(0)
 }

@@ -131,7 +131,7 @@ fn rename_onto_nothing(at: impl AsFd, old: &Path, new: &Path) -> Result<()> {
 
 /// Removes directories that killed processes were about to [put](put_directory) under this name long ago; returns their
 /// number. A process that still needs its directory makes it anew.
-pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
+pub(super) fn sweep_drafts_of(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
     let start = format!("{name}{NEW}");
     let mut found = Vec::new();
     each_name(open_directory(&at, ".")?, &mut |entry| {
