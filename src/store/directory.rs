@@ -56,7 +56,7 @@ const MOST_LOOKS: usize = 10_000;
 pub struct Directory {
     path: PathBuf,
     layout: Layout,
-    /// True if other hosts use the store, whatever its file system is.
+    /// Other hosts use the store, whatever its file system is.
     shared: bool,
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
@@ -65,7 +65,6 @@ pub struct Directory {
     /// The place and the listing of the last read or commit, which save a commit of that version, or of no record, a new
     /// listing.
     seen: Mutex<Option<(Entry, Option<Listing>)>>,
-    /// The known leases of a store that several hosts share.
     leases: Seen,
 }
 

@@ -178,7 +178,7 @@ fn begun(found: &Statx) -> Duration {
     file_time(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec }, 0)
 }
 
-/// Writes a line with one write(2), so that it is complete or absent if the file system permits.
+/// One write(2): the line is complete or absent if the file system permits.
 fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
     loop {
         match nix::unistd::write(file, line) {
@@ -197,17 +197,17 @@ const MOST_READ: u64 = 1 << 30;
 /// Maximum number of reads if another host replaces the files meanwhile.
 const MOST_REREADS: usize = 3;
 
-/// The generations that a reader has visited, oldest first, and how far.
+/// Oldest first.
 #[derive(Debug, Default)]
 struct Generations(Vec<Generation>);
 
 #[derive(Debug)]
 struct Generation {
-    /// The open file, which keeps its number from being used again.
+    /// It is open, so that its number is not used again.
     file: File,
     id: (u64, u64),
     visited: u64,
-    /// True if the file was gone when it was read last, so that it must be opened again.
+    /// The file was gone when it was read last, so it must be opened again.
     is_stale: bool,
 }
 
@@ -223,7 +223,7 @@ impl HistoryFile<'_> {
         Err(Error::os(Errno::ESTALE, "read the history", path))
     }
 
-    /// Returns false if a file that has a name was gone when it was read: another host has replaced it.
+    /// `false` if a file that has a name was gone when it was read: another host has replaced it.
     fn read_once(&self, known: &mut Generations, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
         let newer = self.open_to_read(&self.name, path)?;
@@ -256,7 +256,7 @@ impl HistoryFile<'_> {
         Ok(is_complete)
     }
 
-    /// Opens a generation. Returns its device and number, too.
+    /// Also its device and number.
     fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<((u64, u64), File)>> {
         let strange = || {
             let what =
@@ -290,7 +290,6 @@ impl Generation {
         }
     }
 
-    /// Visits the complete lines after those that were visited.
     fn visit_new(&mut self, visit: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         self.visited = self.visited.max(length.saturating_sub(MOST_READ));

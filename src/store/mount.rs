@@ -11,7 +11,7 @@ use super::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 
-/// Doubtful options of an NFS mount, with their effect and a hint.
+/// Options of an NFS mount, with their effect and a hint.
 const DOUBTS: [(&[&str], &str, &str); 3] = [
     (
         &["soft", "softerr"],
@@ -36,7 +36,6 @@ pub(super) struct Mount {
     kind: String,
     source: String,
     point: String,
-    /// Options of the mount, then options of the file system.
     options: Vec<String>,
 }
 
@@ -56,7 +55,6 @@ pub fn refuse_file_mounted_alone(path: &Path) -> Result<()> {
     Err(Error::new(ErrorKind::Denied, what, "mount the directory, or name a store of all callers with --store"))
 }
 
-/// Returns true if this is a mount, and not of a directory.
 pub(super) fn is_file_mounted_alone(path: &Path) -> bool {
     let Ok(found) = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE) else { return false };
     if FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory {
@@ -112,7 +110,6 @@ fn unescaped(text: &str) -> String {
 }
 
 impl Mount {
-    /// Returns the findings about the mount, first its type.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let shown = |text: &str| crate::name::escape(text.as_bytes());
         let found = format!("{} {} on {}", self.kind, shown(&self.source), shown(&self.point));
@@ -138,7 +135,6 @@ impl Mount {
         self.options.iter().any(|known| known == option)
     }
 
-    /// Returns a remark about a file system type that is not a problem.
     fn remark(&self) -> &'static str {
         match self.kind.as_str() {
             "tmpfs" | "ramfs" => "; it is in memory, so values and claims end with the boot",

@@ -79,7 +79,6 @@ pub struct Sqlite {
     host: Arc<dyn Host>,
     leases: BootLeases,
     database: Shared,
-    /// The file that this process committed to last.
     committed_in: Mutex<Option<checks::FileId>>,
 }
 
@@ -97,7 +96,7 @@ impl Sqlite {
         })
     }
 
-    /// Returns the directory of the channels, next to the database. It contains no records.
+    /// A directory without records, next to the database.
     fn channels(&self) -> Result<Directory> {
         Directory::open(&with_suffix(&self.path, "-waits"), Layout::Beside, self.host.clone())
     }
@@ -107,7 +106,7 @@ impl Sqlite {
         HistoryFile { at: nix::fcntl::AT_FDCWD, name, like: self.path.clone() }
     }
 
-    /// Returns the records after `after` in the order of names, up to [`PAGE_BYTES`].
+    /// The records after this name in the order of names, up to [`PAGE_BYTES`].
     fn page(&self, call: Call, after: &[u8]) -> Result<Vec<(Vec<u8>, Result<Versioned>)>> {
         self.reading(call, |connection| {
             let mut statement = connection.prepare(PAGE)?;
@@ -125,7 +124,7 @@ impl Sqlite {
         })
     }
 
-    /// Returns a row's version and body, from a statement that selects them first.
+    /// The row begins with version and body.
     fn stored(&self, row: &Row<'_>, name: &[u8]) -> Result<Versioned> {
         let error = || Error::corrupt(format!("{} has no version, or no body of 4 MiB at most", self.describe(name)));
         let version = match row.get_ref(0) {

@@ -17,7 +17,6 @@ use super::sys;
 use crate::store::Subscription;
 use crate::store::history_file::CAUTIOUS;
 
-/// A FIFO that a waiter has open for reading.
 pub(super) struct Channel {
     root: Arc<Root>,
     id: Vec<u8>,
@@ -63,7 +62,6 @@ pub(super) fn notify_file(drafts: &OwnedFd, file_name: &[u8]) -> bool {
     openat(drafts, file_name, OFlag::O_WRONLY | CAUTIOUS, Mode::empty()).is_ok()
 }
 
-/// Removes the FIFO of a waiter that is gone, if there is one.
 pub(super) fn remove(root: &Root, id: &[u8]) {
     if root.drafts().is_ok_and(|drafts| sys::remove_file(drafts, file_name(id).as_slice()) == Ok(true)) {
         root.remove_if_empty();

@@ -47,7 +47,8 @@ pub(super) struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Replaces the version `expect`, or no record, by the record `body`, or by none. It may fail if the store's directory itself is gone; [`Directory`] then opens the store again.
+    /// Replaces the version `expect`, or no record, by the record `body`, or by none. It may fail if the store's directory
+    /// itself is gone; [`Directory`] then opens the store again.
     pub(super) fn run(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let nothing_to_do = CommitResult::Done(Version::default());
         let Some(listing) = self.list(expect, body)? else {
@@ -101,7 +102,7 @@ impl Commit<'_> {
                 self.store.keep_listing(listing.moved_to(numbered, Some(body)));
                 Ok(CommitResult::Done(numbered.version()))
             }
-            // No process may number a record whose creation we report as failed.
+            // We report a failure, so we withdraw the record: else another process would number it and it would stand.
             Err(error) => match listing.remove_pointer(&unnumbered) {
                 Ok(true) => listing.remove_directory().and(Err(error)),
                 Ok(false) => self.outcome_of_rename(unnumbered.ident),
@@ -111,7 +112,7 @@ impl Commit<'_> {
         }
     }
 
-    /// Creates an unnumbered record. Returns `None` if another process was faster.
+    /// `None` if another process was faster.
     fn create_unnumbered(&self, unnumbered: &Pointer, body: &[u8]) -> Result<Option<Listing>> {
         let Entry { root, file_name } = self.entry;
         let drafts = match root.drafts() {
@@ -137,7 +138,6 @@ impl Commit<'_> {
         }
     }
 
-    /// Prepares the record's directory as a draft and renames it onto the name.
     fn put_in_place(&self, drafts: &OwnedFd, unnumbered: &Pointer, body: &[u8]) -> nix::Result<OwnedFd> {
         let Entry { root, file_name } = self.entry;
         let draft = format!("{NEW}{}", unnumbered.ident);
@@ -250,7 +250,7 @@ impl Commit<'_> {
         }
     }
 
-    /// Empties a pointer. Returns false if it is gone.
+    /// `false` if the pointer is gone.
     fn empty(&self, listing: &Listing, pointer: &Pointer) -> bool {
         let Ok(draft) = self.store.ident() else { return true };
         sys::replace_by_empty(&listing.directory, &pointer.name(), &draft.record(), self.root().ownership)
@@ -321,7 +321,6 @@ impl Commit<'_> {
         Ok(next.max(self.root().next_number(self.host())?))
     }
 
-    /// Syncs the names that were renamed in the directory, if they must outlast a power cut.
     fn sync_names(&self, listing: Option<&Listing>) -> Result<()> {
         if self.options.durability < Durability::Durable {
             return Ok(());
@@ -378,14 +377,13 @@ impl Listing {
         self
     }
 
-    /// Removes a record whose pointer was never put in place.
     fn withdraw(&self, ident: UniqueId) {
         let _ = sys::remove_file(&self.directory, ident.record().as_str());
         // If the record was removed meanwhile, our draft kept its directory from being removed.
         let _ = self.remove_directory();
     }
 
-    /// Removes the pointer of a record without other files. Returns `false` if another process was faster.
+    /// `false` if another process was faster.
     fn remove_pointer(&self, pointer: &Pointer) -> Result<bool> {
         sys::remove_file(&self.directory, pointer.name().as_str()).map_err(self.entry.failed("remove the record"))
     }
@@ -415,7 +413,6 @@ impl Listing {
         Ok(())
     }
 
-    /// Removes a directory without a pointer.
     pub(super) fn clear(&self) -> Result<()> {
         for record in &self.records {
             let name = record.record();

@@ -1,13 +1,13 @@
 //! The files of a directory store, and the protocol over their names.
 //!
 //! ```text
-//! STORE/nightly/cur.17.IDENT        the record of "nightly" is at version 17; its bytes are in rec.IDENT
+//! STORE/nightly/cur.17.IDENT        "nightly" is at version 17; the bytes of its record are in rec.IDENT
 //! STORE/nightly/rec.IDENT           the bytes of the record, never changed
-//! STORE/backup/born.16.IDENT        the record of "backup" was never changed: this file contains its bytes
+//! STORE/backup/born.16.IDENT        an inline record: this file contains its bytes
 //! STORE/.work/token.17              the highest version number of any removed record
 //! STORE/.work/.new.IDENT/           a record that is being created
 //! STORE/.work/.bell.HASH            the wake-up channel for other network namespaces ([`super::channel`])
-//! STORE/.work/rest.nightly          the record of "nightly" is parked ([`super::root`])
+//! STORE/.work/rest.nightly          mark: the tombstone of "nightly" is parked ([`super::work`])
 //! STORE/.work/history               the history of past grants ([`crate::store::history_file`])
 //! ```
 //!
@@ -22,7 +22,7 @@
 //!
 //! **Creation.** csalock prepares a directory with the record as `embryo.0.NEW` and renames it onto the name, which
 //! fails if a record is there. Then it chooses the version number, above all earlier ones of this name because it is so
-//! late, and renames `embryo.0.NEW` to `born.N.NEW`. Any process may number an unnumbered record (`embryo`).
+//! late, and renames `embryo.0.NEW` to `born.N.NEW`. Any process may number an unnumbered record.
 //!
 //! **Removal.** csalock renames `cur.17.OLD` to `end.17.OLD`, the tombstone. Any process may revive a tombstone:
 //! `end.17.OLD` becomes `cur.18.NEW`. For that purpose a record of the store stays parked as a tombstone. The others
@@ -30,8 +30,7 @@
 //! removes the tombstone of another process removes `end.17.OLD` first, because a `rec` may be the record that revives it.
 //!
 //! **Sweeping.** After a commit csalock removes every `rec` that it saw before: the writers of those files can no
-//! longer succeed. A directory without a pointer (`cur`, `born`, `end`, `embryo`) can never get a pointer again and is
-//! removed.
+//! longer succeed. A directory without a pointer ([`Stage`]) can never get a pointer again and is removed.
 //!
 //! **Version numbers** begin at the clock in microseconds or above `token`, whichever is higher. So they never fall,
 //! even if the clock is set back or a file is lost. They begin there anew with each boot, because a power cut may undo
@@ -84,7 +83,6 @@ pub(super) const REMOVED_WHILE_OPEN: &[u8] = b".nfs";
 /// Maximum length in bytes of an escaped file name; a longer name is cut and gets a hash. NAME_MAX is 255.
 const LONGEST_PLAIN: usize = 200;
 
-/// Number of bytes of a long name that its file name keeps.
 const SEEN_OF_LONG: usize = 100;
 
 /// Maximum version number, so that the next number never begins anew with 0.
@@ -113,13 +111,13 @@ pub(crate) fn file_name(name: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Returns true if a lock can have this file name. csalock ignores other names in a store; `..` is not valid either.
+/// csalock ignores other names in a store; `..` is not valid either.
 pub(super) fn is_file_name(name: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte);
     !name.is_empty() && name[0] != b'.' && name.iter().all(is_plain)
 }
 
-/// Returns the lock name for a file name; `None` for the file name of a long name and for an invalid file name.
+/// `None` for the file name of a long name and for an invalid file name.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn name_of_file(file: &[u8]) -> Option<Vec<u8>> {
     let name = crate::lock::text::unescape(std::str::from_utf8(file).ok()?)?;
@@ -134,21 +132,26 @@ pub(crate) struct UniqueId {
     pub(crate) mark: u64,
 }
 
+/// State of a record, which the name of its pointer begins with.
+///
+/// | stage | pointer | bytes of the record |
+/// |---|---|---|
+/// | unnumbered | `embryo.0.IDENT` | in the pointer; the record has no version yet |
+/// | inline | `born.N.IDENT` | in the pointer; the record was never changed |
+/// | current | `cur.N.IDENT` | in `rec.IDENT` |
+/// | tombstone | `end.N.IDENT` | none: the record was removed. It is parked while there is a `.work/rest.NAME` |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Unnumbered,
-    /// In use and never changed: the pointer file contains the record.
     Inline,
-    /// In use: `rec.IDENT` contains the record.
     Current,
     Tombstone,
 }
 
-/// The stages and their words in names, in the order of [`Stage`].
+/// In the order of [`Stage`].
 const STAGES: [(Stage, &str); 4] =
     [(Stage::Unnumbered, "embryo"), (Stage::Inline, "born"), (Stage::Current, "cur"), (Stage::Tombstone, "end")];
 
-/// The name that tells the version of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub(crate) stage: Stage,
@@ -178,7 +181,6 @@ const KINDS: [(u32, u8); 5] =
 /// Magic number of overlayfs: layers of directories, as in a container.
 const OVERLAYFS: u32 = 0x794C_7630;
 
-/// A name found in a record's directory.
 pub(crate) enum Name {
     Pointer(Pointer),
     Record(UniqueId),
@@ -222,7 +224,7 @@ impl Pointer {
         Version { number: self.number, mark: self.ident.mark }
     }
 
-    /// Returns the name of the file that contains the record's bytes.
+    /// Name of the file that contains the record's bytes.
     pub(crate) fn record(&self) -> String {
         match self.stage {
             Stage::Unnumbered | Stage::Inline => self.name(),
@@ -237,7 +239,7 @@ impl Pointer {
 }
 
 impl Place {
-    /// Returns the place of a directory, unless its file system may number it anew.
+    /// `None` if the file system may number directories anew.
     pub(super) fn of(directory: &FileStat, file_system: FsType) -> Option<Place> {
         let (_, kind) = KINDS.into_iter().find(|(magic, _)| *magic == file_system.0 as u32)?;
         // A client with short numbers folds long ones in the same way (nfs.enable_ino64).

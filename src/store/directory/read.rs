@@ -30,14 +30,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Maximum number of retries if a directory is removed while an NFS client opens it.
 const OPENINGS: usize = 1000;
 
-/// The place of one name's record, even if the record does not exist.
+/// Place of a record that may not exist.
 #[derive(Clone)]
 pub(super) struct Entry {
     pub(super) root: Arc<Root>,
     pub(super) file_name: OsString,
 }
 
-/// The names in a record's directory.
 pub(super) struct Listing {
     pub(super) entry: Entry,
     pub(super) directory: OwnedFd,
@@ -74,7 +73,7 @@ impl Entry {
         move |errno| Error::os(errno, doing, &path)
     }
 
-    /// Lists the record's directory; returns `None` if there is no record.
+    /// `None` if there is no record.
     pub(super) fn list(&self) -> Result<Option<Listing>> {
         let mut openings = 0;
         let mut listings = 0;
@@ -118,7 +117,7 @@ impl Entry {
         }
     }
 
-    /// Returns the record, and the listing that shows it or its absence.
+    /// Also the listing that shows the record or its absence.
     pub(super) fn stored(&self, call: Call, host: &dyn Host) -> Result<(Option<Versioned>, Option<Listing>)> {
         let mut missing: Option<Pointer> = None;
         let (began, deadline) = (host.boottime(), call.until.unwrap_or(Duration::MAX));
@@ -199,12 +198,12 @@ impl Listing {
         })
     }
 
-    /// Returns the version of the record; `None` if there is none, or none with a version yet.
+    /// `None` if there is no record, or none with a version yet.
     pub(super) fn version(&self) -> Option<Version> {
         self.pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version())
     }
 
-    /// Returns the record that the pointer leads to; `None` if its bytes are missing because the record has changed.
+    /// `None` if the bytes are missing because the record has changed.
     pub(super) fn read_record(&mut self, pointer: &Pointer, host: &dyn Host) -> Result<Option<Versioned>> {
         let root = &self.entry.root;
         let version = pointer.version();

@@ -32,7 +32,6 @@ const GITIGNORE: &str = ".gitignore";
 const OPENINGS: usize = 20;
 
 pub(super) struct Root {
-    /// The directory with the records, and its path for messages.
     pub(super) directory: OwnedFd,
     pub(super) path: PathBuf,
     /// Device and number of the directory that the path of the store named.
@@ -43,9 +42,9 @@ pub(super) struct Root {
     /// The directory with the sticky bit around it, if there is one.
     pub(super) sticky: Option<OwnedFd>,
     pub(super) scope: Scope,
-    /// True if waiters have channels: all processes that use the store run on this host, or `csalock serve` does for them.
+    /// All processes that use the store run on this host, or `csalock serve` does for them.
     pub(super) has_channels: bool,
-    /// True if the file system may show names that another host has changed: FUSE keeps names for some seconds.
+    /// FUSE keeps names that another host has changed for some seconds.
     pub(super) has_old_names: bool,
     /// Open flags for records. An NFS 4 server may delegate a file to a client that opens it. No process can rename or
     /// remove the file until the client returns the delegation, or the server considers the client dead (90 s). Linux
@@ -57,7 +56,7 @@ pub(super) struct Root {
     pub(super) ownership: Ownership,
     pub(super) layout: Layout,
     pub(super) work: OnceLock<OwnedFd>,
-    /// The token of the token file when this process last read it. Tokens only rise.
+    /// As this process last read it. Tokens only rise.
     pub(super) known_token: Mutex<Option<u64>>,
     pub(super) parents_synced: OnceLock<()>,
 }
@@ -141,7 +140,7 @@ impl Root {
         }
     }
 
-    /// Creates the store's directory; succeeds even if another process was faster.
+    /// It succeeds even if another process was faster.
     pub(super) fn create(path: &Path, layout: Layout) -> Result<()> {
         let made = match layout {
             Layout::Own => std::fs::DirBuilder::new().create(path),
@@ -175,7 +174,7 @@ impl Root {
         }
     }
 
-    /// Returns an empty result if the store is gone: the last record was removed, and the store with it.
+    /// An empty result if the store is gone: the last record was removed, and the store with it.
     pub(super) fn unless_gone<T: Default>(&self, errno: Errno) -> std::result::Result<T, Errno> {
         match errno {
             Errno::ENOENT | Errno::ESTALE if self.is_gone() => Ok(T::default()),
@@ -183,7 +182,6 @@ impl Root {
         }
     }
 
-    /// Visits the file name of every record's directory.
     pub(super) fn each_entry(&self, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut stopped = Ok(());
         let listed = sys::open_directory(&self.directory, ".").and_then(|fresh| {
@@ -200,7 +198,7 @@ impl Root {
         listed.or_else(|errno| self.unless_gone(errno)).map_err(|errno| Error::os(errno, "list the store", &self.path))
     }
 
-    /// Removes a `.csalock` that contains no record.
+    /// Only a `.csalock` is removed with its last record.
     pub(super) fn remove_if_empty(&self) {
         if self.layout != Layout::Beside {
             return;
@@ -221,7 +219,6 @@ impl Root {
     }
 }
 
-/// Returns the status and the file system of a directory, and whether it has the directories of a store.
 fn look_at(directory: &OwnedFd, layout: Layout) -> nix::Result<(FileStat, FsType, bool, bool)> {
     let found = fstat(directory)?;
     // An error is not an answer: a caller that looked in the wrong place would not see the holder.
@@ -323,7 +320,7 @@ fn may_be_record(store: &OwnedFd, name: &[u8]) -> bool {
     }
 }
 
-/// Returns a foreign name in a record's directory, if it has no file of csalock.
+/// A foreign name in a record's directory, if that has no file of csalock.
 pub(super) fn stranger_in(directory: OwnedFd) -> nix::Result<Option<String>> {
     let mut is_ours = false;
     let mut stranger = None;
@@ -350,7 +347,7 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     ))
 }
 
-/// Creates a directory with its mark: no process sees it without.
+/// No process sees the directory without its mark.
 fn create_marked(path: &Path) -> std::io::Result<()> {
     // The sweep removes such a name if this process is killed.
     let draft = with_suffix(path, &format!("{NEW}{:016x}", getrandom::u64().unwrap_or_default()));
@@ -364,7 +361,7 @@ fn create_marked(path: &Path) -> std::io::Result<()> {
     Ok(renamed?)
 }
 
-/// Creates `.csalock` with the mode, owner and group of the directory that contains it, as far as permitted.
+/// A `.csalock` gets the mode, owner and group of the directory that contains it, as far as permitted.
 fn create_beside(path: &Path) -> Result<()> {
     let failed = |errno| Error::os(errno, "create the store", path);
     let parent = path.parent().unwrap_or(Path::new("/"));

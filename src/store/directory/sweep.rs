@@ -29,10 +29,10 @@ impl Directory {
         let Some(root) = self.existing()? else { return Ok(swept) };
         let failed = |errno| Error::os(errno, "sweep the store", &root.path);
         if let Some(sticky) = &root.sticky {
-            swept.removed += sys::sweep_unborn(sticky, LOCKS, long_ago, dry_run).map_err(failed)?;
+            swept.removed += sys::sweep_drafts_of(sticky, LOCKS, long_ago, dry_run).map_err(failed)?;
         }
         if self.layout != Layout::Beside {
-            swept.removed += sys::sweep_unborn(&root.directory, WORK, long_ago, dry_run).map_err(failed)?;
+            swept.removed += sys::sweep_drafts_of(&root.directory, WORK, long_ago, dry_run).map_err(failed)?;
         }
         let mut parked = Vec::new();
         if let Some(drafts) = root.existing_drafts()? {
@@ -55,7 +55,7 @@ impl Directory {
         Ok(swept)
     }
 
-    /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
+    /// `false` if the entry is not a leftover.
     fn sweep_entry(&self, root: &Arc<Root>, file_name: &[u8], is_parked: bool, dry_run: bool) -> Result<bool> {
         let entry = Entry::new(root, file_name.to_vec());
         let Some(listing) = entry.list()? else {
@@ -68,7 +68,7 @@ impl Directory {
         match listing.pointer {
             Some(found) if found.is_in_use() || (found.stage == Stage::Tombstone && is_parked) => return Ok(false),
             _ if dry_run => {}
-            // A numbered record is visible, and so is the state of its maker.
+            // The number makes the record visible, and so whether its holder lives.
             Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => {
                 listing.number(&unnumbered, self.host.as_ref())?;
             }
@@ -125,11 +125,11 @@ fn discard(drafts: &OwnedFd, draft: &[u8]) {
     let _ = sys::remove_directory(drafts, dead.as_slice());
 }
 
-/// Removes unfinished directories of this store, a `.csalock` or one behind ssh(1), that killed processes left; returns their number. A listing error counts
-/// as 0, because the caller gets that error when it opens the store.
+/// Removes unfinished directories of this store, a `.csalock` or one behind ssh(1). A listing error counts as 0, because the
+/// caller gets that error when it opens the store.
 fn sweep_beside(path: &Path, long_ago: Duration, dry_run: bool) -> u64 {
     let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else { return 0 };
     let swept =
-        sys::open_directory(AT_FDCWD, above).and_then(|above| sys::sweep_unborn(above, name, long_ago, dry_run));
+        sys::open_directory(AT_FDCWD, above).and_then(|above| sys::sweep_drafts_of(above, name, long_ago, dry_run));
     swept.unwrap_or(0)
 }

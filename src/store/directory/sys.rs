@@ -34,7 +34,6 @@ fn answered<T>(answer: T) -> T {
     answer
 }
 
-/// The owner and group that new files must get.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::store::directory) struct Ownership {
     owner: Option<Uid>,
@@ -132,7 +131,7 @@ fn rename_onto_nothing(at: impl AsFd, old: &Path, new: &Path) -> Result<()> {
 
 /// Removes directories that killed processes were about to [put](put_directory) under this name long ago; returns their
 /// number. A process that still needs its directory makes it anew.
-pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
+pub(super) fn sweep_drafts_of(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
     let start = format!("{name}{NEW}");
     let mut found = Vec::new();
     each_name(open_directory(&at, ".")?, &mut |entry| {
@@ -149,7 +148,7 @@ fn random() -> Result<u64> {
     getrandom::u64().map_err(|_| Errno::EIO)
 }
 
-/// The additional open flags, the mode and the owner of a new file.
+/// Additional open flags, mode and owner.
 pub(in crate::store::directory) type FileKind = (OFlag, Mode, Ownership);
 
 /// Creates a new file with these bytes, and syncs it if requested. Reports errors that a server returns only at close.
@@ -264,7 +263,7 @@ pub(super) fn rename(
     answered(nix::fcntl::renameat(from, old, to, new))
 }
 
-/// Removes a file. Returns `false` if the file, or on NFS its directory, did not exist.
+/// `false` if the file, or on NFS its directory, did not exist.
 pub(super) fn remove_file(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<bool> {
     match answered(nix::unistd::unlinkat(&at, name, UnlinkatFlags::NoRemoveDir)) {
         // An empty directory in a file's place is removed too.
@@ -273,7 +272,7 @@ pub(super) fn remove_file(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Resu
     }
 }
 
-/// Removes a directory if it is empty. Returns `false` if it did not exist.
+/// `false` if the directory did not exist.
 pub(super) fn remove_directory(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Result<bool> {
     was_there(answered(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir)))
 }
@@ -285,7 +284,7 @@ pub(super) fn was_there(removed: Result<()>) -> Result<bool> {
     }
 }
 
-/// Returns true if the path leads to something. An error is not an answer.
+/// An error is not an answer.
 pub(super) fn is_there(at: impl AsFd, path: &Path) -> Result<bool> {
     match answered(fstatat(at, path, AtFlags::AT_SYMLINK_NOFOLLOW)) {
         Err(Errno::ENOENT) => Ok(false),
@@ -342,7 +341,7 @@ pub(super) fn changed_at(at: impl AsFd, name: &(impl NixPath + ?Sized)) -> Resul
     Ok(changed(&found).min(file_time(found.st_mtime, found.st_mtime_nsec)))
 }
 
-/// Returns the time, since 1970, that the file system gives to a new file.
+/// Time since 1970 that the file system gives to a new file.
 pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration> {
     let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
     // A file without a name needs no cleanup, but NFS does not support it.

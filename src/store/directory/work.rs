@@ -34,7 +34,6 @@ use crate::store::{Layout, Scope, guarded};
 const PARKED_AT_LEAST: Duration = Duration::from_secs(60);
 
 impl Root {
-    /// Returns the directory for drafts; creates it if it does not exist.
     pub(super) fn drafts(&self) -> nix::Result<&OwnedFd> {
         if self.layout == Layout::Beside {
             return Ok(&self.directory);
@@ -46,7 +45,7 @@ impl Root {
         Ok(self.work.get_or_init(|| work))
     }
 
-    /// Opens the directory for drafts anew; returns `None` if it does not exist.
+    /// `None` if the directory does not exist.
     pub(super) fn existing_drafts(&self) -> Result<Option<OwnedFd>> {
         let place = if self.layout == Layout::Beside { "." } else { WORK };
         match sys::open_directory(&self.directory, place) {
@@ -60,7 +59,6 @@ impl Root {
         self.drafts().and_then(work).map_err(|errno| self.no_work(errno))
     }
 
-    /// Returns the error for a directory for drafts that cannot be used.
     pub(super) fn no_work(&self, errno: Errno) -> Error {
         match errno {
             Errno::ENOTDIR | Errno::ELOOP => not_a_directory(&self.path.join(WORK)),
@@ -74,7 +72,7 @@ impl Root {
         sys::fresh_time(drafts, self.file_mode).map_err(failed)
     }
 
-    /// Returns a version number above all used ones, for a name whose directory was just put in place.
+    /// A version number above all used ones, for a name whose directory was just put in place.
     pub(super) fn next_number(&self, host: &dyn Host) -> Result<u64> {
         let clock = match self.scope {
             Scope::Local => host.wall(),
@@ -135,7 +133,7 @@ impl Root {
         })
     }
 
-    /// Returns the token and the file names of the parked records.
+    /// Also the file names of the parked records.
     pub(super) fn marks(&self, work: &OwnedFd) -> nix::Result<(Option<u64>, Vec<Vec<u8>>)> {
         let mut token = None;
         let mut parked = Vec::new();
@@ -181,7 +179,7 @@ impl Root {
     }
 }
 
-/// Returns the name of a parked record's mark. File names of records are ASCII.
+/// File names of records are ASCII.
 fn parked(file_name: &[u8]) -> String {
     format!("{PARKED}{}", String::from_utf8_lossy(file_name))
 }

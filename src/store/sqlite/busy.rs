@@ -33,7 +33,6 @@ thread_local! {
     static WAIT: RefCell<Option<Wait>> = const { RefCell::new(None) };
 }
 
-/// Call that this thread makes, which may wait.
 struct Wait {
     host: Arc<dyn Host>,
     path: PathBuf,

@@ -14,7 +14,6 @@ use crate::name::escape_path;
 use crate::store::mount::network;
 use crate::store::{mount, with_suffix};
 
-/// Checks that a database may exist at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
     let directory = directory_of(path)?;
     let failed = |errno| Error::os_through_links(errno, "use the database's directory", directory);
@@ -40,7 +39,7 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
     }
 }
 
-/// Returns true if the file exists. Anything but a regular file with one name is an error.
+/// `false` without a file. Anything but a regular file with one name is an error.
 pub(super) fn check_file(path: &Path) -> Result<bool> {
     let found = match lstat(path) {
         Ok(found) => found,
@@ -75,7 +74,7 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
 /// Device and inode number, which distinguish a file from its successor at the same path.
 pub(super) type FileId = (u64, u64);
 
-/// Returns the identity of the file at this path, if there is one, and if it has no other name.
+/// `None` if there is no file, or one with another name, too.
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
     let found = lstat(path).ok()?;
     (found.st_nlink == 1).then_some((found.st_dev, found.st_ino))
@@ -136,7 +135,7 @@ pub(super) fn create_file(path: &Path, mode: Option<u32>) -> Result<()> {
     }
 }
 
-/// Returns the reason why the system prevents use of the database, without opening it.
+/// Why the system prevents use of the database. It is not opened.
 pub(super) fn obstacle(path: &Path) -> Option<Error> {
     if let Err(error) = check_directory(path).and_then(|()| check_file(path)) {
         return Some(error);
@@ -176,7 +175,7 @@ fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     ))
 }
 
-/// Returns true if the file is the whole database, without log and journal, and this user cannot create a log.
+/// The file is the whole database, without log and journal, and this user cannot create a log.
 pub(super) fn cannot_make_log(path: &Path) -> bool {
     let may_not = |path: &Path| eaccess(path, AccessFlags::W_OK).is_err();
     // A killed writer leaves a journal, and with it a file that is only partly changed.
@@ -213,7 +212,7 @@ pub(super) fn may_have_log(path: &Path) -> bool {
     !needs_group || keeps_group
 }
 
-/// Returns the path with the symlinks in its directory resolved.
+/// Only the links in its directory are resolved.
 pub(super) fn without_links(path: &Path) -> PathBuf {
     let resolved = directory_of(path).ok().and_then(|directory| std::fs::canonicalize(directory).ok());
     match (resolved, path.file_name()) {

@@ -45,7 +45,7 @@ type Done<T> = std::result::Result<T, Cause>;
 /// Connection of a store, which the first use opens and an error drops.
 pub(super) type Shared = Arc<Mutex<Option<Database>>>;
 
-/// Connections of all stores in this process.
+/// Those of all stores in this process.
 static CONNECTIONS: Mutex<Vec<Weak<Mutex<Option<Database>>>>> = Mutex::new(Vec::new());
 
 /// Size of the log, in bytes, at which it is written into the database and emptied: twelve frames of 4 KiB.
@@ -78,7 +78,7 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// Returns true unless this path certainly names the open file alone.
+    /// `false` if this path certainly names the open file alone.
     fn is_elsewhere(&self, path: &Path) -> bool {
         self.file.is_none() || self.file != checks::file_id(path)
     }
@@ -248,7 +248,6 @@ impl Sqlite {
         }
     }
 
-    /// Returns the error for a failure of the database, whose connection is closed.
     fn explain(&self, call: Call, cause: Cause) -> Error {
         if cause.is_busy() {
             return errors::locked(&self.path, call.until.is_some());
@@ -282,7 +281,7 @@ fn harmless(connection: Connection) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// The id "CSLK" of the application, by which file(1) and other programs recognize the database.
+/// "CSLK", by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
 
 const FORMAT: i64 = 2;

@@ -15,14 +15,13 @@ use crate::store::with_suffix;
 /// Maximum length of a path in SQLite, in bytes, less the suffix of the journal.
 const LONGEST_PATH: usize = 500;
 
-/// Maximum number of bytes of a command line that are shown.
 const MOST_OF_COMMAND: usize = 256;
 
 const MOVE_IT_AWAY: &str = "nothing was changed; move it away when no process holds a lock in it";
 
 pub(super) enum Cause {
     Sqlite(rusqlite::Error),
-    /// The database has other contents than csalock's: what is wrong, and a hint.
+    /// Other contents than csalock's: what is wrong, and a hint.
     Contents(String, &'static str),
 }
 
@@ -48,23 +47,23 @@ impl Cause {
         matches!(self.code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
     }
 
-    /// Returns true if other processes kept the database locked until the call's limit.
+    /// Other processes kept the database locked until the call's limit.
     pub(super) fn is_busy(&self) -> bool {
         matches!(self.code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)) || self.ran_out_of_tries()
     }
 
-    /// Returns true if SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
+    /// SQLite tried a hundred times in vain to begin a read of the log, which it calls a failed protocol.
     pub(super) fn ran_out_of_tries(&self) -> bool {
         self.code() == Some(ErrorCode::FileLockingProtocolFailed)
     }
 
-    /// Returns true if a statement does not fit the tables.
+    /// A statement does not fit the tables.
     pub(super) fn is_of_schema(&self) -> bool {
         self.code() == Some(ErrorCode::Unknown)
     }
 }
 
-/// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
+/// A locked database is a busy lock for callers with a deadline, else an unreachable store.
 pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     let kind = if has_deadline { ErrorKind::Busy } else { ErrorKind::Unavailable };
     // A process with an open log has a lock on the database all the time, but one on the index only while it writes.

@@ -44,10 +44,10 @@ pub(super) fn put_directory(at: impl AsFd, name: &Path, mode: Mode, ownership: O
     }
 }
 
-pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
+pub(super) fn sweep_drafts_of(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64> {
     match replay::directory(&at) {
         Some(_) => Ok(0),
-        None => real::sweep_unborn(at, name, long_ago, dry_run),
+        None => real::sweep_drafts_of(at, name, long_ago, dry_run),
     }
 }
 

@@ -322,9 +322,9 @@ impl World {
         let work = &files.directories[".work"];
         let is_record = |(_, node): &(&String, &Node)| matches!(node, Node::Directory(place) if place != ".work");
         let records = files.directories[super::STORE].iter().filter(is_record).count();
-        let resting = work.keys().filter(|name| name.starts_with("rest.")).count();
+        let parked = work.keys().filter(|name| name.starts_with("rest.")).count();
         // On NFS a sweep recognizes only those leftovers that are older than a minute on the server.
-        (self.is_nfs || !work.keys().any(|name| is_left(name))) && records <= resting
+        (self.is_nfs || !work.keys().any(|name| is_left(name))) && records <= parked
     }
 }
 
