@@ -43,8 +43,8 @@ pub use protocol::{Standing, decide};
 pub use queue::{is_free, is_gone};
 pub use record::Record;
 pub use request::{
-    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, Edge, NotHolder, Note, Orphan, OwnerDied, Phase,
-    Prepare, Refusal, Release, RenewGrant, Request, Successor, Sweep, Transition,
+    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, Edge, NotHolder, Note, Orphan, OwnerDied,
+    Phase, Prepare, Refusal, Release, RenewGrant, Request, Successor, Sweep, Transition,
 };
 pub use runs::{BeginRun, Complain, Complaint, ForgetJob, GiveUp, ReportSuccess, RunStart};
 pub use value::{MOST_VALUE, Value};

@@ -267,11 +267,7 @@ impl AcquireAttempt<'_> {
             Transition::Done(AcquireStep::Granted(grant, before)) => self.found_grant(*grant, before).map(Some),
             Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal),
             Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None),
-            Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
-                self.wait((version, record), &processes, &leases, ahead, on_wait)
-            }
-            // The rules return this step only with a write.
-            Transition::Done(AcquireStep::Again) => Ok(None),
+            Transition::Done(AcquireStep::Wait(awaited)) => self.wait((version, record), &awaited, on_wait),
         }
     }
 
@@ -321,7 +317,7 @@ impl AcquireAttempt<'_> {
         wake: &[HandleHash],
         expired: &[Lease],
     ) -> Result<Option<AcquireResult>> {
-        let enters_queue = matches!(step, AcquireStep::Again);
+        let enters_queue = matches!(step, AcquireStep::Wait(_));
         if enters_queue {
             self.was_queued = true;
             // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
@@ -347,7 +343,7 @@ impl AcquireAttempt<'_> {
         match Acquire::with_tokens(step, version.number) {
             AcquireStep::Granted(grant, before) => Some(granted(*grant, before)),
             AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(0, refusal)),
-            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
+            AcquireStep::Enqueue(_) | AcquireStep::Wait(_) => {
                 if now.waiter(&self.terms.entry.proof).is_some() {
                     self.terms.place = QueuePlace::InRecord;
                 }

@@ -7,10 +7,10 @@ use super::grant::{EndReason, EndedGrant, Grant};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::{PidDomain, ProcessId};
-use super::protocol::{is_decided, is_seen_alive, lease_expired, write};
+use super::protocol::{is_decided, is_seen_alive, lease_expired, write, write_if_changed};
 use super::queue::{INLINE_WAITERS, enter_in_place, grant_in_order, grant_waiting, refill, replaced};
 use super::record::Record;
-use super::request::{Acquire, AcquireStep, Cancel, Edge, NotHolder, Phase, Refusal, Request, Transition};
+use super::request::{Acquire, AcquireStep, Awaited, Cancel, Edge, NotHolder, Phase, Refusal, Request, Transition};
 use super::waiter::{Page, Pages, QueuePlace, QueuePosition, Waiter};
 
 impl Request for Acquire {
@@ -100,10 +100,10 @@ fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Qu
         let busy = busy(next.holders.clone());
         // The caller was in the queue for this decision only.
         next.waiters.retain(|waiter| waiter.proof != me);
-        return Ok(if next != *record { write(next, busy, wake) } else { Transition::Done(busy) });
+        return Ok(write_if_changed(record, next, busy, wake));
     }
     if next != *record {
-        return Ok(write(next, AcquireStep::Again, wake));
+        return Ok(write(next, AcquireStep::Wait(Awaited::default()), wake));
     }
     match place {
         _ if in_record => wait(record, &me, facts),
@@ -134,7 +134,7 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
     }
     if request.queue && request.phase == Phase::Direct && is_stopped(&request.entry, facts)? {
         // Another caller takes the grant back, or the process goes on.
-        return Ok(Transition::Done(AcquireStep::Wait { processes: Vec::new(), leases: Vec::new(), ahead: 0 }));
+        return Ok(Transition::Done(AcquireStep::Wait(Awaited::default())));
     }
     Ok(confirm(record, at, request, before))
 }
@@ -206,15 +206,14 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
 fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> {
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
     let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);
-    let mut step = awaited_ends(record, before, ahead, facts)?;
-    if let AcquireStep::Wait { leases, .. } = &mut step
-        && let Some(lease) = ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.as_ref())
+    let mut awaited = awaited_ends(record, before, ahead, facts)?;
+    if let Some(lease) = ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.as_ref())
         // A waiter whose lease is over keeps its place until the walk of the queue comes to it.
         && !facts.lease_expired(lease)?
     {
-        leases.push(lease.clone());
+        awaited.leases.push(lease.clone());
     }
-    Ok(Transition::Done(step))
+    Ok(Transition::Done(AcquireStep::Wait(awaited)))
 }
 
 /// A caller on a page waits, or enters the page again if its entry has changed.
@@ -225,7 +224,8 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
     let first = record.pages.map_or(place.page, |pages| pages.first);
     let in_record = record.waiters.iter().rev().map(Waiter::waits_where);
     let ahead = record.waiters.len() + Page::before(first, place.page) + place.ahead;
-    awaited_ends(record, place.before.iter().cloned().chain(in_record), ahead, facts).map(Transition::Done)
+    let awaited = awaited_ends(record, place.before.iter().cloned().chain(in_record), ahead, facts)?;
+    Ok(Transition::Done(AcquireStep::Wait(awaited)))
 }
 
 /// Step of a caller for which the record has no room.
@@ -237,7 +237,7 @@ fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
         Some(pages) if *place == QueuePlace::BesidePage(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),
     };
-    write(next, AcquireStep::Again, Vec::new())
+    write(next, AcquireStep::Wait(Awaited::default()), Vec::new())
 }
 
 /// Returns what to wait for: the closest waiter ahead of us that is not stopped, or the holders and their leases if
@@ -247,13 +247,13 @@ fn awaited_ends(
     before: impl Iterator<Item = (PidDomain, ProcessId)>,
     ahead: usize,
     facts: &Facts,
-) -> Result<AcquireStep, Query> {
+) -> Result<Awaited, Query> {
     for (domain, process) in before {
         if matches!(facts.liveness(&domain, &process)?, Liveness::Alive | Liveness::Unknown) {
-            return Ok(AcquireStep::Wait { processes: vec![(domain, process)], leases: Vec::new(), ahead });
+            return Ok(Awaited { processes: vec![(domain, process)], leases: Vec::new(), ahead });
         }
     }
-    let (mut processes, mut leases) = (Vec::new(), Vec::new());
+    let mut awaited = Awaited::default();
     for grant in &record.holders {
         let waiter = match grant.provisional {
             Some(process) => Some((process, facts.liveness(&grant.owner.domain, &process)?)),
@@ -262,14 +262,14 @@ fn awaited_ends(
         let owner = facts.effective_owner(&grant.owner)?.filter(|owner| waiter != Some(*owner));
         // No host can observe the end of a missing process.
         let live = waiter.into_iter().chain(owner).filter(|(_, liveness)| liveness.may_live_here());
-        processes.extend(live.map(|(process, _)| (grant.owner.domain.clone(), process)));
+        awaited.processes.extend(live.map(|(process, _)| (grant.owner.domain.clone(), process)));
         // If this host can see the owner, the owner's end counts and the lease does not.
         let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
         // An expired grant that is still here is not in the way of this waiter.
         let is_over = by_lease && matches!(grant.lifetime, Lifetime::Keepalive(_)) && lease_expired(grant, facts)?;
-        leases.extend(grant.lifetime.lease().filter(|_| by_lease && !is_over).cloned());
+        awaited.leases.extend(grant.lifetime.lease().filter(|_| by_lease && !is_over).cloned());
     }
-    Ok(AcquireStep::Wait { processes, leases, ahead: 0 })
+    Ok(awaited)
 }
 
 impl Request for Cancel {

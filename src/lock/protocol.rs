@@ -132,5 +132,14 @@ pub(super) fn write<R>(record: Record, response: R, wake: Vec<HandleHash>) -> Tr
     Transition::Write { record: Box::new(record), response, wake, expired: Vec::new() }
 }
 
+pub(super) fn write_if_changed<R>(
+    before: &Record,
+    record: Record,
+    response: R,
+    wake: Vec<HandleHash>,
+) -> Transition<R> {
+    if record == *before { Transition::Done(response) } else { write(record, response, wake) }
+}
+
 #[cfg(test)]
 mod tests;

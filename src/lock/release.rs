@@ -7,7 +7,7 @@ use super::grant::{EndReason, EndedGrant, Grant};
 use super::handle::HandleHash;
 use super::lifetime::{Lifetime, MOST_SIGHTINGS, Sighting};
 use super::owner::ProcessId;
-use super::protocol::{Standing, is_decided, lease_expired, write};
+use super::protocol::{Standing, is_decided, lease_expired, write, write_if_changed};
 use super::queue::{grant, grant_in_order, grant_waiting, is_gone, lives};
 use super::record::Record;
 use super::request::{
@@ -71,16 +71,10 @@ fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bo
 
 /// Returns true if the caller is the process that must still learn of this ending. A script learns of an expired grant
 /// from each of its calls, until it has the lock again.
-pub(super) fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> bool {
+fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> bool {
     let is_of_script = ending.grant.owner.supervisor.is_none();
     let is_for_claimant = credentials.supervises || (is_of_script && ending.reason != EndReason::Expired);
     is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
-}
-
-pub(super) fn hear_of<T>(record: &Record, ending: EndedGrant, facts: &Facts) -> Result<Answer<T>, Query> {
-    let mut next = record.clone();
-    next.ended_grants.retain(|kept| *kept != ending);
-    Ok(write(next, Err(not_holder(record, Some(ending), facts)?), Vec::new()))
 }
 
 /// Refuses a request because the caller's grant has ended, or because the record has none.
@@ -117,7 +111,11 @@ impl Request for Release {
                 let wake = grant_waiting(&mut next, facts)?;
                 Ok(write(next, Ok(grant), wake))
             }
-            Match::Ended(ending) if hears_of(record, credentials, &ending) => hear_of(record, ending, facts),
+            Match::Ended(ending) if hears_of(record, credentials, &ending) => {
+                let mut next = record.clone();
+                next.ended_grants.retain(|kept| *kept != ending);
+                Ok(write(next, Err(not_holder(record, Some(ending), facts)?), Vec::new()))
+            }
             Match::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
                 Ok(Transition::Done(Ok(ending.grant)))
             }
@@ -148,14 +146,20 @@ fn leave(record: &Record, at: usize, facts: &Facts) -> Result<Answer<Grant>, Que
 impl Request for RenewGrant {
     type Response = Result<Grant, NotHolder>;
 
+    /// Restarts a keepalive lease even if it is over: no other caller has acquired the lock yet, and the first commit
+    /// wins. A grant with a fixed time limit keeps that limit.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
         let RenewGrant { credentials, lifetime, begins } = self;
-        if let Lifetime::Keepalive(_) = lifetime {
-            return keep_alive(record, self, facts);
-        }
-        let at = match find(record, credentials, facts)? {
-            Match::Grant(at) => at,
-            other => return refuse(record, other, facts),
+        let is_keepalive = |lifetime: &Lifetime| matches!(lifetime, Lifetime::Keepalive(_));
+        let restarts = is_keepalive(lifetime);
+        let own = record.holders.iter().position(|grant| credentials.proof == Some(grant.proof));
+        let at = match own {
+            Some(at) if restarts && is_keepalive(&record.holders[at].lifetime) => at,
+            Some(at) if restarts => return Ok(Transition::Done(Ok(record.holders[at].clone()))),
+            _ => match find(record, credentials, facts)? {
+                Match::Grant(at) if !restarts => at,
+                found => return refuse(record, found, facts),
+            },
         };
         let mut next = record.clone();
         next.holders[at].lifetime = lifetime.clone();
@@ -163,8 +167,9 @@ impl Request for RenewGrant {
             next.holders[at].begin(facts.wall);
         }
         let grant = next.holders[at].clone();
-        let wake = next.waiters.first().map(|head| head.proof).into_iter().collect();
-        Ok(write(next, Ok(grant), wake))
+        // Waiters that watch an old keepalive lease read the record when it would end, so they need no wake-up.
+        let head = if restarts { None } else { next.waiters.first().map(|head| head.proof) };
+        Ok(write(next, Ok(grant), head.into_iter().collect()))
     }
 
     fn repeat(&mut self) {
@@ -174,26 +179,6 @@ impl Request for RenewGrant {
     fn changed(response: &Self::Response) -> Option<HandleHash> {
         changed(response)
     }
-}
-
-/// Restarts a keepalive lease, even if it is over: no other caller has acquired the lock yet, and the first commit
-/// wins. A grant with a fixed time limit keeps that limit.
-fn keep_alive(record: &Record, renew: &RenewGrant, facts: &Facts) -> Result<Answer<Grant>, Query> {
-    let RenewGrant { credentials, lifetime, begins } = renew;
-    let Some(at) = record.holders.iter().position(|grant| credentials.proof == Some(grant.proof)) else {
-        return refuse(record, find(record, credentials, facts)?, facts);
-    };
-    let mut next = record.clone();
-    if !matches!(record.holders[at].lifetime, Lifetime::Keepalive(_)) {
-        return Ok(Transition::Done(Ok(record.holders[at].clone())));
-    }
-    next.holders[at].lifetime = lifetime.clone();
-    if *begins {
-        next.holders[at].begin(facts.wall);
-    }
-    let grant = next.holders[at].clone();
-    // Waiters that watch the old lease read the record when that lease would end, so they need no wake-up.
-    Ok(write(next, Ok(grant), Vec::new()))
 }
 
 /// A keeper itself renews a keepalive lease, so it needs no notification of that.
@@ -207,10 +192,8 @@ impl Request for OwnerDied {
     type Response = Result<Grant, NotHolder>;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
-        let at = match find(record, &self.0, facts)? {
-            Match::Grant(at) => at,
-            other => return refuse(record, other, facts),
-        };
+        let found = find(record, &self.0, facts)?;
+        let Match::Grant(at) = found else { return refuse(record, found, facts) };
         let mut next = record.clone();
         next.holders[at].lifetime = Lifetime::OwnerDied;
         let grant = next.holders[at].clone();
@@ -233,10 +216,8 @@ impl Request for Prepare {
     type Response = Result<Grant, NotHolder>;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
-        let at = match find(record, &self.credentials, facts)? {
-            Match::Grant(at) => at,
-            other => return refuse(record, other, facts),
-        };
+        let found = find(record, &self.credentials, facts)?;
+        let Match::Grant(at) = found else { return refuse(record, found, facts) };
         let mut next = record.clone();
         let grant = &mut next.holders[at];
         grant.proof = self.proof;
@@ -300,8 +281,7 @@ impl Request for AskToEnd {
             }
         }
         let watcher = ended.and(next.waiters.first()).map(|head| head.proof);
-        let is_unchanged = next == *record;
-        Ok(if is_unchanged { Transition::Done(ended) } else { write(next, ended, watcher.into_iter().collect()) })
+        Ok(write_if_changed(record, next, ended, watcher.into_iter().collect()))
     }
 
     fn changed(response: &Self::Response) -> Option<HandleHash> {
@@ -326,8 +306,7 @@ impl Request for Sweep {
         for waiter in &dropped {
             wake.extend(lives(waiter, facts)?.then_some(waiter.proof));
         }
-        let response = (evicted, dropped);
-        Ok(if next == *record { Transition::Done(response) } else { write(next, response, wake) })
+        Ok(write_if_changed(record, next, (evicted, dropped), wake))
     }
 }
 

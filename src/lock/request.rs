@@ -203,19 +203,21 @@ pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Box<Grant>, Option<Box<EndedGrant>>),
     Refused(Refusal),
-    /// The committed record has the caller in its queue, or a new page for it. The caller repeats the request, and the
-    /// next decision makes it wait.
-    Again,
     /// A long queue: the caller enters it on this page and repeats the request.
     Enqueue(u64),
-    /// The caller waits in the queue until one of these processes dies, one of these leases ends, or a wake-up comes.
-    Wait {
-        /// Processes whose end matters to the caller.
-        processes: Vec<(PidDomain, ProcessId)>,
-        /// Leases whose end matters to the caller.
-        leases: Vec<Lease>,
-        ahead: usize,
-    },
+    /// The caller waits for one of these events. After a write, which changes them, it repeats the request.
+    Wait(Awaited),
+}
+
+/// Events that may let a waiter go on, beside a wake-up.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Awaited {
+    /// Processes whose deaths matter to the waiter.
+    pub processes: Vec<(PidDomain, ProcessId)>,
+    /// Leases whose ends matter to the waiter.
+    pub leases: Vec<Lease>,
+    /// Number of waiters ahead, for display.
+    pub ahead: usize,
 }
 
 /// Reason to refuse a lock. `report` has the words.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::job::{JobState, Promise, Runs, Success};
-use super::protocol::write;
+use super::protocol::write_if_changed;
 use super::record::Record;
 use super::release::{Answer, Match, find, refuse};
 use super::request::{Credentials, NotHolder, Request, Transition};
@@ -47,10 +47,8 @@ impl Request for BeginRun {
     }
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<RunStart>, Query> {
-        let at = match find(record, &self.credentials, facts)? {
-            Match::Grant(at) => at,
-            other => return refuse(record, other, facts),
-        };
+        let found = find(record, &self.credentials, facts)?;
+        let Match::Grant(at) = found else { return refuse(record, found, facts) };
         let proof = record.holders[at].proof;
         let before = record.job.clone().unwrap_or_default().as_of(self.now);
         let mut job = before.clone();
@@ -122,10 +120,8 @@ impl Request for ReportSuccess {
     type Response = Result<(), NotHolder>;
 
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<()>, Query> {
-        match find(record, &self.credentials, facts)? {
-            Match::Grant(_) => {}
-            other => return refuse(record, other, facts),
-        }
+        let found = find(record, &self.credentials, facts)?;
+        let Match::Grant(_) = found else { return refuse(record, found, facts) };
         let mut job = record.job.clone().unwrap_or_default().as_of(self.at);
         let mut slot = job.success.and_then(|earlier| earlier.slot);
         if self.in_slot {
@@ -193,13 +189,9 @@ impl Request for ForgetJob {
     }
 }
 
-/// Commits this state if it differs from that of the record.
 fn changed<R>(record: &Record, job: JobState, response: R) -> Transition<R> {
-    let job = Some(job).filter(|job| *job != JobState::default());
-    match job == record.job {
-        true => Transition::Done(response),
-        false => write(Record { job, ..record.clone() }, response, Vec::new()),
-    }
+    let job = (job != JobState::default()).then_some(job);
+    write_if_changed(record, Record { job, ..record.clone() }, response, Vec::new())
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use csalock::lock::{
-    Acquire, AcquireStep, BeginRun, Break, Cancel, Credentials, Facts, Grant, HandleHash, Lease, Lifetime, OwnerDied,
-    PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, RenewGrant, ReportSuccess, RunStart, Sweep,
-    Transition, WaitNode, Waiter, decide, find_cycle,
+    Acquire, AcquireStep, Awaited, BeginRun, Break, Cancel, Credentials, Facts, Grant, HandleHash, Lease, Lifetime,
+    OwnerDied, PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, RenewGrant, ReportSuccess, RunStart,
+    Sweep, Transition, WaitNode, Waiter, decide, find_cycle,
 };
 
 use super::actor::{Answer, Phase, Swapping};
@@ -100,7 +100,7 @@ fn follow(
             Transition::Done(Some(Answer::Done))
         }
         Step::Other(step) => step.map(Some),
-        Step::Acquire(Transition::Done(AcquireStep::Wait { processes, leases, .. })) => {
+        Step::Acquire(Transition::Done(AcquireStep::Wait(Awaited { processes, leases, .. }))) => {
             return wait(world, state, at, task, version, &processes, &leases);
         }
         Step::Acquire(mut step) => {
@@ -203,10 +203,8 @@ fn answer(step: AcquireStep) -> Option<Answer> {
             lease: grant.lifetime.lease().map(|lease| lease.ends),
         }),
         AcquireStep::Refused(_) => Some(Answer::Refused),
-        AcquireStep::Again => None,
-        AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-            unreachable!("the caller handles waits, and the queues of the model are short")
-        }
+        AcquireStep::Wait(_) => None,
+        AcquireStep::Enqueue(_) => unreachable!("the queues of the model are short"),
     }
 }
 
@@ -324,7 +322,7 @@ impl World {
             Step::Acquire(step) => match step.response() {
                 AcquireStep::Granted(..) => true,
                 AcquireStep::Refused(refusal) => !matches!(refusal, Refusal::Busy(_)),
-                AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => false,
+                AcquireStep::Enqueue(_) | AcquireStep::Wait(_) => false,
             },
             Step::Other(_) => true,
         };
@@ -381,7 +379,7 @@ impl World {
         let record = state.names[task.name()].now.record(&name(task.name()));
         let Some(ask) = self.ask(&mut state, at, task) else { return false };
         let step = decide_now(self, &state, self.actors[at].host, |facts| decide_any(&record, &ask, facts));
-        matches!(step, Step::Acquire(Transition::Done(AcquireStep::Wait { .. })))
+        matches!(step, Step::Acquire(Transition::Done(AcquireStep::Wait(_))))
             && victim_of_cycle(self, &state, at, task).is_none()
     }
 }

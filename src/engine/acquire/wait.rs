@@ -8,7 +8,7 @@ use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::{OnWait, Progress};
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeReason, WakeSet, Watched};
-use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, WaitEdges};
+use crate::lock::{Awaited, Cycle, HandleHash, PidDomain, ProcessId, Record, WaitEdges};
 use crate::signals::Interrupt;
 use crate::store::{Topic, Version, guarded};
 
@@ -65,9 +65,7 @@ impl<'a> AcquireAttempt<'a> {
     pub(super) fn wait(
         &mut self,
         (version, record): VersionedRecord,
-        processes: &[(PidDomain, ProcessId)],
-        leases: &[Lease],
-        ahead: usize,
+        awaited: &Awaited,
         on_wait: &mut OnWait<'_>,
     ) -> Result<Option<AcquireResult>> {
         let engine = self.engine.clone();
@@ -75,10 +73,10 @@ impl<'a> AcquireAttempt<'a> {
         if engine.end_abandoned(&record)? {
             return Ok(None);
         }
-        let Some(mut pause) = self.clock.next_pause(engine.host.boottime(), ahead) else {
+        let Some(mut pause) = self.clock.next_pause(engine.host.boottime(), awaited.ahead) else {
             return self.give_up(record);
         };
-        for lease in leases {
+        for lease in &awaited.leases {
             pause = pause.min(engine.store.leases().time_to_expiry(engine.call, lease, &record.sightings)? + ROUNDING);
         }
         if engine.needs_leases() {
@@ -89,9 +87,9 @@ impl<'a> AcquireAttempt<'a> {
         let end = now + engine.pause_for_others(pause, clock.left(now));
         let mut show = || {
             let left = clock.left(engine.host.boottime());
-            on_wait(&Progress { record: &record, ahead, left, outage: None, call: engine.call })
+            on_wait(&Progress { record: &record, ahead: awaited.ahead, left, outage: None, call: engine.call })
         };
-        self.wait_until(end, &record, version.as_ref(), processes, &mut show)
+        self.wait_until(end, &record, version.as_ref(), &awaited.processes, &mut show)
     }
 
     /// Waits until `end` at most. Calls `show` at the start and after each deadlock check.

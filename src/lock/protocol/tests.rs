@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::*;
 use crate::lock::queue::INLINE_WAITERS;
 use crate::lock::{
-    Acquire, AcquireStep, AskToEnd, Break, Cancel, Credentials, EndRequest, EndedGrant, Lease, LeaseClock, LeaseStart,
-    Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition, Refusal, Release,
-    RenewGrant, Sweep, Waiter,
+    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, EndRequest, EndedGrant, Lease, LeaseClock,
+    LeaseStart, Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition, Refusal,
+    Release, RenewGrant, Sweep, Waiter,
 };
 use crate::lock::{Handle, decode, encode};
 
@@ -371,7 +371,7 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_dies_with_its_script() {
     // Another waiter watches both.
     let watched = match settle(&record, &wants(3, Mode::Exclusive), &[]) {
         Transition::Write { record: next, .. } => match settle(&next, &wants(3, Mode::Exclusive), &[]) {
-            Transition::Done(AcquireStep::Wait { processes, .. }) => processes,
+            Transition::Done(AcquireStep::Wait(Awaited { processes, .. })) => processes,
             step => panic!("{step:?}"),
         },
         step => panic!("{step:?}"),
@@ -427,7 +427,7 @@ fn a_claim_excludes_all_but_its_own_id() {
     // The provisional claim may still fail, so the next claimant waits, and gets the name if the first dies.
     assert!(matches!(
         settle(&record, &claims(3, b"three"), &[]),
-        Transition::Write { response: AcquireStep::Again, .. }
+        Transition::Write { response: AcquireStep::Wait(_), .. }
     ));
     let mut alone = record.clone();
     let (response, _) = apply(&mut alone, 2, claims(3, b"three"), &[2]);
@@ -608,7 +608,7 @@ fn a_waiter_watches_the_waiter_before_it_and_the_first_watches_the_holder() {
     let record = queue(&[Mode::Exclusive; 3]);
     for (pid, watched) in [(2, 1), (3, 2)] {
         let step = settle(&record, &wants(pid, Mode::Exclusive), &[]);
-        let Transition::Done(AcquireStep::Wait { processes, ahead, .. }) = step else { panic!("{step:?}") };
+        let Transition::Done(AcquireStep::Wait(Awaited { processes, ahead, .. })) = step else { panic!("{step:?}") };
         assert_eq!((processes, ahead), (vec![(domain(), process(watched))], pid as usize - 2));
     }
 }
@@ -620,7 +620,7 @@ fn a_waiter_does_not_look_repeatedly_because_the_lease_of_the_waiter_before_it_i
         // It died on another host, and the waiter before it lives.
         record.waiters[1].lease = Some(lease(ends));
         let step = settle(&record, &wants(4, Mode::Exclusive), &[]);
-        let Transition::Done(AcquireStep::Wait { leases, ahead: 2, .. }) = step else { panic!("{step:?}") };
+        let Transition::Done(AcquireStep::Wait(Awaited { leases, ahead: 2, .. })) = step else { panic!("{step:?}") };
         assert_eq!(leases, awaited);
     }
 }
@@ -654,7 +654,7 @@ fn crowded(count: usize) -> Record {
 #[test]
 fn a_waiter_that_finds_the_record_full_goes_to_a_page() {
     let full = queue(&[Mode::Exclusive; INLINE_WAITERS + 1]);
-    let Transition::Write { record, response: AcquireStep::Again, .. } =
+    let Transition::Write { record, response: AcquireStep::Wait(_), .. } =
         settle(&full, &wants(99, Mode::Exclusive), &[])
     else {
         panic!()
@@ -668,7 +668,7 @@ fn a_waiter_that_finds_the_record_full_goes_to_a_page() {
     let place = QueuePlace::OnPage(QueuePosition { page: 7, ahead: 2, before: Vec::new(), entry: late.entry.clone() });
     let placed = Acquire { place, ..late };
     assert!(
-        matches!(settle(&record, &placed, &[]), Transition::Done(AcquireStep::Wait { ahead, .. }) if ahead == INLINE_WAITERS + 2)
+        matches!(settle(&record, &placed, &[]), Transition::Done(AcquireStep::Wait(Awaited { ahead, .. })) if ahead == INLINE_WAITERS + 2)
     );
     // A page that the record no longer names is not a position.
     let moved_on = Record { pages: Some(Pages { first: 8, last: 9 }), ..*record };
@@ -819,9 +819,9 @@ fn an_owner_recorded_as_dead_is_dead_for_all_callers() {
 fn no_caller_evicts_an_owner_that_it_sees_alive() {
     let late = held_by(1, Lifetime::Keepalive(lease(0)));
     let waits = settle(&late, &wants(2, Mode::Exclusive), &[]);
-    let Transition::Write { record, response: AcquireStep::Again, .. } = waits else { panic!() };
+    let Transition::Write { record, response: AcquireStep::Wait(_), .. } = waits else { panic!() };
     // The waiter reads the record when that process ends, and not repeatedly because the lease is over.
-    let Transition::Done(AcquireStep::Wait { processes, leases, .. }) =
+    let Transition::Done(AcquireStep::Wait(Awaited { processes, leases, .. })) =
         settle(&record, &wants(2, Mode::Exclusive), &[])
     else {
         panic!()
@@ -846,7 +846,7 @@ fn the_newest_caller_takes_the_place_of_the_one_before() {
     apply(&mut record, 5, wants_latest(7), &[]);
     take(&mut record, 6, 3, Mode::Exclusive);
     let (step, wake) = apply(&mut record, 7, wants_latest(8), &[]);
-    assert_eq!((step, wake), (AcquireStep::Again, vec![proof(7), proof(3)]));
+    assert_eq!((step, wake), (AcquireStep::Wait(Awaited::default()), vec![proof(7), proof(3)]));
     assert_eq!(waiters(&record), [2, 8, 3]);
     // A caller whose entry got lost cannot know whether a newer caller ran, so it does not queue again.
     let (refused, _) = apply(&mut record, 8, Acquire { place: QueuePlace::InRecord, ..wants_latest(9) }, &[]);
@@ -911,7 +911,7 @@ fn a_stopped_waiter_is_passed_over_and_keeps_its_place() {
     assert_eq!(pids(&record), (vec![], vec![STOPPED]));
     // A look of its supervisor does not show that it goes on.
     let step = settle(&record, &waits(STOPPED), &[]);
-    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait(_))), "{step:?}");
     GOES_ON.set(true);
     let (step, _) = apply(&mut record, 8, waits(STOPPED), &[]);
     assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
@@ -924,7 +924,7 @@ fn a_supervisor_does_not_confirm_a_grant_for_a_stopped_child() {
     apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
     GOES_ON.set(false);
     let step = settle(&record, &waits(STOPPED), &[]);
-    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait(_))), "{step:?}");
     GOES_ON.set(true);
     let (step, _) = apply(&mut record, 6, waits(STOPPED), &[]);
     assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
@@ -944,7 +944,7 @@ fn a_free_lock_wakes_its_stopped_waiters_and_is_free_for_newcomers() {
 fn a_waiter_behind_stopped_ones_watches_the_holder_as_the_first() {
     let record = queue_of(&[STOPPED, 3]);
     let step = settle(&record, &waits(3), &[]);
-    let Transition::Done(AcquireStep::Wait { processes, ahead, .. }) = step else { panic!("{step:?}") };
+    let Transition::Done(AcquireStep::Wait(Awaited { processes, ahead, .. })) = step else { panic!("{step:?}") };
     assert_eq!((processes[0].1, ahead), (process(1), 0));
 }
 
@@ -956,7 +956,7 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_is_taken_back_after_a_while() {
         apply(&mut record, 5, Release(handle_of(1)), &[]).0.unwrap();
         record.holders[0].provisional = Some(process(stopped));
         let step = settle(&record, &waits(3), &[]);
-        assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+        assert!(matches!(step, Transition::Done(AcquireStep::Wait(_))), "{step:?}");
         pass(&mut record);
         let (step, _) = apply(&mut record, 6, waits(3), &[]);
         assert!(matches!(step, AcquireStep::Granted(..)), "{step:?}");
@@ -967,7 +967,7 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_is_taken_back_after_a_while() {
         let refused = settle(&record, &confirm, &[]);
         assert!(matches!(refused, Transition::Done(AcquireStep::Refused(Refusal::Lost(_)))), "{refused:?}");
         let step = settle(&record, &waits(stopped), &[]);
-        assert!(matches!(step.response(), AcquireStep::Again | AcquireStep::Wait { .. }), "{step:?}");
+        assert!(matches!(step.response(), AcquireStep::Wait(_)), "{step:?}");
         assert_eq!(pids(&record), (vec![3], vec![stopped, 4]));
     }
 }
@@ -1005,10 +1005,10 @@ fn a_confirmed_or_committed_grant_of_a_stopped_process_stays() {
     (record.holders[0].owner, record.holders[0].provisional) = (owner(&[STOPPED]).into(), None);
     pass(&mut record);
     let step = settle(&record, &waits(3), &[]);
-    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait(_))), "{step:?}");
     (record.holders[0].proof, record.holders[0].provisional) = (proof(DECIDED), Some(process(STOPPED)));
     let step = settle(&record, &waits(3), &[]);
-    assert!(matches!(step, Transition::Done(AcquireStep::Wait { .. })), "{step:?}");
+    assert!(matches!(step, Transition::Done(AcquireStep::Wait(_))), "{step:?}");
 }
 
 #[test]
@@ -1060,7 +1060,7 @@ fn an_expired_grant_ends_only_for_a_waiter_that_needs_its_place() {
     let mut record = sleeper(Mode::Shared);
     apply(&mut record, 4, wants(3, Mode::Exclusive), &[]);
     let step = settle(&record, &wants(3, Mode::Exclusive), &[]);
-    let Transition::Done(AcquireStep::Wait { leases, .. }) = step else { panic!("{step:?}") };
+    let Transition::Done(AcquireStep::Wait(Awaited { leases, .. })) = step else { panic!("{step:?}") };
     assert_eq!(leases, [], "an ended lease makes no wait short");
     apply(&mut record, 5, Release(handle_of(2)), &[]).0.unwrap();
     assert_eq!(pids(&record).0, [3]);
