@@ -56,7 +56,6 @@ pub struct Versioned {
     pub body: Vec<u8>,
     /// True if the record was written before the last reboot and not synced: damage then has a known cause.
     pub may_be_torn: bool,
-    /// True if the record was written in another directory, and copied to this one.
     pub is_copy: bool,
 }
 
@@ -76,7 +75,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Returns the abilities of a store without channels to other hosts.
+    /// A store without channels to other hosts.
     pub fn of(scope: Scope) -> Abilities {
         Abilities { scope, wakes_hosts: false, notifies: false }
     }
@@ -90,7 +89,6 @@ pub enum Topic<'a> {
     Record(&'a [u8]),
 }
 
-/// Result of a sweep or of its dry run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     pub removed: u64,
@@ -110,7 +108,6 @@ impl Swept {
     }
 }
 
-/// Limits of one call of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Call {
     /// Deadline on CLOCK_BOOTTIME, which the call may exceed by less than a second; `None` means the default of the store.
@@ -177,7 +174,7 @@ pub trait Store: Upkeep + Send + Sync {
 
 /// The part of a store that serves people and `csalock gc`. No rule of locking depends on it.
 pub trait Upkeep {
-    /// The location of `name`'s record, for messages.
+    /// For messages.
     fn describe(&self, name: &[u8]) -> String;
 
     /// Number of answers of servers to this process, which distinguishes a slow server from a silent one.
@@ -201,12 +198,11 @@ pub trait Upkeep {
         Ok(Swept::default())
     }
 
-    /// Returns the number of connections to the server that are in use, and their maximum, if the server has few.
+    /// Connections to the server that are in use, and their maximum, if the server has few.
     fn count_connections(&self, _call: Call) -> Option<(u64, u64)> {
         None
     }
 
-    /// Returns findings about the store's health: its kind, its users, its clock, its server.
     fn diagnose(&self, call: Call) -> Vec<Finding>;
 }
 
@@ -216,7 +212,7 @@ impl dyn Store + '_ {
     }
 }
 
-/// Returns the content of a mutex, even if another thread panicked while it used that.
+/// Locks the mutex even if another thread panicked while it used the content.
 pub(crate) fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -227,7 +223,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-/// Returns the value of an environment variable, as far as it is set and not empty. Each store reads its own settings.
+/// Environment variables that are set and not empty. Each store reads its own settings.
 pub type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
 /// Opens the store at a location. It creates nothing: the first commit does.

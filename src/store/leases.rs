@@ -21,13 +21,13 @@ use crate::lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age, bo
 pub trait Leases {
     fn grant(&self, call: Call, span: Duration) -> Result<Lease>;
 
-    /// Returns the time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
+    /// Time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
     fn time(&self, call: Call) -> Result<Duration>;
 
-    /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
+    /// Minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
     fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration>;
 
-    /// Returns true if a lease is over: like [`Leases::ttl`], but cheaper.
+    /// Like [`Leases::ttl`], but cheaper.
     fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
         Ok(self.ttl(call, lease)?.is_zero())
     }
@@ -43,7 +43,7 @@ pub trait Leases {
         self.ttl(call, lease)
     }
 
-    /// Returns new sightings of these leases that the next caller on this host needs.
+    /// Sightings of these leases that the next caller on this host needs.
     fn new_sightings(&self, _call: Call, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
         Ok(Vec::new())
     }
@@ -75,7 +75,7 @@ pub fn lend_local(host: &dyn Host, span: Duration) -> Result<Lease> {
     Ok(Lease { clock: LeaseClock::Boot(boot), ends: ends(kernel_time(host)?), wall: ends(host.wall()) })
 }
 
-/// Returns the time to live of a lease; zero if it has expired.
+/// Zero if the lease has expired.
 pub fn remaining_local(host: &dyn Host, lease: &Lease) -> Result<Duration> {
     let (kernel_time, wall) = (kernel_time(host)?, host.wall());
     let is_this_boot = matches!(&lease.clock, LeaseClock::Boot(boot) if *boot == host.pid_space()?.boot);
@@ -87,7 +87,7 @@ pub fn remaining_local(host: &dyn Host, lease: &Lease) -> Result<Duration> {
     Ok(Duration::from_millis(ends).saturating_sub(now))
 }
 
-/// Returns CLOCK_BOOTTIME as it is outside of all time namespaces.
+/// CLOCK_BOOTTIME as it is outside of all time namespaces.
 fn kernel_time(host: &dyn Host) -> Result<Duration> {
     let offset = Duration::from_millis(host.boottime_offset()?.unsigned_abs());
     match host.boottime_offset()? {
@@ -121,12 +121,12 @@ pub(super) fn lend_shared(
     Ok(Lease { clock: LeaseClock::FileSystem(begun), ends, ..lease })
 }
 
-/// Returns the maximum amount by which the true time may be later than this time of the store.
+/// Maximum amount by which the true time may be later than this time of the store.
 fn tick(time: Duration) -> Duration {
     if time.subsec_nanos() == 0 { COARSE_TICK } else { TICK }
 }
 
-/// Returns the minimum time to live of a lease, for its holder; zero if it has expired.
+/// Minimum time to live of a lease, for its holder; zero if it has expired.
 pub(super) fn remaining_shared(
     host: &dyn Host,
     lease: &Lease,
@@ -184,7 +184,7 @@ impl Seen {
         Ok(at.saturating_add(span).saturating_sub(kernel_time(host)?))
     }
 
-    /// Returns the sightings of these leases that the next process of this host needs.
+    /// Sightings of these leases that the next process of this host needs.
     pub(super) fn to_note(
         &self,
         host: &dyn Host,

@@ -66,10 +66,8 @@ const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 /// Maximum wait for the first answer of the name service. The C library gives each name server five seconds.
 const TO_LOOK_UP: Duration = Duration::from_secs(6);
 
-/// Pause between attempts to connect to a socket of this host whose queue is full.
 const WHILE_FULL: Duration = Duration::from_millis(20);
 
-/// The time until which a result counts, and the result.
 type Looked = (Duration, Result<Vec<SocketAddr>, NetError>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
@@ -79,7 +77,6 @@ pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
     pub(super) call_deadline: Arc<CallDeadline>,
     pub(super) tls: Option<Arc<ClientConfig>>,
-    /// True if the cluster has only one server.
     pub(super) lonely: bool,
 }
 
@@ -89,7 +86,6 @@ impl Connector {
         if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire::Plain(socket)) }
     }
 
-    /// Connects to `HOST:PORT`, without TLS.
     pub(super) fn connect(&self, server: &str) -> Result<TcpStream, NetError> {
         let mut most = self.call_deadline.left();
         if !self.lonely {
@@ -209,7 +205,6 @@ fn host_of(server: &str) -> &str {
 
 pub(super) struct CallDeadline {
     host: Arc<dyn Host>,
-    /// The call, with a deadline.
     call: Mutex<Call>,
 }
 
@@ -346,7 +341,7 @@ pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
     poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
 }
 
-/// Returns the configuration with a certificate and a key of this client: their variables and files.
+/// A certificate and a key of this client, each with its variable and its file.
 pub(super) fn with_client_certificate(
     builder: ConfigBuilder<ClientConfig, WantsClientCert>,
     (certificate, path): (&str, &Path),

@@ -70,7 +70,6 @@ use crate::host::{Host, server_time};
 use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::escape;
 
-/// Default schema of a store.
 const SCHEMA: &str = "csalock";
 
 /// Settings of libpq that a URL has elsewhere.
@@ -91,7 +90,6 @@ type Parts = (Option<String>, Vec<(String, Option<String>)>);
 pub struct Database {
     /// `[USER@][HOST][:PORT]`, percent-encoded.
     pub address: String,
-    /// Name of the database, percent-encoded.
     pub name: String,
     /// Options: `KEY=VALUE&KEY=VALUE`, percent-encoded.
     pub options: String,
@@ -162,7 +160,6 @@ impl Database {
     }
 }
 
-/// Decodes `%XX`.
 fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();
@@ -184,7 +181,6 @@ const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN 
 pub struct Postgres {
     client: Client,
     schema: String,
-    /// URL of the store, for messages.
     place: String,
     leases: KnownLeases,
     /// Numbers of the buckets in which the last reads found no record.
@@ -210,7 +206,7 @@ impl Postgres {
         })
     }
 
-    /// Returns the record of a row whose first columns are its number and body.
+    /// The first columns of the row are number and body.
     fn stored(&self, row: &mut Row, name: &[u8]) -> Result<Option<Versioned>> {
         let Some(number) = number(row, 0) else { return Ok(None) };
         let version = Version { number: number.unsigned_abs(), mark: 0 };
@@ -365,7 +361,6 @@ impl KnownLeases {
 }
 
 impl Postgres {
-    /// Returns the server's time, which the last answer may have shown.
     fn recent_time(&self, call: Call) -> Result<Duration> {
         self.leases.time(&*self.client.host).map_or_else(|| self.time(call), Ok)
     }

@@ -51,7 +51,6 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Parses the part after the scheme: `//[USER@]HOST[:PORT]/PATH`.
     pub(in crate::store) fn parse(rest: &[u8]) -> std::result::Result<Remote, &'static str> {
         let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
         let rest = rest.strip_prefix("//").ok_or("two slashes and a host come after the colon")?;
@@ -110,7 +109,7 @@ impl Ssh {
         self.client.ask(call, request).map(|(_, reply)| reply)
     }
 
-    /// Returns the location of the record in this file, for messages. A forced command may serve another directory.
+    /// For messages. A forced command may serve another directory.
     fn place(&self, file: &str) -> String {
         format!("{}/{}", self.client.remote.url(), escape(file.as_bytes()))
     }

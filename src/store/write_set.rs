@@ -27,7 +27,6 @@ impl CommitResult {
     }
 }
 
-/// Effect that a power cut may have on a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum Durability {
     /// A power cut may undo the commit or tear the record. The record is valid for this boot only.
@@ -165,7 +164,7 @@ impl Absences {
         all.extend(absent_at.map(|revision| (name.to_vec(), revision)));
     }
 
-    /// Returns the revision at which the last read found no record. The next commit needs another read.
+    /// Revision at which the last read found no record. The next commit needs another read.
     pub(super) fn take(&self, name: &[u8]) -> Option<u64> {
         guarded(&self.0).remove(name)
     }

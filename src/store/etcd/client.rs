@@ -47,9 +47,7 @@ type Answered<A> = std::result::Result<A, EtcdError>;
 
 struct State {
     idle: Vec<Option<Connection>>,
-    /// Time of the server in its last answer.
     date: Option<Duration>,
-    /// Index of the server to ask first.
     at: usize,
     /// Failures of the last round, for messages.
     failures: Vec<(String, EtcdError)>,
@@ -250,7 +248,6 @@ impl Client {
         Ok((server, self.login.token(), line))
     }
 
-    /// Returns the error for the user of the last call.
     pub(super) fn error(&self, failed: &EtcdError) -> Error {
         let error = explain(&guarded(&self.state).failures, &self.cluster);
         self.calls.mark_unreached(failed, error)
@@ -261,7 +258,6 @@ impl Client {
         explain(&[(server, NetError::Strange(what.to_string()).into())], &self.cluster)
     }
 
-    /// Returns the time since 1970 in the head of the last answer.
     pub(super) fn date(&self) -> Result<Duration> {
         let date = guarded(&self.state).date;
         date.ok_or_else(|| self.nonsense("an answer without a date"))
@@ -327,11 +323,10 @@ impl Client {
 pub(super) enum Begun {
     No,
     Yes,
-    /// The watch has begun and further input followed.
     AndMore,
 }
 
-/// Returns the state of a watch with this answer so far; `None` if it can never begin.
+/// `None` if a watch with this answer so far can never begin.
 pub(super) fn begun(said: &[u8]) -> Option<Begun> {
     let text = String::from_utf8_lossy(said);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return Some(Begun::No) };

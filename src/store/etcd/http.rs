@@ -25,7 +25,6 @@ const MOST_OF_ANSWER: usize = 16 << 20;
 const MOST_OF_HEAD: usize = 1 << 16;
 const MOST_HEADERS: usize = 100;
 
-/// Number of bytes read at once.
 const PIECE: usize = 1 << 14;
 
 pub(super) struct Connection {
@@ -46,7 +45,7 @@ impl Connection {
         self.wire.read(buffer)
     }
 
-    /// Returns a duplicate of the descriptor, which becomes readable with the connection and keeps it open.
+    /// Duplicate, which becomes readable with the connection and keeps it open.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.wire.socket().as_fd().try_clone_to_owned()
     }
@@ -77,7 +76,7 @@ impl Connection {
         Ok(answers)
     }
 
-    /// Returns true if the connection can be used again. Unexpected data mean that it has ended.
+    /// Unexpected data mean that the connection has ended.
     pub(super) fn is_idle(&self) -> bool {
         self.incoming.is_empty() && !is_readable(self.wire.socket().as_fd())
     }
@@ -160,7 +159,6 @@ impl Incoming {
         Ok(Answer { status, body, keeps_open, date })
     }
 
-    /// Returns true if bytes arrived that no request asked for.
     fn is_empty(&self) -> bool {
         self.unused().is_empty()
     }
@@ -242,7 +240,6 @@ impl Incoming {
     }
 }
 
-/// Returns the head that these bytes begin with; `None` if it is not complete.
 fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
@@ -271,7 +268,7 @@ fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
     Ok(Some(Head { length, status, framing, keeps_open, date }))
 }
 
-/// Returns the time since 1970 that this text means, such as `Tue, 24 Nov 2026 15:11:29 GMT`.
+/// Time since 1970 of a text such as `Tue, 24 Nov 2026 15:11:29 GMT`.
 fn seconds(text: &[u8]) -> Option<Duration> {
     let time = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
     u64::try_from(time.as_second()).ok().map(Duration::from_secs)

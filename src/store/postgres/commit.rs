@@ -24,7 +24,7 @@ impl Postgres {
         Ok(known.map(|number| number as i64))
     }
 
-    /// Returns the parameters of a commit; `None` if its record cannot have the expected version.
+    /// `None` if the record cannot have the expected version.
     fn parameters(&self, call: Call, set: &WriteSet<'_>) -> Result<Option<Vec<Vec<u8>>>> {
         let (mut expect, mut guard) = (None, None);
         if let Some(change) = &set.change {

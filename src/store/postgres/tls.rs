@@ -119,7 +119,7 @@ const SHA256: [&[u8]; 5] = [
     b"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x04",
 ];
 
-/// Returns the next element if it has this tag: its content, and the bytes after it.
+/// Content of the next element if it has this tag, and the bytes after it.
 fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;

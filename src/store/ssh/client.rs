@@ -54,7 +54,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Returns a client with a new connection. An error shows at the first request.
+    /// An error of the new connection shows at the first request.
     pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
         let mut slot = Slot::default();
         if let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
@@ -67,7 +67,6 @@ impl Client {
         Client { host, remote: remote.clone(), program, slot, calls }
     }
 
-    /// Sends a request, and returns its reply with the id of the request.
     pub(super) fn ask(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
         let id = self.new_id()?;
         let reply = self.calls.repeat(call, |call| self.try_once(call, id, request));
@@ -161,7 +160,6 @@ impl Subscribed {
         Some(Subscribed { id, session, socket, ready, slot: client.slot.clone(), host: client.host.clone() })
     }
 
-    /// Returns true if the notification has arrived, or if the server process is gone.
     fn is_over(&self) -> bool {
         let mut slot = guarded(&self.slot);
         let link = slot.link.as_mut().filter(|link| link.session == Some(self.session));

@@ -39,9 +39,7 @@ pub(super) enum WireRequest {
     Read(Bytes),
     Scan,
     Commit(Box<Commit>),
-    /// Grants a lease of so many milliseconds.
     Grant(u64),
-    /// Asks for the time of the store since 1970.
     Time,
     Ttl(Lease),
     TimeToExpiry(Lease, Vec<Sighting>),
@@ -60,7 +58,7 @@ pub(super) enum WireRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
-    /// The end of a list, or of a request without a result.
+    /// End of a list, or of a request without a result.
     Done,
     Failed(Error),
     Record(Option<Stored>),
@@ -78,7 +76,7 @@ pub(super) enum Reply {
     },
     Swept(u64, Vec<Error>),
     Findings(Vec<Finding>),
-    /// The subscription with this id was notified, and has ended.
+    /// The subscription with this id has ended.
     Notified,
 }
 
@@ -139,7 +137,6 @@ pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     bytes: Vec<u8>,
-    /// Number of bytes that have no end of a line.
     searched: usize,
 }
 
@@ -152,7 +149,7 @@ impl Lines {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next message, if its line is complete.
+    /// `None` if the line is not complete.
     pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Garbled> {
         let Some(end) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
             self.searched = self.bytes.len();
