@@ -29,6 +29,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Cluster, Etcd};
 pub use health::{Finding, Scratch, Verdict};
@@ -48,11 +50,13 @@ pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOption
 use crate::error::{Error, Result};
 use crate::host::Host;
 pub use crate::host::{Scope, Subscription};
+use crate::lock::text;
 pub use crate::version::Version;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versioned {
     pub version: Version,
+    #[serde(with = "text")]
     pub body: Vec<u8>,
     /// True if the record was written before the last reboot and not synced: damage then has a known cause.
     pub may_be_torn: bool,
@@ -89,7 +93,7 @@ pub enum Topic<'a> {
     Record(&'a [u8]),
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swept {
     pub removed: u64,
     /// Errors about the records and leftovers that the sweep skipped, one for each.
@@ -97,8 +101,7 @@ pub struct Swept {
 }
 
 impl Swept {
-    /// Records a failure that concerns one record, so that the sweep can continue.
-    /// Returns the error if it concerns more than one record.
+    /// Keeps an error that concerns one record, so that the sweep can continue; returns any other.
     pub fn pass_over(&mut self, error: Error) -> Result<()> {
         if !error.is_of_one_record() {
             return Err(error);
@@ -129,15 +132,13 @@ pub type Visit<'a> = dyn FnMut(&str, Result<Versioned>) -> Result<()> + 'a;
 
 /// Named, versioned bytes, and leases on a clock that all users of the store share.
 pub trait Store: Upkeep + Send + Sync {
-    /// Returns the record under `name`, or `None` if there is none. If its bytes cannot be read, the error contains its
-    /// version ([`Error::version`]), provided that the store knows it.
+    /// `None` if there is no record. If its bytes cannot be read, the error has its version ([`Error::version`]), if known.
     fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>>;
 
     /// Visits every record, in no particular order, in memory that does not grow with their number.
     fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()>;
 
-    /// Makes the change of the set, provided that the record still has its expected version and the leases are over.
-    /// Returns as soon as the change stands.
+    /// Makes the change if the record still has its expected version and the leases are over. Returns when it stands.
     fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult>;
 
     /// Carries out the effects that a successful commit has not: wakes waiters through the store, writes the history,
@@ -226,7 +227,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// Environment variables that are set and not empty. Each store reads its own settings.
 pub type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
-/// Opens the store at a location. It creates nothing: the first commit does.
+/// Creates nothing: the first commit does.
 /// Fails if the location has something other than a store, or an unsafe one: SQLite on a network file system, or a
 /// place that other users may write without the sticky bit.
 pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {

@@ -179,8 +179,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Returns a store in this cluster, without contacting it.
-    /// Fails if the certificates or the password cannot be read.
+    /// Contacts no server. Fails if the certificates or the password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
         Ok(Etcd {
             client: Client::new(cluster, access, host)?,

@@ -68,11 +68,8 @@ pub(super) fn of_files(what: &str, path: &Path, exists: Result<bool>) -> Vec<Fin
     if is_cleaned(path) {
         let found = "programs that clean /tmp and /var/tmp, as systemd-tmpfiles does, remove the records of scripts that \
                      hold a lock for days";
-        findings.push(Finding::doubtful(
-            "cleaner",
-            found,
-            "keep the store in another directory, for example in /var/lib",
-        ));
+        let cure = "keep the store in another directory, for example in /var/lib";
+        findings.push(Finding::doubtful("cleaner", found, cure));
     }
     findings
 }
@@ -82,8 +79,7 @@ pub(super) fn is_cleaned(path: &Path) -> bool {
     ["/tmp", "/var/tmp"].iter().any(|cleaned| path.strip_prefix(cleaned).is_ok_and(|below| below != Path::new("")))
 }
 
-/// Returns a finding about mode, owner and group of the store or of `there`, its nearest existing ancestor. The trial
-/// shows whether this user may write.
+/// `there` is the store or its nearest existing ancestor. The trial shows whether this user may write.
 fn access(path: &Path, there: &Path) -> Option<Finding> {
     let found = std::fs::metadata(there).ok()?;
     let mut text = rights(&found);

@@ -67,7 +67,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
-use crate::lock::{Lease, LeaseClock, Sighting};
+use crate::lock::{Lease, Sighting};
 use crate::name::escape;
 
 const SCHEMA: &str = "csalock";
@@ -125,10 +125,10 @@ impl Database {
         let starts_well = |schema: &str| schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
         let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         let schema = database.schema();
-        match starts_well(&schema) && schema.len() <= 40 && schema.bytes().all(is_plain) {
-            true => Ok(database),
-            false => Err("a schema has at most 40 letters a to z, digits and underscores, and starts with no digit"),
+        if !starts_well(&schema) || schema.len() > 40 || !schema.bytes().all(is_plain) {
+            return Err("a schema has at most 40 letters a to z, digits and underscores, and starts with no digit");
         }
+        Ok(database)
     }
 
     pub fn url(&self) -> String {
@@ -188,8 +188,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Returns a store in this database. A trouble with its server shows at the first call.
-    /// Fails if a setting is invalid or the certificates cannot be read.
+    /// Fails if a setting is invalid or the certificates cannot be read. A trouble with the server shows at the first call.
     pub fn open(database: &Database, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Postgres> {
         let settings = Settings::new(database, variables, host.uid())?;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
@@ -387,8 +386,7 @@ impl Leases for Postgres {
     }
 
     fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(call, lease) };
-        self.leases.seen.until_over(&*self.client.host, (lease, begun), seen, || self.recent_time(call))
+        self.leases.seen.until_over(&*self.client.host, lease, seen, || self.recent_time(call))
     }
 
     fn new_sightings(&self, call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {

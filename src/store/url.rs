@@ -19,6 +19,9 @@ const GIVEN: &[u8] = b"/./";
 
 const BESIDE: &str = ".csalock";
 
+const FORMS: &str = "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or \
+                     etcds://HOST/PREFIX";
+
 /// Kinds of stores on servers: the scheme, and the parser of the part after it.
 type ServerKind = (&'static str, fn(&[u8]) -> std::result::Result<Location, &'static str>);
 const SERVERS: [ServerKind; 5] = [
@@ -105,23 +108,13 @@ impl Location {
         }
     }
 
-    /// Parses a store URL; a plain path with a slash in it is a directory. Relative paths start at `current`.
-    /// Returns a usage error that names the URL and the valid forms.
+    /// A plain path with a slash in it is a directory. Relative paths start at `current`.
     pub fn parse(url: &OsStr, current: impl AsRef<Path>) -> Result<Location> {
         let bytes = url.as_bytes();
-        let wrong = |what: &str| {
-            Error::new(
-                ErrorKind::InvalidInput,
-                format!("store {}: {what}", public_part(bytes)),
-                "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or etcds://HOST/PREFIX",
-            )
-        };
+        let refused = |what: String, hint: &str| Error::new(ErrorKind::InvalidInput, what, hint);
+        let wrong = |what: &str| refused(format!("store {}: {what}", public_part(bytes)), FORMS);
         if bytes.is_empty() {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "the URL of the store is empty",
-                "use dir:PATH, or another URL",
-            ));
+            return Err(refused("the URL of the store is empty".to_string(), "use dir:PATH, or another URL"));
         }
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
@@ -129,12 +122,8 @@ impl Location {
             _ if bytes.contains(&b'/') => (&b"dir"[..], bytes),
             _ => {
                 let url = escape(bytes);
-                let what = format!("store {url}: no store has such a URL");
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    what,
-                    format!("for a directory, use dir:{url} or ./{url}"),
-                ));
+                let hint = format!("for a directory, use dir:{url} or ./{url}");
+                return Err(refused(format!("store {url}: no store has such a URL"), &hint));
             }
         };
         let (path, shared) = match path.strip_suffix(SHARED) {

@@ -120,8 +120,7 @@ impl<'a> WriteSet<'a> {
         WriteSet::from(Write { name, expect: expect.copied(), body, options: WriteOptions::default() })
     }
 
-    /// Makes the change alone by `replace`, without the effects. Checks the leases first, because an expired lease
-    /// cannot come back.
+    /// Checks the leases first, because an expired lease cannot come back. The effects follow later.
     pub(super) fn commit_alone(
         &self,
         call: Call,

@@ -5,6 +5,7 @@
 //! each key, has a revision above zero. An answer `{}` from another program therefore never means "no such key".
 
 use std::fmt;
+use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -150,7 +151,7 @@ impl Response {
 #[serde(default)]
 pub(super) struct Granted {
     /// ttl in seconds; below zero for a lease that does not exist.
-    #[serde(rename = "TTL", deserialize_with = "signed")]
+    #[serde(rename = "TTL", deserialize_with = "number")]
     pub(super) ttl: i64,
 }
 
@@ -181,36 +182,25 @@ enum Number {
     Plain(i64),
 }
 
-pub(super) fn signed<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
-    match Number::deserialize(from)? {
-        Number::Plain(number) => Ok(number),
-        Number::Text(text) => text.parse().map_err(serde::de::Error::custom),
-    }
-}
-
-pub(super) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    match Number::deserialize(from)? {
-        Number::Plain(number) => u64::try_from(number).map_err(serde::de::Error::custom),
-        Number::Text(text) => text.parse().map_err(serde::de::Error::custom),
-    }
+pub(super) fn number<'de, D: Deserializer<'de>, N: TryFrom<i64> + FromStr>(from: D) -> Result<N, D::Error> {
+    let number = match Number::deserialize(from)? {
+        Number::Plain(number) => number.try_into().ok(),
+        Number::Text(text) => text.parse().ok(),
+    };
+    number.ok_or_else(|| D::Error::custom("a number out of range"))
 }
 
 /// Revisions are above zero, and at most etcd's maximum.
 fn revision<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    let revision = number(from)?;
-    match (1..=i64::MAX as u64).contains(&revision) {
-        true => Ok(revision),
-        false => Err(D::Error::custom(format!("revision {revision}"))),
-    }
+    let revision: i64 = number(from)?;
+    if revision < 1 { Err(D::Error::custom(format!("revision {revision}"))) } else { Ok(revision as u64) }
 }
 
 /// A token must be valid in an HTTP header.
 fn token<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let token = String::deserialize(from)?;
-    match token.len() <= LONGEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Ok(token),
-        false => Err(D::Error::custom("a token that cannot be sent back")),
-    }
+    let is_valid = token.len() <= LONGEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_valid { Ok(token) } else { Err(D::Error::custom("a token that cannot be sent back")) }
 }
 
 /// At most as many pairs as a request asks for.

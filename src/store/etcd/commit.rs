@@ -79,8 +79,7 @@ impl Etcd {
         self.transact(call, compare, steps, set)
     }
 
-    /// Returns a revision at which this name had no record: that of the last read of this process, or of a new one.
-    /// `None` if it has a record now.
+    /// Revision at which the last read of this process, or a new one, found no record; `None` if there is one now.
     fn absent_at(&self, call: Call, name: &[u8]) -> Result<Option<u64>> {
         if let Some(revision) = self.absences.take(name) {
             return Ok(Some(revision));

@@ -126,8 +126,7 @@ impl Calls {
 }
 
 impl Contact {
-    /// Returns the deadline of a call that begins at `now`, for a caller with the deadline `until`. All are on
-    /// CLOCK_BOOTTIME.
+    /// Deadline of a call that begins at `now`, for a caller with the deadline `until`; all on CLOCK_BOOTTIME.
     fn deadline(&self, now: Duration, until: Option<Duration>) -> Duration {
         let longest = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
         let at_most = until.map_or(longest, |until| until.saturating_add(OVERTIME).saturating_sub(now));

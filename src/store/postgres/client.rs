@@ -69,8 +69,7 @@ impl SqlRequest<'_> {
 }
 
 impl Postgres {
-    /// Runs a statement on the store's schema, which `$.` stands for. Returns its rows, and true if it was sent more
-    /// than once.
+    /// `$.` stands for the store's schema. Also returns true if the statement was sent more than once.
     pub(super) fn call(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Done<(Vec<Row>, bool)> {
         self.send(call, &SqlRequest::Statement(&self.named(sql), parameters))
     }

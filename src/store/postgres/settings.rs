@@ -189,9 +189,10 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
     {
         return Err(refused("hostaddr", "PGHOSTADDR", address, "csalock takes one address, and for one host only"));
     }
-    let ports: Vec<Option<String>> = match of_url.iter().any(|(_, port)| port.is_some()) {
-        true => of_url.into_iter().map(|(_, port)| port).collect(),
-        false => list("port").into_iter().map(Some).collect(),
+    let ports: Vec<Option<String>> = if of_url.iter().any(|(_, port)| port.is_some()) {
+        of_url.into_iter().map(|(_, port)| port).collect()
+    } else {
+        list("port").into_iter().map(Some).collect()
     };
     if ports.len() > 1 && ports.len() != hosts.len() {
         let expected = format!("a list of {}, as that of hosts", hosts.len());

@@ -104,28 +104,27 @@ impl Client {
         link.ask(host, id, ask, call)
     }
 
-    /// Makes a connection for a list, whose reader may send other requests meanwhile. Returns the last reply.
+    /// Visits the entries of a list. Returns the last reply.
     pub(super) fn list(
         &self,
         call: Call,
         request: &WireRequest,
         visit: &mut dyn FnMut(Reply) -> Result<()>,
     ) -> Result<Reply> {
-        let (host, id) = (self.host.as_ref(), self.new_id()?);
-        let begun = self.calls.repeat(call, |call| {
-            let mut link = Link::open(&self.program, &self.remote, host.boottime())?;
-            link.greet(host, call)?;
-            Ok((link.ask(host, id, request, call)?, link))
-        });
-        let begun = begun.map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)));
-        let (mut reply, mut link) = begun?;
-        while matches!(reply, Reply::Entry(..)) {
+        let (id, mut reply) = self.ask(call, request)?;
+        // Requests of the visitor need another connection until the list is over.
+        let Some(mut link) = guarded(&self.slot).link.take() else { return Err(self.error(&NetError::Closed.into())) };
+        while matches!(reply, Reply::Entry(..) | Reply::Line(_)) {
             self.calls.count_answer();
             visit(reply)?;
-            let call = Call { until: Some(host.boottime() + PATIENCE), ..call };
-            reply = link.reply(host, id, call).map_err(|error| self.error(&error))?;
+            let call = Call { until: Some(self.host.boottime() + PATIENCE), ..call };
+            reply = link.reply(self.host.as_ref(), id, call).map_err(|error| self.error(&error))?;
         }
-        Ok(reply)
+        guarded(&self.slot).link.get_or_insert(link);
+        match reply {
+            Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
+            reply => Ok(reply),
+        }
     }
 
     pub(super) fn error(&self, error: &SshError) -> Error {
