@@ -29,6 +29,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use directory::{Directory, MARK};
 pub use etcd::{Access, Cluster, Etcd};
 pub use health::{Finding, Scratch, Verdict};
@@ -48,15 +50,16 @@ pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOption
 use crate::error::{Error, Result};
 use crate::host::Host;
 pub use crate::host::{Scope, Subscription};
+use crate::lock::text;
 pub use crate::version::Version;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versioned {
     pub version: Version,
+    #[serde(with = "text")]
     pub body: Vec<u8>,
     /// True if the record was written before the last reboot and not synced: damage then has a known cause.
     pub may_be_torn: bool,
-    /// True if the record was written in another directory, and copied to this one.
     pub is_copy: bool,
 }
 
@@ -76,7 +79,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Returns the abilities of a store without channels to other hosts.
+    /// A store without channels to other hosts.
     pub fn of(scope: Scope) -> Abilities {
         Abilities { scope, wakes_hosts: false, notifies: false }
     }
@@ -90,8 +93,7 @@ pub enum Topic<'a> {
     Record(&'a [u8]),
 }
 
-/// Result of a sweep or of its dry run.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swept {
     pub removed: u64,
     /// Errors about the records and leftovers that the sweep skipped, one for each.
@@ -99,8 +101,7 @@ pub struct Swept {
 }
 
 impl Swept {
-    /// Records a failure that concerns one record, so that the sweep can continue.
-    /// Returns the error if it concerns more than one record.
+    /// Keeps an error that concerns one record, so that the sweep can continue; returns any other.
     pub fn pass_over(&mut self, error: Error) -> Result<()> {
         if !error.is_of_one_record() {
             return Err(error);
@@ -110,7 +111,6 @@ impl Swept {
     }
 }
 
-/// Limits of one call of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Call {
     /// Deadline on CLOCK_BOOTTIME, which the call may exceed by less than a second; `None` means the default of the store.
@@ -132,15 +132,13 @@ pub type Visit<'a> = dyn FnMut(&str, Result<Versioned>) -> Result<()> + 'a;
 
 /// Named, versioned bytes, and leases on a clock that all users of the store share.
 pub trait Store: Upkeep + Send + Sync {
-    /// Returns the record under `name`, or `None` if there is none. If its bytes cannot be read, the error contains its
-    /// version ([`Error::version`]), provided that the store knows it.
+    /// `None` if there is no record. If its bytes cannot be read, the error has its version ([`Error::version`]), if known.
     fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>>;
 
     /// Visits every record, in no particular order, in memory that does not grow with their number.
     fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()>;
 
-    /// Makes the change of the set, provided that the record still has its expected version and the leases are over.
-    /// Returns as soon as the change stands.
+    /// Makes the change if the record still has its expected version and the leases are over. Returns when it stands.
     fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult>;
 
     /// Carries out the effects that a successful commit has not: wakes waiters through the store, writes the history,
@@ -177,7 +175,7 @@ pub trait Store: Upkeep + Send + Sync {
 
 /// The part of a store that serves people and `csalock gc`. No rule of locking depends on it.
 pub trait Upkeep {
-    /// The location of `name`'s record, for messages.
+    /// For messages.
     fn describe(&self, name: &[u8]) -> String;
 
     /// Number of answers of servers to this process, which distinguishes a slow server from a silent one.
@@ -201,12 +199,11 @@ pub trait Upkeep {
         Ok(Swept::default())
     }
 
-    /// Returns the number of connections to the server that are in use, and their maximum, if the server has few.
+    /// Connections to the server that are in use, and their maximum, if the server has few.
     fn count_connections(&self, _call: Call) -> Option<(u64, u64)> {
         None
     }
 
-    /// Returns findings about the store's health: its kind, its users, its clock, its server.
     fn diagnose(&self, call: Call) -> Vec<Finding>;
 }
 
@@ -216,7 +213,7 @@ impl dyn Store + '_ {
     }
 }
 
-/// Returns the content of a mutex, even if another thread panicked while it used that.
+/// Locks the mutex even if another thread panicked while it used the content.
 pub(crate) fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -227,10 +224,10 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-/// Returns the value of an environment variable, as far as it is set and not empty. Each store reads its own settings.
+/// Environment variables that are set and not empty. Each store reads its own settings.
 pub type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
-/// Opens the store at a location. It creates nothing: the first commit does.
+/// Creates nothing: the first commit does.
 /// Fails if the location has something other than a store, or an unsafe one: SQLite on a network file system, or a
 /// place that other users may write without the sticky bit.
 pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use super::{AcquireRequest, Engine, EngineState};
 use crate::error::Result;
-use crate::lock::{
-    Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant,
-};
+use crate::lock::{Grant, HandleHash, Lease, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant};
 use crate::store::{Scope, guarded};
 
 #[derive(Debug)]
@@ -124,11 +122,11 @@ impl Engine {
     /// True if a lease in a record was over at the read. A renewal or release ends the old lease and stores another
     /// record: so if the lease has left the record, its end proves nothing, and our read was late.
     pub(super) fn lease_expired(&self, record: &Record, lease: &Lease) -> Result<bool> {
-        let is_over = match lease.clock {
-            LeaseClock::FileSystem(_) => {
-                self.store.leases().time_to_expiry(self.call, lease, &record.sightings)?.is_zero()
-            }
-            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.leases().is_expired(self.call, lease)?,
+        let leases = self.store.leases();
+        let is_over = if record.sightings.is_empty() {
+            leases.is_expired(self.call, lease)?
+        } else {
+            leases.time_to_expiry(self.call, lease, &record.sightings)?.is_zero()
         };
         if !is_over || self.store.scope() == Scope::Local || !record.leases().any(|it| it == lease) {
             return Ok(is_over);

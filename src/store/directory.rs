@@ -47,7 +47,7 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
-use crate::lock::{Lease, LeaseClock, Sighting};
+use crate::lock::{Lease, Sighting};
 use crate::name::escape_path;
 
 /// Maximum number of times that other processes may overtake a call before csalock reports an error.
@@ -351,9 +351,8 @@ impl Leases for Directory {
         Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
     }
 
-    fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(call, lease) };
-        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.file_system_time())
+    fn time_to_expiry(&self, _call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        self.leases.until_over(self.host.as_ref(), lease, seen, || self.file_system_time())
     }
 
     fn new_sightings(&self, _call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {

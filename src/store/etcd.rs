@@ -72,7 +72,6 @@ use crate::error::Result;
 use crate::host::Host;
 use crate::name::escape;
 
-/// Default prefix of the keys in etcd.
 const PREFIX: &str = "csalock";
 
 const PORT: u16 = 2379;
@@ -88,7 +87,6 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Parses the part after the scheme: `//HOST:PORT,HOST:PORT/PREFIX`.
     pub(in crate::store) fn parse(tls: bool, rest: &[u8]) -> std::result::Result<Cluster, &'static str> {
         let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
         let rest = rest.strip_prefix("//").ok_or("two slashes and a server come after the colon")?;
@@ -110,7 +108,6 @@ impl Cluster {
     }
 }
 
-/// Returns the server with its port, by default etcd's own port.
 fn endpoint(typed: &str) -> Option<String> {
     let is_bracketed = typed.starts_with('[') && typed.contains(']');
     let after = if is_bracketed { &typed[typed.find(']')? + 1..] } else { typed };
@@ -124,7 +121,6 @@ fn endpoint(typed: &str) -> Option<String> {
     (is_one && is_plain).then(|| format!("{host}:{port}"))
 }
 
-/// Settings of a cluster in addition to the URL of a store.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// `CSALOCK_ETCD_CACERT`: PEM file of the accepted certificate authorities; default: the system's authorities.
@@ -166,7 +162,7 @@ const LARGEST_PAGE: usize = 256;
 /// Page size in bytes above which a scan halves the next page. Single large records may exceed it.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Returns the first key of the page after this page. Fails unless the keys rise, since a list could be endless.
+/// First key of the page after this page. Fails unless the keys rise, since a list could be endless.
 fn next_page(client: &Client, from: &[u8], page: &RangeAnswer) -> Result<Vec<u8>> {
     let rise = page.kvs.windows(2).all(|two| two[0].key < two[1].key);
     match page.kvs.last() {
@@ -183,8 +179,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Returns a store in this cluster, without contacting it.
-    /// Fails if the certificates or the password cannot be read.
+    /// Contacts no server. Fails if the certificates or the password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
         Ok(Etcd {
             client: Client::new(cluster, access, host)?,
@@ -201,7 +196,7 @@ impl Etcd {
         self.key("records", name)
     }
 
-    /// Returns the creation guard of this name: a key that each creation of this record, or of some others, changes.
+    /// Creation guard of this name: a key that each creation of this record, or of some others, changes.
     fn birth_key(&self, name: &[u8]) -> Vec<u8> {
         self.key("births", format!("{:02x}", Sha256::digest(name)[0]).as_bytes())
     }
@@ -210,7 +205,7 @@ impl Etcd {
         self.key("leases", format!("{id:016x}").as_bytes())
     }
 
-    /// Reads one key. Returns the revision of the read too.
+    /// One key, and the revision of the read.
     fn at(&self, call: Call, key: &[u8], keys_only: bool) -> Result<(Option<Pair>, u64)> {
         let question = json!({"key": encoded(key), "keys_only": keys_only});
         let mut found: RangeAnswer = self.client.ask(call, "/v3/kv/range", &question)?;

@@ -54,7 +54,6 @@ impl Finding {
     }
 }
 
-/// Returns the findings about the store at this path, which exists or does not, or is unusable.
 pub(super) fn of_files(what: &str, path: &Path, exists: Result<bool>) -> Vec<Finding> {
     let shown = escape_path(path);
     let mut findings = vec![match exists {
@@ -69,22 +68,18 @@ pub(super) fn of_files(what: &str, path: &Path, exists: Result<bool>) -> Vec<Fin
     if is_cleaned(path) {
         let found = "programs that clean /tmp and /var/tmp, as systemd-tmpfiles does, remove the records of scripts that \
                      hold a lock for days";
-        findings.push(Finding::doubtful(
-            "cleaner",
-            found,
-            "keep the store in another directory, for example in /var/lib",
-        ));
+        let cure = "keep the store in another directory, for example in /var/lib";
+        findings.push(Finding::doubtful("cleaner", found, cure));
     }
     findings
 }
 
-/// Returns true for a path below a directory in which programs remove old files.
+/// Programs remove old files below these directories.
 pub(super) fn is_cleaned(path: &Path) -> bool {
     ["/tmp", "/var/tmp"].iter().any(|cleaned| path.strip_prefix(cleaned).is_ok_and(|below| below != Path::new("")))
 }
 
-/// Returns a finding about mode, owner and group of the store or of `there`, its nearest existing ancestor. The trial
-/// shows whether this user may write.
+/// `there` is the store or its nearest existing ancestor. The trial shows whether this user may write.
 fn access(path: &Path, there: &Path) -> Option<Finding> {
     let found = std::fs::metadata(there).ok()?;
     let mut text = rights(&found);
@@ -102,7 +97,7 @@ fn access(path: &Path, there: &Path) -> Option<Finding> {
     Some(Finding::good("access", text))
 }
 
-/// Returns a finding if users may read an SQLite database but not write it: SQLite lets a reader lock it.
+/// SQLite lets users lock a database that they may only read.
 pub(super) fn readers(path: &Path) -> Option<Finding> {
     let database = std::fs::metadata(path).ok()?.mode();
     let directory = std::fs::metadata(path.parent()?).ok()?.mode();

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use super::Location;
 
-/// Identity of a store, independent of its path.
 #[derive(Debug, PartialEq, Eq)]
 struct Identity {
     order: Order,
@@ -37,7 +36,7 @@ impl Identity {
     }
 }
 
-/// Returns the stores at these locations in the global order for acquisitions, each with all of its locations.
+/// The stores in the global order for acquisitions, each with all of its locations.
 pub fn in_order(mut locations: Vec<Location>) -> Vec<Vec<Location>> {
     locations.sort_by_cached_key(Location::url);
     locations.dedup();

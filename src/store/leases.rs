@@ -21,13 +21,13 @@ use crate::lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age, bo
 pub trait Leases {
     fn grant(&self, call: Call, span: Duration) -> Result<Lease>;
 
-    /// Returns the time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
+    /// Time since 1970 on the store's clock. That clock may be set, so no lease ends by it.
     fn time(&self, call: Call) -> Result<Duration>;
 
-    /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
+    /// Minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
     fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration>;
 
-    /// Returns true if a lease is over: like [`Leases::ttl`], but cheaper.
+    /// Like [`Leases::ttl`], but cheaper.
     fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
         Ok(self.ttl(call, lease)?.is_zero())
     }
@@ -43,7 +43,7 @@ pub trait Leases {
         self.ttl(call, lease)
     }
 
-    /// Returns new sightings of these leases that the next caller on this host needs.
+    /// Sightings of these leases that the next caller on this host needs.
     fn new_sightings(&self, _call: Call, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
         Ok(Vec::new())
     }
@@ -75,25 +75,21 @@ pub fn lend_local(host: &dyn Host, span: Duration) -> Result<Lease> {
     Ok(Lease { clock: LeaseClock::Boot(boot), ends: ends(kernel_time(host)?), wall: ends(host.wall()) })
 }
 
-/// Returns the time to live of a lease; zero if it has expired.
+/// Zero if the lease has expired.
 pub fn remaining_local(host: &dyn Host, lease: &Lease) -> Result<Duration> {
     let (kernel_time, wall) = (kernel_time(host)?, host.wall());
     let is_this_boot = matches!(&lease.clock, LeaseClock::Boot(boot) if *boot == host.pid_space()?.boot);
     let began = Duration::from_millis(lease.wall.saturating_sub(lease.ends));
-    let (ends, now) = match is_this_boot || wall.saturating_sub(kernel_time).abs_diff(began) <= SAME_BEGINNING {
-        true => (lease.ends, kernel_time),
-        false => (lease.wall, wall),
-    };
+    let is_same_boot = is_this_boot || wall.saturating_sub(kernel_time).abs_diff(began) <= SAME_BEGINNING;
+    let (ends, now) = if is_same_boot { (lease.ends, kernel_time) } else { (lease.wall, wall) };
     Ok(Duration::from_millis(ends).saturating_sub(now))
 }
 
-/// Returns CLOCK_BOOTTIME as it is outside of all time namespaces.
+/// CLOCK_BOOTTIME as it is outside of all time namespaces.
 fn kernel_time(host: &dyn Host) -> Result<Duration> {
-    let offset = Duration::from_millis(host.boottime_offset()?.unsigned_abs());
-    match host.boottime_offset()? {
-        ..0 => Ok(host.boottime().saturating_add(offset)),
-        _ => Ok(host.boottime().saturating_sub(offset)),
-    }
+    let offset = host.boottime_offset()?;
+    let (now, amount) = (host.boottime(), Duration::from_millis(offset.unsigned_abs()));
+    Ok(if offset < 0 { now.saturating_add(amount) } else { now.saturating_sub(amount) })
 }
 
 /// Maximum step between two times of a store that keeps whole seconds. FAT keeps every second one.
@@ -121,12 +117,12 @@ pub(super) fn lend_shared(
     Ok(Lease { clock: LeaseClock::FileSystem(begun), ends, ..lease })
 }
 
-/// Returns the maximum amount by which the true time may be later than this time of the store.
+/// Maximum amount by which the true time may be later than this time of the store.
 fn tick(time: Duration) -> Duration {
     if time.subsec_nanos() == 0 { COARSE_TICK } else { TICK }
 }
 
-/// Returns the minimum time to live of a lease, for its holder; zero if it has expired.
+/// Minimum time to live of a lease, for its holder; zero if it has expired.
 pub(super) fn remaining_shared(
     host: &dyn Host,
     lease: &Lease,
@@ -176,15 +172,16 @@ impl Seen {
     pub(super) fn until_over(
         &self,
         host: &dyn Host,
-        (lease, begun): (&Lease, &LeaseStart),
+        lease: &Lease,
         sightings: &[Sighting],
         store_time: impl FnOnce() -> Result<Duration>,
     ) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return remaining_shared(host, lease, store_time) };
         let Since { at, span, .. } = self.since(host, (lease, begun), sightings, store_time)?;
         Ok(at.saturating_add(span).saturating_sub(kernel_time(host)?))
     }
 
-    /// Returns the sightings of these leases that the next process of this host needs.
+    /// Sightings of these leases that the next process of this host needs.
     pub(super) fn to_note(
         &self,
         host: &dyn Host,
@@ -254,8 +251,7 @@ mod tests {
     }
 
     fn left(seen: &Seen, host: &Fake, lease: &Lease, sightings: &[Sighting], store: Duration) -> Duration {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { panic!("{lease:?}") };
-        seen.until_over(host, (lease, begun), sightings, || Ok(store)).unwrap()
+        seen.until_over(host, lease, sightings, || Ok(store)).unwrap()
     }
 
     fn noted(seen: &Seen, host: &Fake, lease: &Lease, store: Duration) -> Vec<Sighting> {
@@ -345,10 +341,9 @@ mod tests {
     fn a_store_that_does_not_tell_its_time_proves_nothing() {
         let there = host("boot");
         let lease = lease(&there, HOUR);
-        let LeaseClock::FileSystem(begun) = &lease.clock else { panic!("{lease:?}") };
         there.pass(HOUR);
         let silent = || Err(crate::error::Error::new(crate::error::ErrorKind::InputOutput, "no", ""));
-        assert_eq!(Seen::default().until_over(&there, (&lease, begun), &[], silent), Ok(60 * SECOND));
+        assert_eq!(Seen::default().until_over(&there, &lease, &[], silent), Ok(60 * SECOND));
     }
 
     #[test]

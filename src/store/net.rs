@@ -24,9 +24,11 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeSpec;
 use rustls::client::WantsClientCert;
-use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned, SupportedProtocolVersion, WantsVerifier,
+};
 use rustls_pki_types::pem::{self, PemObject};
-use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 use self::errors::NetError;
 use super::{Call, guarded};
@@ -66,10 +68,8 @@ const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 /// Maximum wait for the first answer of the name service. The C library gives each name server five seconds.
 const TO_LOOK_UP: Duration = Duration::from_secs(6);
 
-/// Pause between attempts to connect to a socket of this host whose queue is full.
 const WHILE_FULL: Duration = Duration::from_millis(20);
 
-/// The time until which a result counts, and the result.
 type Looked = (Duration, Result<Vec<SocketAddr>, NetError>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
@@ -79,7 +79,6 @@ pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
     pub(super) call_deadline: Arc<CallDeadline>,
     pub(super) tls: Option<Arc<ClientConfig>>,
-    /// True if the cluster has only one server.
     pub(super) lonely: bool,
 }
 
@@ -89,7 +88,6 @@ impl Connector {
         if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire::Plain(socket)) }
     }
 
-    /// Connects to `HOST:PORT`, without TLS.
     pub(super) fn connect(&self, server: &str) -> Result<TcpStream, NetError> {
         let mut most = self.call_deadline.left();
         if !self.lonely {
@@ -160,14 +158,14 @@ impl Connector {
         }
     }
 
-    pub(super) fn encrypt(&self, server: &str, socket: Socket) -> Result<Wire, NetError> {
+    pub(super) fn encrypt(&self, server: &str, mut socket: Socket) -> Result<Wire, NetError> {
         let Some(config) = &self.tls else { return Err(NetError::Tls("it is not configured".to_string())) };
         let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| NetError::Unresolved)?;
-        let tls = ClientConnection::new(config.clone(), name).map_err(|error| NetError::Tls(error.to_string()))?;
-        Wire::encrypted(socket, tls).map_err(|error| match NetError::from(error) {
-            NetError::Closed => NetError::Tls("it closed the connection".to_string()),
-            other => other,
-        })
+        let mut tls = ClientConnection::new(config.clone(), name).map_err(|error| NetError::Tls(error.to_string()))?;
+        match tls.complete_io(&mut socket).map_err(NetError::from) {
+            Err(NetError::Closed) => Err(NetError::Tls("it closed the connection".to_string())),
+            done => done.map(|_| Wire::Tls(Box::new(StreamOwned::new(tls, socket)))),
+        }
     }
 
     fn addresses(&self, server: &str, at_most: Duration) -> Result<Vec<SocketAddr>, NetError> {
@@ -209,7 +207,6 @@ fn host_of(server: &str) -> &str {
 
 pub(super) struct CallDeadline {
     host: Arc<dyn Host>,
-    /// The call, with a deadline.
     call: Mutex<Call>,
 }
 
@@ -313,11 +310,6 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    fn encrypted(mut socket: Socket, mut tls: ClientConnection) -> io::Result<Wire> {
-        tls.complete_io(&mut socket)?;
-        Ok(Wire::Tls(Box::new(StreamOwned::new(tls, socket))))
-    }
-
     pub(super) fn socket(&self) -> &TcpStream {
         match self {
             Wire::Plain(socket) => &socket.stream,
@@ -346,37 +338,32 @@ pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
     poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
 }
 
-/// Returns the configuration with a certificate and a key of this client: their variables and files.
+/// A certificate and a key of this client, each with its variable and its file.
 pub(super) fn with_client_certificate(
     builder: ConfigBuilder<ClientConfig, WantsClientCert>,
     (certificate, path): (&str, &Path),
     (key, of_key): (&str, &Path),
 ) -> error::Result<ClientConfig> {
-    let own = certificates(certificate, path)?;
+    let own = in_file(certificate, path)?;
     let secret = PrivateKeyDer::from_pem_file(of_key).map_err(|error| wrong_file(key, of_key, &error))?;
     let config = builder.with_client_auth_cert(own, secret);
     config.map_err(|error| useless_file(certificate, path, &format!("it does not go with its key: {error}")))
 }
 
-pub(super) fn revoked_certificates(
-    variable: &str,
-    path: &Path,
-) -> error::Result<Vec<CertificateRevocationListDer<'static>>> {
-    let read = || CertificateRevocationListDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
-    match read() {
-        Ok(found) if found.is_empty() => Err(wrong_file(variable, path, &pem::Error::NoItemsFound)),
-        Ok(found) => Ok(found),
-        Err(error) => Err(wrong_file(variable, path, &error)),
-    }
+pub(super) fn tls_versions(
+    versions: &[&'static SupportedProtocolVersion],
+) -> error::Result<ConfigBuilder<ClientConfig, WantsVerifier>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions);
+    builder.map_err(|error| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), ""))
 }
 
-/// Returns the authorities in the file that this variable names, or those of this system.
-/// Fails if there are none.
+/// The authorities in the file that this variable names, or those of this system. Fails if there are none.
 pub(super) fn trusted_roots(file: Option<&Path>, variable: &str) -> error::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     match file {
         Some(path) => {
-            for certificate in certificates(variable, path)? {
+            for certificate in in_file::<CertificateDer<'_>>(variable, path)? {
                 roots.add(certificate).map_err(|error| useless_file(variable, path, &error.to_string()))?;
             }
         }
@@ -393,8 +380,9 @@ pub(super) fn trusted_roots(file: Option<&Path>, variable: &str) -> error::Resul
     Ok(roots)
 }
 
-fn certificates(variable: &str, path: &Path) -> error::Result<Vec<CertificateDer<'static>>> {
-    let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
+/// Certificates, or lists of revoked ones, in the file that this variable names.
+pub(super) fn in_file<T: PemObject>(variable: &str, path: &Path) -> error::Result<Vec<T>> {
+    let read = || T::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
     match read() {
         Ok(found) if found.is_empty() => Err(wrong_file(variable, path, &pem::Error::NoItemsFound)),
         Ok(found) => Ok(found),

@@ -67,10 +67,9 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
-use crate::lock::{Lease, LeaseClock, Sighting};
+use crate::lock::{Lease, Sighting};
 use crate::name::escape;
 
-/// Default schema of a store.
 const SCHEMA: &str = "csalock";
 
 /// Settings of libpq that a URL has elsewhere.
@@ -91,7 +90,6 @@ type Parts = (Option<String>, Vec<(String, Option<String>)>);
 pub struct Database {
     /// `[USER@][HOST][:PORT]`, percent-encoded.
     pub address: String,
-    /// Name of the database, percent-encoded.
     pub name: String,
     /// Options: `KEY=VALUE&KEY=VALUE`, percent-encoded.
     pub options: String,
@@ -127,10 +125,10 @@ impl Database {
         let starts_well = |schema: &str| schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
         let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         let schema = database.schema();
-        match starts_well(&schema) && schema.len() <= 40 && schema.bytes().all(is_plain) {
-            true => Ok(database),
-            false => Err("a schema has at most 40 letters a to z, digits and underscores, and starts with no digit"),
+        if !starts_well(&schema) || schema.len() > 40 || !schema.bytes().all(is_plain) {
+            return Err("a schema has at most 40 letters a to z, digits and underscores, and starts with no digit");
         }
+        Ok(database)
     }
 
     pub fn url(&self) -> String {
@@ -162,7 +160,6 @@ impl Database {
     }
 }
 
-/// Decodes `%XX`.
 fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();
@@ -184,7 +181,6 @@ const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN 
 pub struct Postgres {
     client: Client,
     schema: String,
-    /// URL of the store, for messages.
     place: String,
     leases: KnownLeases,
     /// Numbers of the buckets in which the last reads found no record.
@@ -192,8 +188,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Returns a store in this database. A trouble with its server shows at the first call.
-    /// Fails if a setting is invalid or the certificates cannot be read.
+    /// Fails if a setting is invalid or the certificates cannot be read. A trouble with the server shows at the first call.
     pub fn open(database: &Database, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Postgres> {
         let settings = Settings::new(database, variables, host.uid())?;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
@@ -210,7 +205,7 @@ impl Postgres {
         })
     }
 
-    /// Returns the record of a row whose first columns are its number and body.
+    /// The first columns of the row are number and body.
     fn stored(&self, row: &mut Row, name: &[u8]) -> Result<Option<Versioned>> {
         let Some(number) = number(row, 0) else { return Ok(None) };
         let version = Version { number: number.unsigned_abs(), mark: 0 };
@@ -365,7 +360,6 @@ impl KnownLeases {
 }
 
 impl Postgres {
-    /// Returns the server's time, which the last answer may have shown.
     fn recent_time(&self, call: Call) -> Result<Duration> {
         self.leases.time(&*self.client.host).map_or_else(|| self.time(call), Ok)
     }
@@ -392,8 +386,7 @@ impl Leases for Postgres {
     }
 
     fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(call, lease) };
-        self.leases.seen.until_over(&*self.client.host, (lease, begun), seen, || self.recent_time(call))
+        self.leases.seen.until_over(&*self.client.host, lease, seen, || self.recent_time(call))
     }
 
     fn new_sightings(&self, call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {

@@ -24,16 +24,17 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+
 use self::client::{Client, Subscribed};
 use self::errors::SshCause;
 pub use self::serve::serve;
 use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::errors::CallError;
-use super::net::retry::PATIENCE;
 use super::{
-    Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Versioned, Visit,
-    WriteSet, guarded,
+    Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Version,
+    Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
@@ -51,7 +52,6 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Parses the part after the scheme: `//[USER@]HOST[:PORT]/PATH`.
     pub(in crate::store) fn parse(rest: &[u8]) -> std::result::Result<Remote, &'static str> {
         let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
         let rest = rest.strip_prefix("//").ok_or("two slashes and a host come after the colon")?;
@@ -106,11 +106,16 @@ impl Ssh {
         Ssh { client: Client::new(remote, program.unwrap_or_else(|| "ssh".into()), host) }
     }
 
-    fn ask(&self, call: Call, request: &WireRequest) -> Result<Reply> {
-        self.client.ask(call, request).map(|(_, reply)| reply)
+    fn ask<A: DeserializeOwned>(&self, call: Call, request: &WireRequest) -> Result<A> {
+        self.answer(self.client.ask(call, request)?.1)
     }
 
-    /// Returns the location of the record in this file, for messages. A forced command may serve another directory.
+    fn answer<A: DeserializeOwned>(&self, reply: Reply) -> Result<A> {
+        let Reply::Answer(answer) = reply else { return Err(self.nonsense()) };
+        serde_json::from_value(answer).map_err(|_| self.nonsense())
+    }
+
+    /// For messages. A forced command may serve another directory.
     fn place(&self, file: &str) -> String {
         format!("{}/{}", self.client.remote.url(), escape(file.as_bytes()))
     }
@@ -120,34 +125,24 @@ impl Ssh {
     }
 
     fn span(&self, call: Call, request: &WireRequest) -> Result<Duration> {
-        match self.ask(call, request)? {
-            Reply::Span(span) => Ok(Duration::from_millis(span)),
-            _ => Err(self.nonsense()),
-        }
+        self.ask(call, request).map(Duration::from_millis)
     }
 }
 
 impl Store for Ssh {
     fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
-        match self.ask(call, &WireRequest::Read(Bytes(name.to_vec())))? {
-            Reply::Record(stored) => Ok(stored.map(Versioned::from)),
-            _ => Err(self.nonsense()),
-        }
+        self.ask(call, &WireRequest::Read(Bytes(name.to_vec())))
     }
 
     fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
         let last = self.client.list(call, &WireRequest::Scan, &mut |entry| match entry {
             Reply::Entry(place, stored) => {
                 let file = place.rsplit('/').next().unwrap_or_default();
-                visit(&self.place(file), stored.map(Versioned::from))
+                visit(&self.place(file), stored)
             }
             _ => Err(self.nonsense()),
         })?;
-        match last {
-            Reply::Done => Ok(()),
-            Reply::Failed(error) => Err(error.of_server(&self.client.remote.url())),
-            _ => Err(self.nonsense()),
-        }
+        if let Reply::Done = last { Ok(()) } else { Err(self.nonsense()) }
     }
 
     fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
@@ -168,11 +163,8 @@ impl Store for Ssh {
             history: set.history.to_vec(),
             limits: set.limits,
         };
-        match self.ask(call, &WireRequest::Commit(commit.into()))? {
-            Reply::Committed(version) => Ok(CommitResult::Done(version)),
-            Reply::Conflict => Ok(CommitResult::Conflict(None)),
-            _ => Err(self.nonsense()),
-        }
+        let committed: Option<Version> = self.ask(call, &WireRequest::Commit(commit.into()))?;
+        Ok(committed.map_or(CommitResult::Conflict(None), CommitResult::Done))
     }
 
     fn leases(&self) -> &dyn Leases {
@@ -204,37 +196,25 @@ impl Upkeep for Ssh {
     }
 
     fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let (id, mut reply) = self.client.ask(call, &WireRequest::History)?;
-        let host = self.client.host.as_ref();
-        loop {
-            match reply {
-                Reply::Line(Bytes(line)) => visit(&line),
-                Reply::EndOfHistory { is_kept } => return Ok(is_kept),
-                _ => return Err(self.nonsense()),
+        let last = self.client.list(call, &WireRequest::History, &mut |line| match line {
+            Reply::Line(Bytes(line)) => {
+                visit(&line);
+                Ok(())
             }
-            let mut slot = guarded(&self.client.slot);
-            let link = slot.link.as_mut().ok_or_else(|| self.nonsense())?;
-            let call = Call { until: Some(host.boottime() + PATIENCE), ..call };
-            reply = link.reply(host, id, call).map_err(|error| {
-                slot.lose();
-                self.client.error(&error)
-            })?;
-        }
+            _ => Err(self.nonsense()),
+        })?;
+        self.answer(last)
     }
 
     fn sweep(&self, call: Call, dry_run: bool) -> Result<Swept> {
-        match self.ask(call, &WireRequest::Sweep { dry_run })? {
-            Reply::Swept(removed, passed_over) => Ok(Swept { removed, passed_over }),
-            _ => Err(self.nonsense()),
-        }
+        self.ask(call, &WireRequest::Sweep { dry_run })
     }
 
     fn diagnose(&self, call: Call) -> Vec<Finding> {
         let Remote { destination, path, .. } = &self.client.remote;
         let what = Finding::good("store", format!("directory {} on {destination}, over ssh", escape(path.as_bytes())));
-        let findings = match self.ask(call, &WireRequest::Diagnose) {
-            Ok(Reply::Findings(findings)) => findings,
-            Ok(_) => return vec![what, Finding::failed("server", &self.nonsense())],
+        let findings: Vec<Finding> = match self.ask(call, &WireRequest::Diagnose) {
+            Ok(findings) => findings,
             Err(error) => return vec![what, Finding::failed("server", &error)],
         };
         let there = |finding: Finding| Finding {
@@ -249,10 +229,7 @@ impl Upkeep for Ssh {
 
 impl Leases for Ssh {
     fn grant(&self, call: Call, span: Duration) -> Result<Lease> {
-        match self.ask(call, &WireRequest::Grant(span.as_millis() as u64))? {
-            Reply::Lease(lease) => Ok(lease),
-            _ => Err(self.nonsense()),
-        }
+        self.ask(call, &WireRequest::Grant(span.as_millis() as u64))
     }
 
     fn time(&self, call: Call) -> Result<Duration> {
@@ -275,9 +252,6 @@ impl Leases for Ssh {
 
     fn new_sightings(&self, call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
         let leases = leases.iter().copied().cloned().collect();
-        match self.ask(call, &WireRequest::NewSightings(leases, seen.to_vec()))? {
-            Reply::Sightings(sightings) => Ok(sightings),
-            _ => Err(self.nonsense()),
-        }
+        self.ask(call, &WireRequest::NewSightings(leases, seen.to_vec()))
     }
 }

@@ -17,8 +17,10 @@ const SHARED: &[u8] = b"?shared=1";
 /// Start of the path in a URL from `run`: it changes nothing in the path, and users do not type it.
 const GIVEN: &[u8] = b"/./";
 
-/// Name of the store next to the files that it locks.
 const BESIDE: &str = ".csalock";
+
+const FORMS: &str = "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or \
+                     etcds://HOST/PREFIX";
 
 /// Kinds of stores on servers: the scheme, and the parser of the part after it.
 type ServerKind = (&'static str, fn(&[u8]) -> std::result::Result<Location, &'static str>);
@@ -64,7 +66,7 @@ impl Location {
         Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false }
     }
 
-    /// Returns true for a store next to the files that it locks. It keeps no history.
+    /// A store next to the files that it locks keeps no history.
     pub fn is_beside(&self) -> bool {
         matches!(self, Location::Directory { layout: Layout::Beside, .. })
     }
@@ -73,7 +75,7 @@ impl Location {
         self.path().filter(|_| self.is_beside())?.parent()
     }
 
-    /// Returns the path of a store in files of this host; `None` for a store on a server.
+    /// `None` for a store on a server.
     pub(super) fn path(&self) -> Option<&Path> {
         match self {
             Location::Directory { path, .. } | Location::Sqlite { path } => Some(path),
@@ -97,7 +99,6 @@ impl Location {
         self.path().is_some_and(|path| !path.exists())
     }
 
-    /// Returns true if a store in files has had a commit.
     pub(super) fn was_used(&self) -> bool {
         match self {
             Location::Directory { path, layout: Layout::Beside, .. } => path.exists(),
@@ -107,23 +108,13 @@ impl Location {
         }
     }
 
-    /// Parses a store URL; a plain path with a slash in it is a directory. Relative paths start at `current`.
-    /// Returns a usage error that names the URL and the valid forms.
+    /// A plain path with a slash in it is a directory. Relative paths start at `current`.
     pub fn parse(url: &OsStr, current: impl AsRef<Path>) -> Result<Location> {
         let bytes = url.as_bytes();
-        let wrong = |what: &str| {
-            Error::new(
-                ErrorKind::InvalidInput,
-                format!("store {}: {what}", public_part(bytes)),
-                "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or etcds://HOST/PREFIX",
-            )
-        };
+        let refused = |what: String, hint: &str| Error::new(ErrorKind::InvalidInput, what, hint);
+        let wrong = |what: &str| refused(format!("store {}: {what}", public_part(bytes)), FORMS);
         if bytes.is_empty() {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "the URL of the store is empty",
-                "use dir:PATH, or another URL",
-            ));
+            return Err(refused("the URL of the store is empty".to_string(), "use dir:PATH, or another URL"));
         }
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
@@ -131,12 +122,8 @@ impl Location {
             _ if bytes.contains(&b'/') => (&b"dir"[..], bytes),
             _ => {
                 let url = escape(bytes);
-                let what = format!("store {url}: no store has such a URL");
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    what,
-                    format!("for a directory, use dir:{url} or ./{url}"),
-                ));
+                let hint = format!("for a directory, use dir:{url} or ./{url}");
+                return Err(refused(format!("store {url}: no store has such a URL"), &hint));
             }
         };
         let (path, shared) = match path.strip_suffix(SHARED) {
@@ -168,7 +155,7 @@ impl Location {
         }
     }
 
-    /// Returns the URL of this location for a command that runs under a lock in it.
+    /// For a command that runs under a lock in this store.
     pub fn inherited_url(&self) -> OsString {
         let mut url = self.url().into_vec();
         let at = path_at(&url);
@@ -218,7 +205,7 @@ fn public_part(url: &[u8]) -> String {
     format!("{}{user}{}{options}", escape(&url[..at]), escape(&url[from..end]))
 }
 
-/// Returns true for text that is probably a URL without its scheme or colon, or a list of libpq's settings.
+/// Text that is probably a URL without its scheme or colon, or a list of libpq's settings.
 fn looks_like_login(path: &[u8]) -> bool {
     let has = |part: &[u8]| path.windows(part.len()).any(|window| window == part);
     (has(b"@") && (has(b"//") || !has(b"/"))) || has(b"password=")
@@ -229,7 +216,7 @@ fn path_at(url: &[u8]) -> usize {
     url[from..].iter().position(|byte| *byte == b'/').map_or(url.len(), |at| from + at)
 }
 
-/// Returns the index of the server list in a URL, if it has one.
+/// Index of the server list in a URL.
 fn servers_at(url: &[u8]) -> Option<usize> {
     let starts = |scheme: &str| url.strip_prefix(scheme.as_bytes()).is_some_and(|rest| rest.starts_with(b"://"));
     SERVERS.iter().find(|(scheme, _)| starts(scheme)).map(|(scheme, _)| scheme.len() + 3)

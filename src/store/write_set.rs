@@ -27,7 +27,6 @@ impl CommitResult {
     }
 }
 
-/// Effect that a power cut may have on a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum Durability {
     /// A power cut may undo the commit or tear the record. The record is valid for this boot only.
@@ -121,8 +120,7 @@ impl<'a> WriteSet<'a> {
         WriteSet::from(Write { name, expect: expect.copied(), body, options: WriteOptions::default() })
     }
 
-    /// Makes the change alone by `replace`, without the effects. Checks the leases first, because an expired lease
-    /// cannot come back.
+    /// Checks the leases first, because an expired lease cannot come back. The effects follow later.
     pub(super) fn commit_alone(
         &self,
         call: Call,
@@ -165,7 +163,7 @@ impl Absences {
         all.extend(absent_at.map(|revision| (name.to_vec(), revision)));
     }
 
-    /// Returns the revision at which the last read found no record. The next commit needs another read.
+    /// Revision at which the last read found no record. The next commit needs another read.
     pub(super) fn take(&self, name: &[u8]) -> Option<u64> {
         guarded(&self.0).remove(name)
     }

@@ -5,6 +5,7 @@
 //! each key, has a revision above zero. An answer `{}` from another program therefore never means "no such key".
 
 use std::fmt;
+use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,7 +16,6 @@ use serde_json::{Value, json};
 use super::errors::{EtcdCause, EtcdError};
 use crate::store::net::errors::{CallError, NetError};
 
-/// Maximum length of a token, in bytes.
 pub(super) const LONGEST_TOKEN: usize = 8192;
 
 /// Maximum number of keys in one request.
@@ -28,7 +28,6 @@ pub(super) fn encoded(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Returns the first key after all keys with this prefix.
 pub(super) fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -54,12 +53,12 @@ pub(super) fn range(key: &[u8], keys_only: bool) -> Value {
     json!({"request_range": {"key": encoded(key), "keys_only": keys_only}})
 }
 
-/// Returns the comparison that a key still has this revision; 0: the key does not exist.
+/// Comparison that a key still has this revision; 0: the key does not exist.
 pub(super) fn is_at(key: &[u8], revision: u64) -> Value {
     json!({"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": revision.to_string()})
 }
 
-/// Returns the comparison that a key has not changed after this revision; it may be absent.
+/// Comparison that a key has not changed after this revision; it may be absent.
 pub(super) fn is_unchanged(key: &[u8], since: u64) -> Value {
     let next = since.saturating_add(1);
     json!({"target": "MOD", "result": "LESS", "key": encoded(key), "mod_revision": next.to_string()})
@@ -152,7 +151,7 @@ impl Response {
 #[serde(default)]
 pub(super) struct Granted {
     /// ttl in seconds; below zero for a lease that does not exist.
-    #[serde(rename = "TTL", deserialize_with = "signed")]
+    #[serde(rename = "TTL", deserialize_with = "number")]
     pub(super) ttl: i64,
 }
 
@@ -163,7 +162,7 @@ pub(super) struct Authenticated {
     pub(super) token: String,
 }
 
-/// The gateway's refusal of a request. Old versions give the message twice.
+/// Old versions give the message twice.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Refusal {
@@ -172,7 +171,6 @@ struct Refusal {
     code: u32,
 }
 
-/// An answer whose content is not needed.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Anything {}
 
@@ -184,39 +182,28 @@ enum Number {
     Plain(i64),
 }
 
-pub(super) fn signed<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
-    match Number::deserialize(from)? {
-        Number::Plain(number) => Ok(number),
-        Number::Text(text) => text.parse().map_err(serde::de::Error::custom),
-    }
+pub(super) fn number<'de, D: Deserializer<'de>, N: TryFrom<i64> + FromStr>(from: D) -> Result<N, D::Error> {
+    let number = match Number::deserialize(from)? {
+        Number::Plain(number) => number.try_into().ok(),
+        Number::Text(text) => text.parse().ok(),
+    };
+    number.ok_or_else(|| D::Error::custom("a number out of range"))
 }
 
-pub(super) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    match Number::deserialize(from)? {
-        Number::Plain(number) => u64::try_from(number).map_err(serde::de::Error::custom),
-        Number::Text(text) => text.parse().map_err(serde::de::Error::custom),
-    }
-}
-
-/// Parses a revision: above zero, and at most etcd's maximum.
+/// Revisions are above zero, and at most etcd's maximum.
 fn revision<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    let revision = number(from)?;
-    match (1..=i64::MAX as u64).contains(&revision) {
-        true => Ok(revision),
-        false => Err(D::Error::custom(format!("revision {revision}"))),
-    }
+    let revision: i64 = number(from)?;
+    if revision < 1 { Err(D::Error::custom(format!("revision {revision}"))) } else { Ok(revision as u64) }
 }
 
-/// Parses a token, which must be valid in an HTTP header.
+/// A token must be valid in an HTTP header.
 fn token<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let token = String::deserialize(from)?;
-    match token.len() <= LONGEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Ok(token),
-        false => Err(D::Error::custom("a token that cannot be sent back")),
-    }
+    let is_valid = token.len() <= LONGEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_valid { Ok(token) } else { Err(D::Error::custom("a token that cannot be sent back")) }
 }
 
-/// Parses keys and values, at most as many as a request asks for.
+/// At most as many pairs as a request asks for.
 fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pair>, D::Error> {
     struct Bounded;
     impl<'de> Visitor<'de> for Bounded {

@@ -126,7 +126,7 @@ impl Auth {
         Ok(())
     }
 
-    /// Returns the directory of this user's tokens, creating it if `make`; `None` if it cannot be trusted.
+    /// Directory of this user's tokens, created if `make`; `None` if it cannot be trusted.
     fn directory(&self, make: bool) -> Option<File> {
         let of_the_system = PathBuf::from(format!("/run/user/{}", self.uid));
         let path =
@@ -149,7 +149,6 @@ impl Auth {
     }
 }
 
-/// Returns the first line of a file that other users cannot read.
 fn first_line(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| {
         Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read CSALOCK_ETCD_PASSWORD_FILE", path)

@@ -10,7 +10,9 @@
 //! waiter must read the record. The input is not parsed, and no thread is needed: the descriptor becomes readable. A waiter
 //! that misses a notification reads the record 1 s later.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::Read;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::net::errors::{CallError, NetError, Retry};
 use crate::store::net::retry::Calls;
-use crate::store::net::{CallDeadline, Connector, is_readable};
+use crate::store::net::{CallDeadline, Connector, Wire, is_readable};
 use crate::store::{Call, Cluster, Subscription, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
@@ -47,9 +49,7 @@ type Answered<A> = std::result::Result<A, EtcdError>;
 
 struct State {
     idle: Vec<Option<Connection>>,
-    /// Time of the server in its last answer.
     date: Option<Duration>,
-    /// Index of the server to ask first.
     at: usize,
     /// Failures of the last round, for messages.
     failures: Vec<(String, EtcdError)>,
@@ -89,7 +89,7 @@ impl Client {
         let bodies: Vec<String> = leases.iter().chain([question]).map(Value::to_string).collect();
         let paths = leases.iter().map(|_| "/v3/lease/grant").chain([path]);
         let requests: Vec<HttpRequest<'_>> =
-            paths.zip(&bodies).map(|(path, body)| HttpRequest { path, body: Some(body.as_bytes()) }).collect();
+            paths.zip(&bodies).map(|(path, body)| HttpRequest { path, body: body.as_bytes() }).collect();
         let mut sent = 0;
         let mut most = SHARE;
         let answer = self.calls.repeat(call, |call| {
@@ -171,7 +171,7 @@ impl Client {
         }
         let Some((user, password)) = self.login.wanted() else { return Ok(None) };
         let question = json!({"name": user, "password": password}).to_string();
-        let request = HttpRequest { path: "/v3/auth/authenticate", body: Some(question.as_bytes()) };
+        let request = HttpRequest { path: "/v3/auth/authenticate", body: question.as_bytes() };
         match self.post::<Authenticated>(state, at, &[request], None) {
             Ok(answer) => {
                 self.login.remember(&answer.token);
@@ -234,23 +234,10 @@ impl Client {
         path: &str,
         question: &Value,
     ) -> Answered<A> {
-        let mut state = guarded(&self.state);
-        let body = Some(question.to_string().into_bytes());
-        self.ask_logged_in(call, &mut state, at, &[HttpRequest { path, body: body.as_deref() }], &mut 0)
+        let body = question.to_string();
+        self.ask_logged_in(call, &mut guarded(&self.state), at, &[HttpRequest { path, body: body.as_bytes() }], &mut 0)
     }
 
-    /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
-    fn line(
-        &self,
-        deadline: &Arc<CallDeadline>,
-    ) -> std::result::Result<(String, Option<String>, Connection), NetError> {
-        let server = self.cluster.endpoints[guarded(&self.state).at].clone();
-        let line = Connector { call_deadline: deadline.clone(), ..self.connector.clone() }.dial(&server)?;
-        let line = Connection::new(line);
-        Ok((server, self.login.token(), line))
-    }
-
-    /// Returns the error for the user of the last call.
     pub(super) fn error(&self, failed: &EtcdError) -> Error {
         let error = explain(&guarded(&self.state).failures, &self.cluster);
         self.calls.mark_unreached(failed, error)
@@ -261,7 +248,6 @@ impl Client {
         explain(&[(server, NetError::Strange(what.to_string()).into())], &self.cluster)
     }
 
-    /// Returns the time since 1970 in the head of the last answer.
     pub(super) fn date(&self) -> Result<Duration> {
         let date = guarded(&self.state).date;
         date.ok_or_else(|| self.nonsense("an answer without a date"))
@@ -278,18 +264,15 @@ const TO_BEGIN: Duration = Duration::from_millis(500);
 /// Maximum length of the confirmation of a watch, in bytes.
 const LONGEST_BEGINNING: usize = 8192;
 
-struct Watch {
-    descriptor: OwnedFd,
-    _line: Connection,
-}
+struct Watch(Wire);
 
 impl Subscription for Watch {
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+        self.0.socket().as_fd()
     }
 
     fn is_notified(&mut self) -> bool {
-        is_readable(self.descriptor.as_fd())
+        is_readable(self.descriptor())
     }
 }
 
@@ -298,40 +281,40 @@ impl Client {
     pub(super) fn watch(&self, call: Call, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
         let call_deadline = Arc::new(CallDeadline::new(self.host.clone()));
         call_deadline.begin(Call { until: Some(self.host.boottime() + TO_BEGIN), ..call });
-        let (server, token, mut line) = self.line(&call_deadline).ok()?;
+        let server = self.cluster.endpoints[guarded(&self.state).at].clone();
+        let mut wire = Connector { call_deadline, ..self.connector.clone() }.dial(&server).ok()?;
         which["key"] = encoded(key).into();
-        let question = json!({"create_request": which});
-        let (question, mut bytes) = (question.to_string(), Vec::new());
-        let request = HttpRequest { path: "/v3/watch", body: Some(question.as_bytes()) };
-        request.encode(&server, token.as_deref(), &mut bytes);
-        line.write(&bytes).ok()?;
-        let mut said = Vec::new();
+        let question = json!({"create_request": which}).to_string();
+        let (mut bytes, mut said) = (Vec::new(), Vec::new());
+        let request = HttpRequest { path: "/v3/watch", body: question.as_bytes() };
+        request.encode(&server, self.login.token().as_deref(), &mut bytes);
+        wire.send(&bytes).ok()?;
         loop {
             let mut buffer = [0; 1024];
-            let amount = line.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
+            let amount = wire.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
             said.extend_from_slice(&buffer[..amount]);
             match begun(&said)? {
                 Begun::No if said.len() > LONGEST_BEGINNING => return None,
                 Begun::No => {}
                 Begun::Yes => break,
                 Begun::AndMore => {
-                    line.shut();
+                    // The next poll must not miss it.
+                    let _ = wire.socket().shutdown(Shutdown::Both);
                     break;
                 }
             }
         }
-        Some(Box::new(Watch { descriptor: line.descriptor().ok()?, _line: line }))
+        Some(Box::new(Watch(wire)))
     }
 }
 
 pub(super) enum Begun {
     No,
     Yes,
-    /// The watch has begun and further input followed.
     AndMore,
 }
 
-/// Returns the state of a watch with this answer so far; `None` if it can never begin.
+/// `None` if a watch with this answer so far can never begin.
 pub(super) fn begun(said: &[u8]) -> Option<Begun> {
     let text = String::from_utf8_lossy(said);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return Some(Begun::No) };

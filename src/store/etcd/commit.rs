@@ -34,7 +34,7 @@ pub(super) const MOST_STEPS: usize = 128;
 /// Time for which a lease counts as lasting after a transaction found its key: no later read is needed, or may say otherwise.
 pub(super) const SEEN_LASTING: Duration = Duration::from_secs(1);
 
-/// Returns the ids of these leases. A lease on another clock counts as over in this store.
+/// A lease on another clock counts as over in this store.
 pub(super) fn ids(leases: &[&Lease]) -> Vec<u64> {
     let ids = leases.iter().filter_map(|lease| match lease.clock {
         LeaseClock::Etcd(id) => Some(id),
@@ -79,8 +79,7 @@ impl Etcd {
         self.transact(call, compare, steps, set)
     }
 
-    /// Returns a revision at which this name had no record: that of the last read of this process, or of a new one.
-    /// `None` if it has a record now.
+    /// Revision at which the last read of this process, or a new one, found no record; `None` if there is one now.
     fn absent_at(&self, call: Call, name: &[u8]) -> Result<Option<u64>> {
         if let Some(revision) = self.absences.take(name) {
             return Ok(Some(revision));
@@ -89,7 +88,7 @@ impl Etcd {
         Ok(found.is_none().then_some(revision))
     }
 
-    /// Returns the comparison and the step of a change; `None` if its record cannot have the expected version.
+    /// Comparison and step of a change; `None` if its record cannot have the expected version.
     fn step(&self, change: &Write<'_>) -> Result<Option<(Value, Value)>> {
         let hint = "let only a role of etcd read that prefix (etcdctl role grant-permission)";
         change.check_mode("etcd", &self.url(), hint)?;
@@ -155,7 +154,6 @@ impl Etcd {
         Ok(done)
     }
 
-    /// Returns the step that wakes a waiter, which ends with the waiter's lease.
     fn bell(&self, channel: &[u8], lease: Option<&Lease>) -> Option<Value> {
         match lease?.clock {
             LeaseClock::Etcd(id) => Some(put(&self.key("bells", channel), b"", Some(id))),
@@ -210,7 +208,6 @@ impl Etcd {
 /// Number of lines out of 256 after which the process checks for too many lines.
 const NOW_AND_THEN: u8 = 4;
 
-/// Number of lines read at once.
 const PAGE: u64 = 500;
 const MANY_KEYS: u64 = MOST_PAIRS as u64;
 
@@ -277,7 +274,7 @@ fn sizes(prefix: &[u8], page: &RangeAnswer) -> impl Iterator<Item = u64> {
     page.kvs.iter().map(|pair| parts(prefix, &pair.key).next_back().and_then(|length| length.parse().ok()).unwrap_or(0))
 }
 
-/// Returns the parts of a key: the time of its line, a random number, and the length of the line.
+/// Parts of a key: the time of its line, a random number, and the length of the line.
 fn parts<'a>(prefix: &[u8], key: &'a [u8]) -> std::str::Split<'a, char> {
     let text = key.get(prefix.len()..).and_then(|key| std::str::from_utf8(key).ok());
     text.unwrap_or_default().split('.')

@@ -7,15 +7,12 @@ use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
 use crate::store::net::errors::{CallError, Cause, NetError, Retry};
 
-/// Failure of one server.
 pub(super) type EtcdError = CallError<EtcdCause>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EtcdCause {
-    /// The server expects TLS, but the URL says otherwise.
     WantsTls,
     NoGateway,
-    /// gRPC status code and message.
     Said(u32, String),
 }
 
@@ -30,7 +27,7 @@ impl Cause for EtcdCause {
     }
 }
 
-/// Returns true for the messages of etcd while its members elect a leader or are overloaded.
+/// Messages of etcd while its members elect a leader or are overloaded.
 fn passes(said: &str) -> bool {
     [
         "request timed out",
@@ -86,7 +83,7 @@ pub(super) fn is_refusal(error: &EtcdError) -> bool {
 /// Failures of one round of requests, each with the name of its server.
 pub(super) type Failures = [(String, EtcdError)];
 
-/// Returns the failure that stands for a round: the last one if it ends the call, else the one that promises most.
+/// The last failure stands for a round if it ends the call, else the one that promises most.
 pub(super) fn summary(failures: &Failures) -> EtcdError {
     let find = |wanted| failures.iter().map(|(_, error)| error).find(|error| error.retry() == wanted);
     let last = failures.last().map(|(_, error)| error);
@@ -96,7 +93,6 @@ pub(super) fn summary(failures: &Failures) -> EtcdError {
     found.cloned().unwrap_or(CallError::Net(NetError::Silent))
 }
 
-/// Returns the error for the user after this round.
 pub(super) fn explain(failures: &Failures, cluster: &Cluster) -> Error {
     let Some((server, last)) = failures.last() else {
         let servers = cluster.endpoints.join(", ");
@@ -156,7 +152,7 @@ fn cure(error: &EtcdError) -> &'static str {
     }
 }
 
-/// Returns the error for a request that the cluster refuses at every server.
+/// Every server would refuse this request.
 fn refused(code: u32, message: &str, server: &str, cluster: &Cluster) -> Error {
     let said = escape(message.trim_start_matches("etcdserver: ").as_bytes());
     let failed = |exit, what: &str, cure: &str| Error::new(exit, format!("etcd at {server} {what}: {said}"), cure);

@@ -43,7 +43,6 @@ pub(super) fn examine(client: &Client, call: Call) -> Vec<Finding> {
     findings
 }
 
-/// Returns the reachability and state of one server, and adds its version.
 fn of_server(client: &Client, call: Call, at: usize, versions: &mut BTreeSet<String>) -> Vec<Finding> {
     let server = &client.cluster.endpoints[at][..];
     let call = Call { until: Some(client.host.boottime() + SERVER_TIMEOUT), ..call };
@@ -113,7 +112,6 @@ fn faults(version: &str) -> Vec<String> {
     faults
 }
 
-/// Returns the number of members, and how many of them the URL names.
 fn of_members(client: &Client, call: Call) -> Option<Finding> {
     let known = client.cluster.endpoints.len();
     let members = client.ask::<Members>(call, "/v3/cluster/member/list", &json!({})).ok()?.members.len();

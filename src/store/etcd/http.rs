@@ -5,9 +5,7 @@
 //! another one therefore needs no round trip of its own.
 
 use std::io::{self, Read};
-use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
@@ -16,7 +14,7 @@ use rustls::ClientConfig;
 use super::Access;
 use crate::error::{self, Error, ErrorKind};
 use crate::store::net::errors::NetError;
-use crate::store::net::{Wire, is_readable, trusted_roots, with_client_certificate};
+use crate::store::net::{Wire, is_readable, tls_versions, trusted_roots, with_client_certificate};
 
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: usize = 16 << 20;
@@ -25,7 +23,6 @@ const MOST_OF_ANSWER: usize = 16 << 20;
 const MOST_OF_HEAD: usize = 1 << 16;
 const MOST_HEADERS: usize = 100;
 
-/// Number of bytes read at once.
 const PIECE: usize = 1 << 14;
 
 pub(super) struct Connection {
@@ -38,24 +35,6 @@ impl Connection {
         Connection { wire, incoming: Incoming::default() }
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.wire.send(bytes)
-    }
-
-    pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.wire.read(buffer)
-    }
-
-    /// Returns a duplicate of the descriptor, which becomes readable with the connection and keeps it open.
-    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.wire.socket().as_fd().try_clone_to_owned()
-    }
-
-    /// Shuts the connection down, which makes it readable.
-    pub(super) fn shut(&self) {
-        let _ = self.wire.socket().shutdown(Shutdown::Both);
-    }
-
     /// Sends requests, and returns their answers: at least one, and the last one that precedes the end of the connection.
     pub(super) fn exchange(
         &mut self,
@@ -66,7 +45,7 @@ impl Connection {
         // All bytes are sent at once, because small segments would wake the server several times.
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(server, token, &mut bytes));
-        self.write(&bytes)?;
+        self.wire.send(&bytes)?;
         let mut answers = Vec::new();
         for _ in requests {
             answers.push(self.incoming.answer(&mut |buffer| self.wire.read(buffer))?);
@@ -77,32 +56,27 @@ impl Connection {
         Ok(answers)
     }
 
-    /// Returns true if the connection can be used again. Unexpected data mean that it has ended.
+    /// Unexpected data mean that the connection has ended.
     pub(super) fn is_idle(&self) -> bool {
         self.incoming.is_empty() && !is_readable(self.wire.socket().as_fd())
     }
 }
 
-/// A request to one server; GET without a body, else POST.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HttpRequest<'a> {
     pub(super) path: &'a str,
-    pub(super) body: Option<&'a [u8]>,
+    pub(super) body: &'a [u8],
 }
 
 impl HttpRequest<'_> {
     pub(super) fn encode(&self, server: &str, token: Option<&str>, out: &mut Vec<u8>) {
-        let method = if self.body.is_some() { "POST" } else { "GET" };
-        out.extend_from_slice(format!("{method} {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
+        out.extend_from_slice(format!("POST {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
         if let Some(token) = token {
             out.extend_from_slice(format!("authorization: {token}\r\n").as_bytes());
         }
-        if let Some(body) = self.body {
-            let length = body.len();
-            out.extend_from_slice(format!("content-type: application/json\r\ncontent-length: {length}\r\n").as_bytes());
-        }
-        out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(self.body.unwrap_or_default());
+        let length = self.body.len();
+        out.extend_from_slice(format!("content-type: application/json\r\ncontent-length: {length}\r\n\r\n").as_bytes());
+        out.extend_from_slice(self.body);
     }
 }
 
@@ -160,7 +134,6 @@ impl Incoming {
         Ok(Answer { status, body, keeps_open, date })
     }
 
-    /// Returns true if bytes arrived that no request asked for.
     fn is_empty(&self) -> bool {
         self.unused().is_empty()
     }
@@ -242,7 +215,6 @@ impl Incoming {
     }
 }
 
-/// Returns the head that these bytes begin with; `None` if it is not complete.
 fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
@@ -271,7 +243,7 @@ fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
     Ok(Some(Head { length, status, framing, keeps_open, date }))
 }
 
-/// Returns the time since 1970 that this text means, such as `Tue, 24 Nov 2026 15:11:29 GMT`.
+/// Time since 1970 of a text such as `Tue, 24 Nov 2026 15:11:29 GMT`.
 fn seconds(text: &[u8]) -> Option<Duration> {
     let time = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
     u64::try_from(time.as_second()).ok().map(Duration::from_secs)
@@ -283,10 +255,7 @@ fn strange(what: &str) -> NetError {
 
 pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
     let roots = trusted_roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), ""))?;
-    let builder = builder.with_root_certificates(roots);
+    let builder = tls_versions(rustls::ALL_VERSIONS)?.with_root_certificates(roots);
     match (&access.cert, &access.key) {
         (None, None) => Ok(builder.with_no_client_auth()),
         (Some(cert), key) => {
@@ -409,10 +378,11 @@ mod tests {
     #[test]
     fn a_request_is_complete() {
         let mut bytes = Vec::new();
-        HttpRequest { path: "/v3/kv/range", body: Some(b"{}") }.encode("h:1", Some("a.b"), &mut bytes);
-        HttpRequest { path: "/health", body: None }.encode("h:1", None, &mut bytes);
+        HttpRequest { path: "/v3/kv/range", body: b"{}" }.encode("h:1", Some("a.b"), &mut bytes);
+        HttpRequest { path: "/v3/watch", body: b"" }.encode("h:1", None, &mut bytes);
         let expected = "POST /v3/kv/range HTTP/1.1\r\nhost: h:1\r\nauthorization: a.b\r\n\
-            content-type: application/json\r\ncontent-length: 2\r\n\r\n{}GET /health HTTP/1.1\r\nhost: h:1\r\n\r\n";
+            content-type: application/json\r\ncontent-length: 2\r\n\r\n{}POST /v3/watch HTTP/1.1\r\nhost: h:1\r\n\
+            content-type: application/json\r\ncontent-length: 0\r\n\r\n";
         assert_eq!(String::from_utf8(bytes).unwrap(), expected);
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Returns the request for this lease. No grant uses it yet, so its restart does no harm.
+    /// No grant uses the lease yet, so its restart does no harm.
     pub(super) fn request(&self) -> Value {
         json!({"ID": self.id.to_string(), "TTL": self.seconds.to_string()})
     }
@@ -52,7 +52,7 @@ impl KnownLeases {
         guarded(&self.lasting).extend(lasting.map(|(id, _)| (*id, until)));
     }
 
-    /// Returns true if a transaction found this lease's key a short while ago.
+    /// A transaction found this lease's key a short while ago.
     pub(super) fn is_lasting(&self, id: u64, now: Duration) -> bool {
         let mut lasting = guarded(&self.lasting);
         lasting.retain(|(_, until)| *until > now);

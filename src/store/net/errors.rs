@@ -6,7 +6,6 @@ use nix::errno::Errno;
 
 use crate::name::escape;
 
-/// The step after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Retry {
     /// Nothing: a server has answered.
@@ -22,12 +21,10 @@ pub(in crate::store) enum Retry {
     Always,
 }
 
-/// Failure that only the servers of one kind of store have.
 pub(in crate::store) trait Cause {
     fn retry(&self) -> Retry;
 }
 
-/// Failure of a call, or of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::store) enum CallError<C> {
     Net(NetError),
@@ -68,22 +65,15 @@ impl<C> From<io::Error> for CallError<C> {
     }
 }
 
-/// Failure of a connection, with any server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::store) enum NetError {
-    /// The server's name has no address.
     Unresolved,
-    /// The name service did not answer in time.
     NamesSilent,
-    /// The name service cannot be asked, for this reason.
     NamesFailed(String),
-    /// The server cannot be reached, for this reason.
     Refused(String),
     Silent,
     Interrupted,
-    /// The server closed the connection instead of answering.
     Closed,
-    /// The TLS handshake failed, for this reason.
     Tls(String),
     TooLong,
     Strange(String),

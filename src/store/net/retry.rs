@@ -34,7 +34,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 
 impl Call {
-    /// The deadline, which every attempt has.
+    /// Every attempt has a deadline.
     pub(in crate::store) fn end(self) -> Duration {
         self.until.unwrap_or(Duration::MAX)
     }
@@ -65,7 +65,6 @@ pub(in crate::store) struct Calls {
 #[derive(Debug, Default)]
 struct Contact {
     answered: bool,
-    /// True if the last call ended without an answer.
     silent: bool,
 }
 
@@ -74,7 +73,6 @@ impl Calls {
         Calls { host, has_met, contact: Mutex::default(), answers: AtomicU64::new(0) }
     }
 
-    /// Number of answers so far.
     pub(in crate::store) fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
@@ -128,8 +126,7 @@ impl Calls {
 }
 
 impl Contact {
-    /// Returns the deadline of a call that begins at `now`, for a caller with the deadline `until`. All are on
-    /// CLOCK_BOOTTIME.
+    /// Deadline of a call that begins at `now`, for a caller with the deadline `until`; all on CLOCK_BOOTTIME.
     fn deadline(&self, now: Duration, until: Option<Duration>) -> Duration {
         let longest = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
         let at_most = until.map_or(longest, |until| until.saturating_add(OVERTIME).saturating_sub(now));

@@ -20,9 +20,9 @@ use crate::store::Secret;
 const MOST_ROUNDS: u32 = 1_000_000;
 
 pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target) -> Done<()> {
-    let permit = |method: &str| match settings.methods.permit(method) {
-        true => Ok(()),
-        false => Err(denied(format!("it asks for the login \"{method}\", which require_auth excludes"))),
+    let permit = |method: &str| {
+        let excluded = || denied(format!("it asks for the login \"{method}\", which require_auth excludes"));
+        settings.methods.permit(method).then_some(()).ok_or_else(excluded)
     };
     let password = || match &target.password {
         Ok(password) => Ok(password.expose().as_bytes()),
@@ -63,8 +63,7 @@ fn denied(why: String) -> SqlError {
     said("28P01", why)
 }
 
-/// Proves the password, and checks that the server knows it too (RFC 5802, RFC 7677). Returns true if the login is bound to
-/// the TLS connection.
+/// Checks that the server knows the password too (RFC 5802, RFC 7677). Returns true if the login is bound to TLS.
 fn scram(session: &mut Session, binding: Binding, body: &AuthenticationSaslBody, password: &[u8]) -> Done<bool> {
     let offers: Vec<&str> = body.mechanisms().collect().map_err(invalid)?;
     let end_point = if binding == Binding::Disable { None } else { session.end_point() };

@@ -28,7 +28,7 @@ const ORIGIN: &str = "$.origin() || CASE current_setting('synchronous_standby_na
 /// Commit without changes, whose answer says that all earlier ones stand. Unlike an update it needs no privilege.
 const FLUSH: &str = "SELECT $origin, pg_logical_emit_message(true, 'csalock', '')";
 
-/// The number of the server's connections that are in use, and of those that ordinary users may have.
+/// Connections of the server that are in use, and those that ordinary users may have.
 pub(super) const CONNECTIONS: &str = "SELECT sum(numbackends)::bigint, current_setting('max_connections')::bigint - \
                            current_setting('superuser_reserved_connections')::bigint FROM pg_stat_database";
 
@@ -47,18 +47,16 @@ pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     pub(super) connector: Connector,
     pub(super) settings: Settings,
-    /// The connection, while it is usable.
     pub(super) session: Mutex<Option<Session>>,
     pub(super) calls: Calls,
     /// True after a commit whose answer is missing, until a later one has an answer.
     pub(super) in_doubt: AtomicBool,
     /// Origin of what was read first, since a flush found another one.
     origin: Mutex<Option<Vec<u8>>>,
-    /// True if the server has few connections left, and the time until which that counts.
+    /// Time until which the result counts, and the result.
     crowd: Mutex<Option<(Duration, bool)>>,
 }
 
-/// A request of the extended protocol, or a script of statements.
 enum SqlRequest<'a> {
     Statement(&'a str, &'a [Vec<u8>]),
     Script(&'a str),
@@ -71,8 +69,7 @@ impl SqlRequest<'_> {
 }
 
 impl Postgres {
-    /// Runs a statement on the store's schema, which `$.` stands for. Returns its rows, and true if it was sent more
-    /// than once.
+    /// `$.` stands for the store's schema. Also returns true if the statement was sent more than once.
     pub(super) fn call(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Done<(Vec<Row>, bool)> {
         self.send(call, &SqlRequest::Statement(&self.named(sql), parameters))
     }
@@ -83,7 +80,7 @@ impl Postgres {
         self.send(call, &SqlRequest::Script(&sql)).map(|(rows, _)| rows)
     }
 
-    /// Returns the rows of a query; `None` without a schema. Fails if the schema has another format.
+    /// `None` without a schema. Fails if the schema has another format.
     pub(super) fn query(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Result<Option<Vec<Row>>> {
         match self.call(call, sql, parameters) {
             Ok((rows, _)) => Ok(Some(rows)),
@@ -95,7 +92,7 @@ impl Postgres {
         }
     }
 
-    /// Creates the schema of the store. Another process may be faster, so the result counts only if it stays missing.
+    /// Another process may be faster, so the result counts only if the schema stays missing.
     pub(super) fn create(&self, call: Call) -> Result<()> {
         let done = self.run(call, include_str!("check.sql")).and_then(|_| self.run(call, include_str!("schema.sql")));
         match done {
@@ -137,7 +134,7 @@ impl Postgres {
         Err(Error::new(ErrorKind::Unavailable, what, "try again"))
     }
 
-    /// Returns true if the server has few connections left. The holders need them to renew and to release their locks.
+    /// If the server has few connections left, the holders need them to renew and to release their locks.
     pub(super) fn is_crowded(&self, call: Call) -> bool {
         let now = self.client.host.boottime();
         let known = *guarded(&self.client.crowd);
@@ -177,7 +174,6 @@ impl Postgres {
         Ok((rows, sent > 1))
     }
 
-    /// Returns the error for the user of a failed call.
     pub(super) fn error(&self, call: Call, failed: &SqlError) -> Error {
         let is_late = code(failed) == "55P03" || *failed == CallError::Net(NetError::Silent);
         let not_replicated = CallError::Server(SqlCause::NotReplicated);
@@ -187,7 +183,7 @@ impl Postgres {
 }
 
 impl Client {
-    /// Returns a client with a new connection. A trouble shows at the first request.
+    /// A trouble with the new connection shows at the first request.
     pub(super) fn new(host: Arc<dyn Host>, connector: Connector, settings: Settings) -> Client {
         connector.call_deadline.set(host.boottime() + TO_CONNECT);
         let session = Session::open(&connector, &settings).ok();
@@ -203,7 +199,7 @@ impl Client {
         }
     }
 
-    /// Returns true if the server says at once that its standby does not confirm commits.
+    /// Whether the server says at once that its standby does not confirm commits.
     fn lacks_standby(&self, call: Call) -> bool {
         let soon = self.host.boottime() + Duration::from_millis(250);
         self.connector.call_deadline.begin(Call { until: Some(soon), ..call });
@@ -255,7 +251,6 @@ impl Subscription for Listening {
 }
 
 impl Postgres {
-    /// Returns the name by which the server knows a channel of a waiter in this schema.
     pub(super) fn channel(&self, channel: &[u8]) -> String {
         let hash = Sha256::digest([self.schema.as_bytes(), b"/", channel].concat());
         hash[..16].iter().fold("csalock_".to_string(), |name, byte| format!("{name}{byte:02x}"))

@@ -14,8 +14,8 @@ use crate::store::{Call, CommitResult, Store, Version, Write, WriteSet};
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
 
 impl Postgres {
-    /// Returns a number of the name's bucket at which the name had no record: that of the last read of this process, or
-    /// of a new one. `None` if it has a record now.
+    /// Number of the name's bucket when the last read of this process, or a new one, found no record; `None` if there is
+    /// one now.
     fn absent_at(&self, call: Call, name: &[u8]) -> Result<Option<i64>> {
         let mut known = self.absences.take(name);
         if known.is_none() && self.read(call, name)?.is_none() {
@@ -24,7 +24,7 @@ impl Postgres {
         Ok(known.map(|number| number as i64))
     }
 
-    /// Returns the parameters of a commit; `None` if its record cannot have the expected version.
+    /// `None` if the record cannot have the expected version.
     fn parameters(&self, call: Call, set: &WriteSet<'_>) -> Result<Option<Vec<Vec<u8>>>> {
         let (mut expect, mut guard) = (None, None);
         if let Some(change) = &set.change {

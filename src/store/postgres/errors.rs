@@ -68,7 +68,7 @@ pub(super) fn ends_call(error: &SqlError) -> bool {
     matches!(error, CallError::Server(_)) && error.retry() == Retry::Answered
 }
 
-/// Returns the error for the user. `place` is the URL of the store.
+/// `place` is the URL of the store.
 pub(super) fn explain(error: &SqlError, place: &str, schema: &str) -> Error {
     let (code, message) = match error {
         CallError::Net(line) => {

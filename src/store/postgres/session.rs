@@ -116,7 +116,7 @@ impl Session {
         if is_standby { Err(said("25006", "it is a standby".into())) } else { Ok(self) }
     }
 
-    /// Returns the hash that stands for this connection in a login, if it is encrypted.
+    /// Hash that stands for this connection in a login, if it is encrypted.
     pub(super) fn end_point(&self) -> Option<Vec<u8>> {
         let Wire::Tls(stream) = &self.wire else { return None };
         tls::end_point(stream.conn.peer_certificates()?.first()?)
@@ -146,7 +146,7 @@ impl Session {
         }
     }
 
-    /// Returns the next message of the login. Fails if that is an error.
+    /// Next message of the login. Fails if that is an error.
     pub(super) fn receive(&mut self) -> Done<Message> {
         match self.message()? {
             Message::ErrorResponse(body) => Err(error_in(|| body.fields()).0),
@@ -181,7 +181,7 @@ impl Session {
         }
     }
 
-    /// Returns true if the connection can be used again. Unexpected data may be a farewell.
+    /// Unexpected data may be a farewell.
     pub(super) fn is_idle(&self) -> bool {
         self.incoming.is_empty() && !is_readable(self.socket())
     }
@@ -257,7 +257,7 @@ fn transaction_settings(left: Duration) -> String {
     format!("SELECT {}", calls.join(", "))
 }
 
-/// Returns the request for a statement with these parameters in binary format. The server has this time for it.
+/// Request for a statement with parameters in binary format. The server has the time `left` for it.
 pub(super) fn statement(sql: &str, parameters: &[Vec<u8>], left: Duration) -> Done<BytesMut> {
     let mut buffer = BytesMut::new();
     for (sql, parameters) in [(&transaction_settings(left)[..], &[][..]), (sql, parameters)] {
@@ -275,14 +275,14 @@ pub(super) fn statement(sql: &str, parameters: &[Vec<u8>], left: Duration) -> Do
     Ok(buffer)
 }
 
-/// Returns the request for these statements, which form one transaction. The server has this time for them.
+/// The statements form one transaction. The server has the time `left` for them.
 pub(super) fn script(sql: &str, left: Duration) -> Done<BytesMut> {
     let mut buffer = BytesMut::new();
     frontend::query(&format!("{}; {sql}", transaction_settings(left)), &mut buffer).map_err(invalid)?;
     Ok(buffer)
 }
 
-/// Returns a parameter of type bytea[] or bigint[].
+/// Parameter of type bytea[] or bigint[].
 pub(super) fn array<T: AsRef<[u8]>>(elements: impl IntoIterator<Item = Option<T>>, is_bytes: bool) -> Vec<u8> {
     let mut count = 0_u32;
     let mut body = Vec::new();
@@ -303,7 +303,7 @@ fn field(fields: &mut ErrorFields<'_>, kind: u8) -> String {
     text.chars().take(300).collect()
 }
 
-/// Returns code and text of an error, and true if the server has closed the connection.
+/// Also returns true if the server has closed the connection.
 fn error_in<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (SqlError, bool) {
     let field = |kind| field(&mut fields(), kind);
     let is_fatal = !matches!(&field(b'V')[..], "ERROR");
@@ -318,7 +318,7 @@ fn error_in<'a>(fields: impl Fn() -> ErrorFields<'a>) -> (SqlError, bool) {
     (said(code, message), is_fatal)
 }
 
-/// Returns the memory that a row needs, in bytes. A column of seven bytes costs ten times as much.
+/// Memory of a row in bytes. A column of seven bytes costs ten times as much.
 fn cost(body: &DataRowBody) -> usize {
     let columns = body.ranges().size_hint().0;
     64 + columns * 48 + body.buffer().len()

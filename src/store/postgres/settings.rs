@@ -18,7 +18,6 @@ use crate::store::{Secret, Variables};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SslMode {
     Disable,
-    /// TLS if the server refuses a connection without it.
     Allow,
     /// TLS if the server speaks it.
     Prefer,
@@ -45,14 +44,12 @@ pub(super) struct Target {
     /// Address to connect to instead of the host's.
     pub(super) address: Option<String>,
     pub(super) port: u16,
-    /// The password, or the reason why none is known.
     pub(super) password: std::result::Result<Secret, String>,
 }
 
 #[derive(Clone, Default)]
 pub(super) struct Methods {
     names: Vec<String>,
-    /// True if the names are those of refused methods.
     are_refused: bool,
 }
 
@@ -83,7 +80,6 @@ pub(super) struct Settings {
     pub(super) peer: Option<String>,
 }
 
-/// Sources of settings, in order.
 struct Sources<'a> {
     database: &'a Database,
     variables: &'a Variables<'a>,
@@ -104,13 +100,13 @@ impl Sources<'_> {
         self.database.option(key).or_else(|| self.variable(variable))
     }
 
-    /// Returns the file that a setting names, or this one in the home directory if that exists.
+    /// File that a setting names, or `default` in the home directory if that exists.
     fn file(&self, key: &str, default: &str) -> Option<PathBuf> {
         let default = || Some(self.home.join(".postgresql").join(default)).filter(|path| path.exists());
         self.find(key).map(PathBuf::from).or_else(default)
     }
 
-    /// Returns one of these values, by its place; the first is the default.
+    /// Place of the found value among these; the first is the default.
     fn one_of(&self, key: &str, values: &[&str]) -> Result<usize> {
         let Some(found) = self.find(key) else { return Ok(0) };
         let known = values.iter().position(|value| *value == found);
@@ -193,9 +189,10 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
     {
         return Err(refused("hostaddr", "PGHOSTADDR", address, "csalock takes one address, and for one host only"));
     }
-    let ports: Vec<Option<String>> = match of_url.iter().any(|(_, port)| port.is_some()) {
-        true => of_url.into_iter().map(|(_, port)| port).collect(),
-        false => list("port").into_iter().map(Some).collect(),
+    let ports: Vec<Option<String>> = if of_url.iter().any(|(_, port)| port.is_some()) {
+        of_url.into_iter().map(|(_, port)| port).collect()
+    } else {
+        list("port").into_iter().map(Some).collect()
     };
     if ports.len() > 1 && ports.len() != hosts.len() {
         let expected = format!("a list of {}, as that of hosts", hosts.len());
@@ -217,7 +214,7 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
     hosts.iter().enumerate().map(target).collect()
 }
 
-/// Returns the mode, and true if the authorities are those of the system.
+/// Also returns true if the authorities are those of the system.
 fn mode(from: &Sources<'_>) -> Result<(SslMode, bool)> {
     use SslMode::*;
     let is_system = from.find("sslrootcert").as_deref() == Some("system");
@@ -276,7 +273,6 @@ fn wrong(what: &str, found: &str, expected: &str) -> Error {
 mod tests;
 
 pub(super) enum Treatment {
-    /// csalock does what libpq does.
     Implemented,
     /// The other values restrict the connection in a way that csalock does not know, or ask for more than it has.
     Only(&'static [&'static str], &'static str),

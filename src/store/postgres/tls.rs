@@ -16,23 +16,19 @@ use super::settings::{Settings, SslMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::net;
 
-/// Returns the TLS configuration, if the mode may use TLS.
-/// Fails if the certificates of the authorities are needed and cannot be read, or a file of this client cannot.
+/// `None` if the mode excludes TLS. Fails if a needed file cannot be read.
 pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
     if settings.mode == SslMode::Disable {
         return Ok(None);
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let failed = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), "");
     let versions: &[&SupportedProtocolVersion] = match settings.tls.versions {
         (3, _) => &[&TLS13],
         (_, 2) => &[&TLS12],
         _ => &[&TLS12, &TLS13],
     };
-    let builder = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions);
-    let builder = builder.map_err(|error| failed(&error))?;
-    let chain = chain(settings, &provider)?;
-    let builder = match chain {
+    let builder = net::tls_versions(versions)?;
+    let provider = builder.crypto_provider().clone();
+    let builder = match chain(settings, &provider)? {
         Some(chain) if settings.mode == SslMode::VerifyFull => builder.with_webpki_verifier(chain),
         chain => {
             let verifier = AnyHost { chain, algorithms: provider.signature_verification_algorithms };
@@ -57,7 +53,7 @@ fn chain(settings: &Settings, provider: &Arc<CryptoProvider>) -> Result<Option<A
     let roots = Arc::new(net::trusted_roots(root, "PGSSLROOTCERT")?);
     let mut builder = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
     if let Some(path) = &settings.tls.revoked {
-        builder = builder.with_crls(net::revoked_certificates("PGSSLCRL", path)?);
+        builder = builder.with_crls(net::in_file("PGSSLCRL", path)?);
     }
     let wrong =
         |error: VerifierBuilderError| Error::new(ErrorKind::Unavailable, format!("PGSSLCRL: {error}"), "correct it");
@@ -119,7 +115,7 @@ const SHA256: [&[u8]; 5] = [
     b"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x04",
 ];
 
-/// Returns the next element if it has this tag: its content, and the bytes after it.
+/// Content of the next element if it has this tag, and the bytes after it.
 fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;
@@ -134,8 +130,7 @@ fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     (*found == tag).then(|| rest.split_at_checked(length))?
 }
 
-/// Returns the hash of the certificate that stands for the connection in a login (RFC 5929, tls-server-end-point); `None` if
-/// its algorithm defines none.
+/// Hash of the certificate (RFC 5929, tls-server-end-point); `None` if its algorithm defines none.
 pub(super) fn end_point(der: &[u8]) -> Option<Vec<u8>> {
     let (certificate, _) = element(der, SEQUENCE)?;
     let (_, after_signed) = element(certificate, SEQUENCE)?;

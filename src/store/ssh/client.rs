@@ -54,7 +54,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Returns a client with a new connection. An error shows at the first request.
+    /// An error of the new connection shows at the first request.
     pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
         let mut slot = Slot::default();
         if let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
@@ -67,7 +67,6 @@ impl Client {
         Client { host, remote: remote.clone(), program, slot, calls }
     }
 
-    /// Sends a request, and returns its reply with the id of the request.
     pub(super) fn ask(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
         let id = self.new_id()?;
         let reply = self.calls.repeat(call, |call| self.try_once(call, id, request));
@@ -105,28 +104,27 @@ impl Client {
         link.ask(host, id, ask, call)
     }
 
-    /// Makes a connection for a list, whose reader may send other requests meanwhile. Returns the last reply.
+    /// Visits the entries of a list. Returns the last reply.
     pub(super) fn list(
         &self,
         call: Call,
         request: &WireRequest,
         visit: &mut dyn FnMut(Reply) -> Result<()>,
     ) -> Result<Reply> {
-        let (host, id) = (self.host.as_ref(), self.new_id()?);
-        let begun = self.calls.repeat(call, |call| {
-            let mut link = Link::open(&self.program, &self.remote, host.boottime())?;
-            link.greet(host, call)?;
-            Ok((link.ask(host, id, request, call)?, link))
-        });
-        let begun = begun.map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)));
-        let (mut reply, mut link) = begun?;
-        while matches!(reply, Reply::Entry(..)) {
+        let (id, mut reply) = self.ask(call, request)?;
+        // Requests of the visitor need another connection until the list is over.
+        let Some(mut link) = guarded(&self.slot).link.take() else { return Err(self.error(&NetError::Closed.into())) };
+        while matches!(reply, Reply::Entry(..) | Reply::Line(_)) {
             self.calls.count_answer();
             visit(reply)?;
-            let call = Call { until: Some(host.boottime() + PATIENCE), ..call };
-            reply = link.reply(host, id, call).map_err(|error| self.error(&error))?;
+            let call = Call { until: Some(self.host.boottime() + PATIENCE), ..call };
+            reply = link.reply(self.host.as_ref(), id, call).map_err(|error| self.error(&error))?;
         }
-        Ok(reply)
+        guarded(&self.slot).link.get_or_insert(link);
+        match reply {
+            Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
+            reply => Ok(reply),
+        }
     }
 
     pub(super) fn error(&self, error: &SshError) -> Error {
@@ -161,7 +159,6 @@ impl Subscribed {
         Some(Subscribed { id, session, socket, ready, slot: client.slot.clone(), host: client.host.clone() })
     }
 
-    /// Returns true if the notification has arrived, or if the server process is gone.
     fn is_over(&self) -> bool {
         let mut slot = guarded(&self.slot);
         let link = slot.link.as_mut().filter(|link| link.session == Some(self.session));

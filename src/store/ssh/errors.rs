@@ -21,15 +21,12 @@ pub(super) type SshError = CallError<SshCause>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SshCause {
-    /// ssh(1) was not started, for this reason.
     NotStarted(String),
     /// The connection has ended: the message for the user, and true if a repetition cannot help.
     Ended(String, bool),
     Strange,
     NoServer,
-    /// The server speaks another version of the protocol; its program has this version.
     OtherVersion(String),
-    /// The server cannot open the store.
     Refused(Error),
 }
 
@@ -62,7 +59,7 @@ impl SshCause {
     }
 }
 
-/// Returns the error about this store, which `program` in the place of ssh(1) reaches.
+/// `program` is in the place of ssh(1).
 pub(super) fn explain(error: &SshError, remote: &Remote, program: &OsStr) -> Error {
     let port = remote.port.map(|port| format!("-p {port} ")).unwrap_or_default();
     let ssh = format!("ssh {port}{}", remote.destination);

@@ -35,11 +35,10 @@ const TO_HEAR: Duration = Duration::from_secs(1);
 /// Subscriptions that were notified, at most: so many were asked for.
 pub(super) const MOST_SUBSCRIPTIONS: usize = 64;
 
-/// A connection to the server process of this name.
 pub(super) struct Link {
     ssh: Child,
     stderr: Option<ChildStderr>,
-    /// The end of what ssh printed on its standard error.
+    /// End of what ssh printed on its standard error.
     printed: Vec<u8>,
     socket: UnixStream,
     /// Start of ssh(1), on CLOCK_BOOTTIME.
@@ -107,7 +106,7 @@ impl Link {
         self.reply(host, id, call)
     }
 
-    /// Returns the next reply to this request. Replies to other requests are for processes that have ended.
+    /// Replies to other requests are for processes that have ended.
     pub(super) fn reply(&mut self, host: &dyn Host, id: u64, call: Call) -> Result<Reply, SshError> {
         loop {
             match self.receive(host, call)? {
@@ -122,7 +121,7 @@ impl Link {
         }
     }
 
-    /// Reads the notifications that have arrived, without waiting.
+    /// Reads what has arrived, without waiting.
     pub(super) fn hear(&mut self, host: &dyn Host) -> Result<(), SshError> {
         let until = host.boottime() + TO_HEAR;
         loop {
@@ -180,7 +179,7 @@ impl Link {
         }
     }
 
-    /// Reads what has arrived; returns false if that is nothing.
+    /// False if nothing has arrived.
     fn read(&mut self) -> Result<bool, SshError> {
         let mut buffer = [0; 16 << 10];
         match self.socket.read(&mut buffer) {
@@ -226,7 +225,7 @@ impl Link {
         self.printed.drain(..surplus);
     }
 
-    /// Returns the error for the end of this connection. The socket has ended, so ssh has ended too, or is about to.
+    /// The socket has ended, so ssh has ended too, or is about to.
     fn ended(&mut self) -> SshError {
         let mut status = None;
         for _ in 0..10 {

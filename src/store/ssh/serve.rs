@@ -23,8 +23,7 @@ const TO_END: Duration = Duration::from_secs(8);
 /// Pause between checks that an earlier server process has ended.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Serves a store on standard input and output until the client ends the connection.
-/// Returns an error if the client breaks the protocol, or the error of the store, which the client reads, too.
+/// Fails if the client breaks the protocol, or with the error of the store, which the client reads, too.
 pub fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
     let session = Handle::new(host.random()?).proof();
     let no_socket = || Error::new(ErrorKind::System, "cannot listen on a unix socket", "raise ulimit -n");
@@ -104,31 +103,29 @@ impl Server<'_> {
 
     pub(super) fn reply(&mut self, id: u64, request: WireRequest) -> Result<Reply> {
         let (store, leases, call) = (self.store, self.store.leases(), Call::default());
-        let milliseconds = |span: Duration| Reply::Span(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+        let milliseconds = |span: Duration| Reply::of(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
         Ok(match request {
             WireRequest::After(earlier) => self.await_end(&earlier)?,
-            WireRequest::Read(Bytes(name)) => Reply::Record(store.read(call, &name)?.map(Into::into)),
+            WireRequest::Read(Bytes(name)) => Reply::of(store.read(call, &name)?),
             WireRequest::Scan => {
-                store.scan(call, &mut |place, stored| {
-                    print(&(id, Reply::Entry(place.to_string(), stored.map(Into::into))))
-                })?;
+                store.scan(call, &mut |place, stored| print(&(id, Reply::Entry(place.to_string(), stored))))?;
                 Reply::Done
             }
             WireRequest::Commit(commit) => self.commit(&commit)?,
-            WireRequest::Grant(span) => Reply::Lease(leases.grant(call, Duration::from_millis(span))?),
+            WireRequest::Grant(span) => Reply::of(leases.grant(call, Duration::from_millis(span))?),
             WireRequest::Time => milliseconds(leases.time(call)?),
             WireRequest::Ttl(lease) => milliseconds(leases.ttl(call, &lease)?),
             WireRequest::TimeToExpiry(lease, seen) => milliseconds(leases.time_to_expiry(call, &lease, &seen)?),
             WireRequest::NewSightings(wanted, seen) => {
-                Reply::Sightings(leases.new_sightings(call, &wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
+                Reply::of(leases.new_sightings(call, &wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
             }
             WireRequest::Subscribe(waiter) => {
                 self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?
             }
             WireRequest::Unsubscribe(_) => Reply::Done,
             WireRequest::History => self.history(id)?,
-            WireRequest::Sweep { dry_run } => store.sweep(call, dry_run)?.into(),
-            WireRequest::Diagnose => Reply::Findings(store.diagnose(call)),
+            WireRequest::Sweep { dry_run } => Reply::of(store.sweep(call, dry_run)?),
+            WireRequest::Diagnose => Reply::of(store.diagnose(call)),
         })
     }
 
@@ -164,13 +161,13 @@ impl Server<'_> {
             history: LinesOfHistory::new(|| commit.history.iter().filter(is_line).cloned().collect()),
             limits: commit.limits,
         };
-        Ok(match self.store.commit(Call::default(), &set)? {
+        Ok(Reply::of(match self.store.commit(Call::default(), &set)? {
             CommitResult::Done(version) => {
                 self.store.finish(Call::default(), &set);
-                Reply::Committed(version)
+                Some(version)
             }
-            CommitResult::Conflict(_) => Reply::Conflict,
-        })
+            CommitResult::Conflict(_) => None,
+        }))
     }
 
     fn subscribe(&mut self, id: u64, topic: Topic<'_>) -> Result<Reply> {
@@ -190,7 +187,7 @@ impl Server<'_> {
                 printed = print(&(id, Reply::Line(Bytes(text.to_vec()))));
             }
         })?;
-        printed.map(|()| Reply::EndOfHistory { is_kept })
+        printed.map(|()| Reply::of(is_kept))
     }
 }
 

@@ -6,12 +6,13 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::Error;
 use crate::history::HistoryLimits;
 use crate::lock::text;
 use crate::lock::{HandleHash, Lease, Sighting};
-use crate::store::{Finding, Swept, Version, Versioned, WriteOptions};
+use crate::store::{Version, Versioned, WriteOptions};
 
 pub(super) const VERSION: u32 = 1;
 
@@ -39,9 +40,7 @@ pub(super) enum WireRequest {
     Read(Bytes),
     Scan,
     Commit(Box<Commit>),
-    /// Grants a lease of so many milliseconds.
     Grant(u64),
-    /// Asks for the time of the store since 1970.
     Time,
     Ttl(Lease),
     TimeToExpiry(Lease, Vec<Sighting>),
@@ -60,35 +59,17 @@ pub(super) enum WireRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
-    /// The end of a list, or of a request without a result.
+    /// End of a list, or of a request without a result.
     Done,
     Failed(Error),
-    Record(Option<Stored>),
+    /// The result of the call of the store trait. Times are in milliseconds.
+    Answer(Value),
     /// An entry of a scan: its place, and the record or the error of its read.
-    Entry(String, Result<Stored, Error>),
-    Committed(Version),
-    Conflict,
-    Lease(Lease),
-    /// A time in milliseconds.
-    Span(u64),
-    Sightings(Vec<Sighting>),
+    Entry(String, Result<Versioned, Error>),
+    /// A line of history.
     Line(Bytes),
-    EndOfHistory {
-        is_kept: bool,
-    },
-    Swept(u64, Vec<Error>),
-    Findings(Vec<Finding>),
-    /// The subscription with this id was notified, and has ended.
+    /// The subscription with this id has ended.
     Notified,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Stored {
-    version: Version,
-    body: Bytes,
-    may_be_torn: bool,
-    #[serde(default)]
-    is_copy: bool,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -110,26 +91,14 @@ pub(super) struct Change {
     pub(super) options: WriteOptions,
 }
 
-impl From<Versioned> for Stored {
-    fn from(Versioned { version, body, may_be_torn, is_copy }: Versioned) -> Stored {
-        Stored { version, body: Bytes(body), may_be_torn, is_copy }
-    }
-}
-
-impl From<Stored> for Versioned {
-    fn from(Stored { version, body: Bytes(body), may_be_torn, is_copy }: Stored) -> Versioned {
-        Versioned { version, body, may_be_torn, is_copy }
-    }
-}
-
-impl From<Swept> for Reply {
-    fn from(Swept { removed, passed_over }: Swept) -> Reply {
-        Reply::Swept(removed, passed_over)
+impl Reply {
+    pub(super) fn of(answer: impl Serialize) -> Reply {
+        // Data without maps always have a JSON text.
+        Reply::Answer(serde_json::to_value(answer).unwrap_or_default())
     }
 }
 
 pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
-    // Data without maps always have a JSON text.
     let mut line = serde_json::to_vec(message).unwrap_or_default();
     line.push(b'\n');
     line
@@ -139,7 +108,6 @@ pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     bytes: Vec<u8>,
-    /// Number of bytes that have no end of a line.
     searched: usize,
 }
 
@@ -152,7 +120,7 @@ impl Lines {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next message, if its line is complete.
+    /// `None` if the line is not complete.
     pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Garbled> {
         let Some(end) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
             self.searched = self.bytes.len();
