@@ -19,7 +19,7 @@ pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 #[cfg(any(test, fuzzing, debug_assertions))]
 pub use fake::Fake;
 pub use file_locks::{FileLock, exclusive_holders, file_locks, posix_holders};
-pub use interface::{Host, Invocation, Scope, Subscription, WakeAddress, WakeReason, WakeSet, Watched};
+pub use interface::{Host, Scope, Subscription, WakeAddress, WakeReason, WakeSet, Watched};
 #[cfg(debug_assertions)]
 pub use machine::OFFSETS;
 pub use machine::{file_time, server_time};

@@ -3,6 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    csalock::signals::ignore_taken();
+    csalock::signals::ignore_file_size_limit();
     csalock::command::run(std::env::args_os().collect()).code().into()
 }

@@ -78,11 +78,9 @@ impl StartupState {
     }
 }
 
-/// Ignores the signals that csalock ignores. `main` calls this first.
-pub fn ignore_taken() {
-    for signal in TAKEN {
-        let _ = set_ignored(signal, true);
-    }
+/// Completes the signals of [`TAKEN`]; `main` calls this first. Rust's runtime has ignored SIGPIPE already.
+pub fn ignore_file_size_limit() {
+    let _ = set_ignored(Signal::SIGXFSZ, true);
 }
 
 /// Observes the state. Changes nothing, because programs that use the library run it too.
@@ -114,8 +112,7 @@ fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// The signals that users and terminals commonly send. They are not queued if they were ignored at the start; for all
-/// others this is asked when one arrives.
+/// The signals that users and terminals commonly send.
 const COMMON: [Signal; 6] =
     [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
 
@@ -178,8 +175,8 @@ pub struct Signals {
 
 impl Signals {
     /// Starts to queue the signals that csalock forwards, and SIGCHLD.
-    pub fn listen(inherited: StartupState) -> Result<Signals> {
-        let signals = Signals::queue(inherited, bit(Signal::SIGCHLD as i32))?;
+    pub fn listen() -> Result<Signals> {
+        let signals = Signals::queue(bit(Signal::SIGCHLD as i32))?;
         // A process that ignores SIGCHLD cannot wait for children.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         let before = set_action(Signal::SIGCHLD, &action).map_err(failed)?;
@@ -188,13 +185,13 @@ impl Signals {
     }
 
     /// Starts to queue the signals that end a wait, for a command that starts no other.
-    pub fn listen_without_children(inherited: StartupState) -> Result<Signals> {
-        Signals::queue(inherited, 0)
+    pub fn listen_without_children() -> Result<Signals> {
+        Signals::queue(0)
     }
 
-    fn queue(inherited: StartupState, others: u64) -> Result<Signals> {
-        let ignored = COMMON.into_iter().filter(|signal| inherited.ignored(*signal));
-        let never = ignored.chain(NOT_QUEUED).chain([Signal::SIGCHLD]);
+    /// Queues ignored signals too: [`Signals::next`] asks about a signal when it arrives, which costs no call before.
+    fn queue(others: u64) -> Result<Signals> {
+        let never = NOT_QUEUED.into_iter().chain([Signal::SIGCHLD]);
         let queued = !never.fold(0, |bits, signal| bits | bit(signal as i32));
         let mask = set_of(queued | others);
         let mut before = SigSet::empty();

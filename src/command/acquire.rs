@@ -257,7 +257,7 @@ pub(super) fn request(
     Ok(AcquireRequest {
         refuse_stale: waiting.fail_on_stale,
         enclosing_grants: context.enclosing_grants(),
-        invocation: Some(context.invocation(process.pid)),
+        called: Some(process.pid),
         ..AcquireRequest::for_itself(handle, owner, process)
     })
 }

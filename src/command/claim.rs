@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{Acquisition, command_of_caller, request};
-use super::context::{Context, LockRef, eprint_line, json_line, print, print_before, print_json};
+use super::context::{Context, Documents, LockRef, eprint_line, json_line, print, print_before, print_json};
 use crate::cli::{Claim, Common, Lookup, Unclaim};
 use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
@@ -43,7 +43,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
         lifetime: Lifetime::UntilReleased,
         ..request(context, &options.waiting, handle, process, Vec::new(), command)?
     };
-    let signals = Signals::listen(context.inherited)?;
+    let signals = Signals::listen()?;
     let mut acquisition = Acquisition::new(&options.common, &options.waiting, &signals, opened.lease());
     // The first look may have waited for the store.
     acquisition.policy = policy.rest(until, context.host.boottime());
@@ -77,11 +77,11 @@ fn answer(options: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> an
 
 pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Exit> {
     let id = given_id(&options.id)?;
-    let mut documents = Vec::new();
+    let mut documents = Documents::of(&options.common);
     let targets = match options.all {
         true => {
             let (names, unreadable) = names_of(context, &options.common, &id)?;
-            documents.extend(unreadable.iter().map(json::unreadable));
+            unreadable.iter().for_each(|error| documents.add(|| json::unreadable(error)));
             LockSet::of_store(&context.store(&options.common)?, names)
         }
         false => context.lock_set(&options.common, &options.names)?,
@@ -105,12 +105,10 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
         let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
         options.common.note_unless_json(&refusal);
         exit = exit.or(refusal.kind);
-        documents.push(json::not_done(&target.display_name, &holders, Some(&refusal), &reporter));
+        documents.add(|| json::not_done(&target.display_name, &holders, Some(&refusal), &reporter));
     }
     if exit != Exit::Done {
-        if options.common.json {
-            print_json(&documents)?;
-        }
+        documents.print()?;
         return Ok(exit);
     }
     for (engine, names) in opened.stores() {
@@ -125,13 +123,10 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
             eprint_line(&format!("the claim on {} is given up", escape(&target.display_name)));
         }
     }
-    if options.common.json {
-        let document = |(at, target): (usize, &LockRef)| {
-            json::outcome(&target.display_name, "released", [&claims[at]], &Reporter::new(opened.engine(at)))
-        };
-        documents.extend(targets.all.iter().enumerate().map(document));
-        print_json(&documents)?;
+    for ((target, engine), claim) in opened.each().zip(&claims) {
+        documents.add(|| json::outcome(&target.display_name, "released", [claim], &Reporter::new(engine)));
     }
+    documents.print()?;
     Ok(Exit::Done)
 }
 

@@ -8,16 +8,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::sys::signal::Signal;
 
 use crate::cli::{Common, Taking};
 pub(super) use crate::engine::{Context, LockRef};
 use crate::engine::{Engine, LockSet, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, ThisProcess, new_owner};
+use crate::host::{ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::{indented, json};
+use crate::report::{Document, indented, json};
 use crate::signals::StartupState;
 use crate::store::{Call, Location, refuse_file_mounted_alone};
 use crate::terminal;
@@ -187,10 +186,6 @@ impl Context {
         Ok(Handle::new(self.host.random()?))
     }
 
-    pub(super) fn invocation(&self, pid: i32) -> Invocation {
-        Invocation { pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) }
-    }
-
     pub(super) fn handle_from_env(&self) -> Option<HandleHash> {
         proof_of(self.environment.handle.as_deref()?.to_str()?)
     }
@@ -212,7 +207,7 @@ impl Context {
     /// the script around it is not the caller.
     pub(super) fn caller_processes(&self, this: &ThisProcess) -> Result<Vec<ProcessId>> {
         let processes = this.with_caller()?.into_iter().enumerate();
-        let waiting = self.host.blocked_callers(&self.invocation(this.id()?.pid), true);
+        let waiting = self.host.blocked_callers(this.id()?.pid, true);
         let is_caller = |(at, process): &(usize, ProcessId)| *at < 2 || waiting.contains(process);
         Ok(processes.filter(is_caller).map(|(_, process)| process).collect())
     }
@@ -312,6 +307,33 @@ impl Write for Stdout {
 
     fn flush(&mut self) -> std::io::Result<()> {
         self.0.flush()
+    }
+}
+
+/// The documents of a call with `--json`. They are printed as one list.
+pub(super) struct Documents {
+    wanted: bool,
+    list: Vec<Document>,
+}
+
+impl Documents {
+    pub(super) fn of(common: &Common) -> Documents {
+        Documents { wanted: common.json, list: Vec::new() }
+    }
+
+    /// Without `--json` no document is made, because it may need files in /proc.
+    pub(super) fn add(&mut self, document: impl FnOnce() -> Document) {
+        if self.wanted {
+            self.list.push(document());
+        }
+    }
+
+    pub(super) fn are_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn print(&self) -> anyhow::Result<()> {
+        if self.wanted { print_json(&self.list) } else { Ok(()) }
     }
 }
 

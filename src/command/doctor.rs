@@ -42,7 +42,7 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
         Some(name) => context.target(&options.common, name).map(|target| target.location),
     };
     // An interrupt is handled when none of our traces are left in the store.
-    let signals = Signals::listen(context.inherited)?;
+    let signals = Signals::listen()?;
     let (url, findings) = match &location {
         Ok(location) => (location.url(), examine(context, location, &signals)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 
-use super::context::{Context, print, print_json};
+use super::context::{Context, Documents, print};
 use crate::cli::Gc;
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::glob;
 use crate::lock::{self, EndedGrant, Grant, Liveness, Standing};
 use crate::name::{escape, is_directory};
-use crate::report::{Document, Reporter, json};
+use crate::report::{Reporter, json};
 
 pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
     let mut collection = Collection::new(options);
@@ -21,7 +21,7 @@ pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
     };
     // Removed locks are reported even if the rest failed, with `--json` in one document.
     let failed = match collected {
-        Err(error) if options.common.json && !collection.documents.is_empty() => {
+        Err(error) if !collection.documents.are_empty() => {
             collection.pass_over(&error);
             Ok(())
         }
@@ -31,16 +31,14 @@ pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
         print(&collection.lines)?;
     }
     failed?;
-    if options.common.json {
-        print_json(&collection.documents)?;
-    }
+    collection.documents.print()?;
     Ok(collection.exit)
 }
 
 struct Collection<'a> {
     options: &'a Gc,
     lines: String,
-    documents: Vec<Document>,
+    documents: Documents,
     /// Reasons for records that stay as they are, each once.
     told: BTreeSet<String>,
     exit: Exit,
@@ -48,7 +46,13 @@ struct Collection<'a> {
 
 impl<'a> Collection<'a> {
     fn new(options: &'a Gc) -> Collection<'a> {
-        Collection { options, lines: String::new(), documents: Vec::new(), told: BTreeSet::new(), exit: Exit::Done }
+        Collection {
+            options,
+            lines: String::new(),
+            documents: Documents::of(&options.common),
+            told: BTreeSet::new(),
+            exit: Exit::Done,
+        }
     }
 
     /// Collects all records of the store and, last, the leftovers that they may have needed.
@@ -107,7 +111,7 @@ impl<'a> Collection<'a> {
                     self.lines += &format!("{done} {name}: held by {}\n", reporter.ending(ending));
                 }
                 let grants = endings.iter().map(|ending| &ending.grant);
-                self.documents.push(json::outcome(shown, done, grants, &reporter));
+                self.documents.add(|| json::outcome(shown, done, grants, &reporter));
             }
             Ok(None) => {}
             Err(error) if error.is_of_one_record() => self.pass_over(&error),
@@ -122,7 +126,7 @@ impl<'a> Collection<'a> {
         let text = error.to_string();
         if !self.told.contains(&text) {
             self.options.common.note_unless_json(&text);
-            self.documents.push(json::unreadable(error));
+            self.documents.add(|| json::unreadable(error));
             self.told.insert(text);
         }
     }

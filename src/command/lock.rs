@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::acquire::{Acquisition, report_taken, request, standing};
-use super::context::{Context, eprint_line, json_line, print_before, print_json};
+use super::context::{Context, Documents, eprint_line, json_line, print_before};
 use crate::cli::{Common, Lock, Renew, Taking, Wait};
 use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
@@ -161,7 +161,7 @@ impl ForScript<'_> {
         if lease.is_some() {
             check_limit()?;
         }
-        let signals = ManuallyDrop::new(Signals::listen_without_children(self.context.inherited)?);
+        let signals = ManuallyDrop::new(Signals::listen_without_children()?);
         let acquisition = Acquisition {
             settings: self.settings,
             slots: self.taking.slots,
@@ -307,7 +307,7 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
     let targets = context.lock_set(&options.common, &options.names)?;
     let opened = targets.open(context)?;
     let (whole, began) = (options.waiting.wait_policy(opened.lease()), context.host.boottime());
-    let mut documents = Vec::new();
+    let mut documents = Documents::of(&options.common);
     for (at, (target, engine)) in opened.each().enumerate() {
         let reporter = Reporter::new(opened.engine(at));
         let policy = whole.rest(whole.end(began), context.host.boottime());
@@ -325,29 +325,29 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         if options.common.verbose {
             eprint_line(&format!("lock {} is free", escape(&target.display_name)));
         }
-        documents.push(json::outcome(&target.display_name, "free", [], &reporter));
+        documents.add(|| json::outcome(&target.display_name, "free", [], &reporter));
     }
-    if options.common.json {
-        print_json(&documents)?;
-    }
+    documents.print()?;
     Ok(Exit::Done)
 }
 
 pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> {
     let targets = options.names.iter().map(|name| context.target(&options.common, name)).collect::<Result<Vec<_>>>()?;
-    let (this, mut exit, mut documents) = (ThisProcess::default(), Exit::Done, Vec::new());
+    let this = ThisProcess::default();
+    let mut exit = Exit::Done;
+    let mut documents = Documents::of(&options.common);
     for target in &targets {
         let engine = context.engine(&target.location)?;
         let reporter = Reporter::new(&engine);
         let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
         let lifetime = engine.start(&Lifetime::Ttl((options.ttl.as_millis() as u64).max(1)))?;
         let response = engine.apply(&target.name, &lock::RenewGrant::new(credentials, lifetime))?;
-        documents.push(match &response {
+        match &response {
             Ok(grant) => {
                 if options.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
-                json::outcome(&target.display_name, "renewed", [grant], &reporter)
+                documents.add(|| json::outcome(&target.display_name, "renewed", [grant], &reporter));
             }
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
@@ -356,12 +356,10 @@ pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> 
                 let refusal = lock.not_holder(not_holder);
                 exit = exit.or(refusal.kind);
                 options.common.note_unless_json(&refusal);
-                json::not_done(&target.display_name, &not_holder.holders, Some(&refusal), &reporter)
+                documents.add(|| json::not_done(&target.display_name, &not_holder.holders, Some(&refusal), &reporter));
             }
-        });
+        }
     }
-    if options.common.json {
-        print_json(&documents)?;
-    }
+    documents.print()?;
     Ok(exit)
 }

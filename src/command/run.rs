@@ -41,7 +41,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let flock_compat = FlockCompat::of(options, &locks)?;
     let handle = context.new_handle()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
-    let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
+    let signals = ManuallyDrop::new(Signals::listen()?);
     if let Some(exit) = supervise_in_child(options.tree, &signals)? {
         return Ok(exit);
     }
@@ -362,7 +362,7 @@ impl RunCall<'_> {
                 ..request.owner
             },
             ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },
-            invocation: Some(self.guarded.context.invocation(self.guarded.supervisor.unwrap_or(self.process).pid)),
+            called: Some(self.guarded.supervisor.unwrap_or(self.process).pid),
             ..request
         })
     }

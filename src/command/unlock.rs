@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquire::command_of_caller;
-use super::context::{Context, LockRef, eprint_line, print, print_json};
+use super::context::{Context, Documents, LockRef, eprint_line, print};
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::Unlock;
 use crate::duration::Backoff;
@@ -48,7 +48,8 @@ type Unlocked = std::result::Result<Freed, NotHolder>;
 /// Releases or breaks the locks. Hints name these settings.
 pub(super) fn run(context: &Context, options: &Unlock, settings: &'static SettingNames) -> anyhow::Result<Exit> {
     check_force(options)?;
-    let (this, mut documents) = (ThisProcess::default(), Vec::new());
+    let this = ThisProcess::default();
+    let mut documents = Documents::of(&options.common);
     let (targets, mut exit) = match (options.all, options.force) {
         (true, true) => everything_held(context, options, &mut documents)?,
         (true, false) => everything_owned(context, options, &this, &mut documents)?,
@@ -94,15 +95,12 @@ pub(super) fn run(context: &Context, options: &Unlock, settings: &'static Settin
             Ok(_) => None,
         };
         exit = exit.or(refusal.as_ref().map_or(Exit::Done, |refusal| refusal.kind.into()));
-        if options.common.json {
-            documents.push(document(target, &outcome, refusal.as_ref(), &reporter));
-        } else {
+        documents.add(|| document(target, &outcome, refusal.as_ref(), &reporter));
+        if !options.common.json {
             tell(options, target, &outcome, refusal.as_ref(), &reporter)?;
         }
     }
-    if options.common.json {
-        print_json(&documents)?;
-    }
+    documents.print()?;
     Ok(exit)
 }
 
@@ -347,9 +345,9 @@ fn breaker(context: &Context, this: &ThisProcess) -> Option<Owner> {
 }
 
 /// Reports why a record stays as it is. Returns the exit code for that.
-fn pass_over(options: &Unlock, error: &Error, documents: &mut Vec<Document>) -> Exit {
+fn pass_over(options: &Unlock, error: &Error, documents: &mut Documents) -> Exit {
     options.common.note_unless_json(&format!("passed over: {error}"));
-    documents.push(json::unreadable(error));
+    documents.add(|| json::unreadable(error));
     Exit::from(error.kind())
 }
 
@@ -368,7 +366,7 @@ fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
 }
 
 /// Each held or abandoned lock of the store except claims. An unreadable record stays, and decides the exit code.
-fn everything_held(context: &Context, options: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
+fn everything_held(context: &Context, options: &Unlock, documents: &mut Documents) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let location = context.store(&options.common)?;
     context.engine(&location)?.for_each_lock(&mut |status| {
@@ -392,7 +390,7 @@ fn everything_owned(
     context: &Context,
     options: &Unlock,
     this: &ThisProcess,
-    documents: &mut Vec<Document>,
+    documents: &mut Documents,
 ) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (context.caller_processes(this)?, context.enclosing_grants());

@@ -153,7 +153,7 @@ fn write(
         ends_with: EndsWith::Exit,
         ..request(context, &options.waiting, handle, process, vec![process], command)?
     };
-    let signals = Signals::listen(context.inherited)?;
+    let signals = Signals::listen()?;
     let lease = engine.needs_leases().then(|| engine.lease());
     let acquisition = Acquisition::new(&options.common, &options.waiting, &signals, lease);
     let reporter = Reporter::new(&engine);

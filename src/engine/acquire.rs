@@ -13,7 +13,7 @@ use super::history::Remark;
 use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Invocation, WakeSet};
+use crate::host::WakeSet;
 use crate::lock::{
     self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Mode, Owner, Phase, ProcessId,
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
@@ -71,7 +71,7 @@ impl Engine {
             wake_set: None,
             subscription: None,
             interrupt,
-            blocked_callers: BlockedCallers::new(request.invocation),
+            blocked_callers: BlockedCallers::new(request.called),
             looked_for_caller: false,
             was_queued: false,
             waits_since: None,
@@ -102,7 +102,7 @@ impl Engine {
     /// Makes a provisional grant permanent. `None` if the grant was lost in the meantime.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
         let confirmation =
-            AcquireRequest { phase: Phase::Confirm, refuse_stale: false, invocation: None, ..request.clone() };
+            AcquireRequest { phase: Phase::Confirm, refuse_stale: false, called: None, ..request.clone() };
         match self.acquire(name, &confirmation, &WaitPolicy::NONE, None, &mut |_| None)? {
             AcquireResult::Granted(mut grants, _) => Ok(grants.pop()),
             AcquireResult::Refused(..) | AcquireResult::Interrupted => Ok(None),
@@ -143,8 +143,8 @@ pub struct AcquireRequest {
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
     /// several names in order.
     pub enclosing_grants: Vec<HandleHash>,
-    /// Process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
-    pub invocation: Option<Invocation>,
+    /// Pid of this process, if its caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
+    pub called: Option<i32>,
 }
 
 impl AcquireRequest {
@@ -163,7 +163,7 @@ impl AcquireRequest {
             refuse_stale: false,
             phase: Phase::Direct,
             enclosing_grants: Vec::new(),
-            invocation: None,
+            called: None,
         }
     }
 }

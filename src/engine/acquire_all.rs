@@ -144,7 +144,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         }
         // If the caller does not wait, the holder may be its own caller. A wait detects that more reliably.
         if policy.is_none() && !self.policy.is_none() {
-            request.invocation = None;
+            request.called = None;
         }
         let StoredLock { engine, name } = self.locks[at];
         let taken = engine.acquire(name, &request, policy, self.interrupt, &mut |waiting| {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::host::{Host, Invocation};
+use crate::host::Host;
 use crate::lock::{Cycle, Facts, HandleHash, Liveness, ProcessId, Record, WaitEdges, WaitNode, Waiter, find_cycle};
 use crate::store::guarded;
 
@@ -171,7 +171,7 @@ const INSPECTION_DELAY: Duration = Duration::from_millis(100);
 /// Observations of the script around a wait.
 #[derive(Debug)]
 pub(super) struct BlockedCallers {
-    called: Option<Invocation>,
+    called: Option<i32>,
     /// Holders at the beginning of the wait, until it is known whether the callers may be among them.
     holders: Option<Vec<ProcessId>>,
     /// This process itself, if it was a holder at the beginning of the wait: a command that became csalock.
@@ -183,18 +183,18 @@ pub(super) struct BlockedCallers {
 }
 
 impl BlockedCallers {
-    pub(super) fn new(called: Option<Invocation>) -> BlockedCallers {
+    pub(super) fn new(called: Option<i32>) -> BlockedCallers {
         BlockedCallers { called, holders: None, itself: None, first: Duration::ZERO, provisional: None }
     }
 
     /// Callers that seem blocked from the beginning; `None` if there is no caller.
     pub(super) fn immediately(&self, host: &dyn Host) -> Option<Vec<ProcessId>> {
-        Some(host.blocked_callers(self.called.as_ref()?, false))
+        Some(host.blocked_callers(self.called?, false))
     }
 
     /// Begins the observation of a wait for these holders at `now` on CLOCK_BOOTTIME. Returns that time.
     pub(super) fn begin(&mut self, now: Duration, holders: Vec<ProcessId>) -> Duration {
-        self.itself = self.called.and_then(|called| holders.iter().find(|holder| holder.pid == called.pid).copied());
+        self.itself = self.called.and_then(|called| holders.iter().find(|holder| holder.pid == called).copied());
         self.holders = Some(holders);
         self.first = now + INSPECTION_DELAY;
         now
@@ -204,11 +204,11 @@ impl BlockedCallers {
     pub(super) fn look_again(&mut self, host: &dyn Host, now: Duration, within: &mut Vec<ProcessId>) {
         let is_over = within.is_empty() && self.is_known();
         let Some(called) = self.called.filter(|_| now >= self.first && !is_over) else { return };
-        if self.holders.take().is_some_and(|holders| !host.may_be_called_by(&called, &holders)) {
+        if self.holders.take().is_some_and(|holders| !host.may_be_called_by(called, &holders)) {
             self.first += DEADLOCK_DELAY - 2 * INSPECTION_DELAY;
             return;
         }
-        let mut seen = host.blocked_callers(&called, true);
+        let mut seen = host.blocked_callers(called, true);
         seen.extend(self.itself.filter(|itself| !seen.contains(itself)));
         let (doubtful, at) = self.provisional.get_or_insert_with(|| {
             let doubtful = seen.iter().filter(|process| !within.contains(process)).copied().collect();
@@ -244,7 +244,7 @@ mod tests {
     /// no further caller can be added.
     fn blocked_callers(immediately: &[i32], later: &[(Duration, &[i32])]) -> (Vec<i32>, bool) {
         let host = Fake::new(1);
-        let mut blocked_callers = BlockedCallers::new(Some(Invocation { pid: 1, ignores_interrupt: true }));
+        let mut blocked_callers = BlockedCallers::new(Some(1));
         host.set_blocked_callers(immediately);
         let mut within = blocked_callers.immediately(&host).unwrap();
         for (now, seen) in later {
@@ -275,8 +275,7 @@ mod tests {
         let host = crate::host::Unix::new();
         let this = host.this_process().unwrap();
         let looks = |holder: ProcessId| {
-            let called = Invocation { pid: this.pid, ignores_interrupt: true };
-            let mut blocked_callers = BlockedCallers::new(Some(called));
+            let mut blocked_callers = BlockedCallers::new(Some(this.pid));
             blocked_callers.begin(FIRST, vec![holder]);
             let first = blocked_callers.next_look().unwrap();
             blocked_callers.look_again(&host, first, &mut Vec::new());

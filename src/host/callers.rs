@@ -24,11 +24,12 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::interface::{Host, Invocation};
+use super::interface::Host;
 use super::processes::{self, ProcStat, no_proc};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};
+use crate::signals::StartupState;
 
 /// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;
@@ -280,20 +281,20 @@ const MOST_SCRIPTS: usize = 8;
 /// A shell without job control makes such a job ignore SIGINT, unless the shell itself was made to ignore it, say as a
 /// background job. Nothing tells this case immediately; but `some_time_later` a shell that moved on has begun something
 /// else, or soon does.
-pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
-    let Ok(Some(mut below)) = processes::read(called.pid) else { return Vec::new() };
-    let itself = ProcessId { pid: called.pid, start: below.start };
+pub(super) fn blocked_callers(called: i32, some_time_later: bool) -> Vec<ProcessId> {
+    let Ok(Some(mut below)) = processes::read(called) else { return Vec::new() };
+    let itself = ProcessId { pid: called, start: below.start };
     let is_command = || processes::read(below.parent).is_ok_and(|it| it.is_some_and(|it| it.program == b"csalock"));
     let may_hold = below.has_called_others() || is_command();
     let mut waiting: Vec<ProcessId> = may_hold.then_some(itself).into_iter().collect();
-    let mut ignored_below = called.ignores_interrupt;
+    let mut ignored_below = StartupState::of_this_process().ignored(Signal::SIGINT);
     // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
         let Ok(Caller { owners, starters, .. }) = caller(&below) else { break };
         waiting.extend(starters);
         // Programs other than shells may call something and continue. Only the direct caller is assumed to wait.
         let is_script = owners.last().is_some_and(is_shell);
-        if below.pid != called.pid && !is_script {
+        if below.pid != called && !is_script {
             break;
         }
         for owner in &owners {

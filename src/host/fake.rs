@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::interface::{Host, Invocation, Scope, Subscription, WakeAddress, WakeReason, WakeSet, Watched};
+use super::interface::{Host, Scope, Subscription, WakeAddress, WakeReason, WakeSet, Watched};
 use crate::error::Result;
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 
@@ -109,7 +109,7 @@ impl Host for Fake {
         Ok(lives.then_some(ProcessId { pid, start: 1 }))
     }
 
-    fn blocked_callers(&self, _called: &Invocation, _some_time_later: bool) -> Vec<ProcessId> {
+    fn blocked_callers(&self, _called: i32, _some_time_later: bool) -> Vec<ProcessId> {
         self.state().blocked_callers.clone()
     }
 

@@ -21,12 +21,6 @@ pub trait Subscription {
     fn is_notified(&mut self) -> bool;
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Invocation {
-    pub pid: i32,
-    pub ignores_interrupt: bool,
-}
-
 pub trait Host: Send + Sync {
     /// CLOCK_BOOTTIME, which counts suspend and cannot be set.
     fn boottime(&self) -> Duration;
@@ -62,10 +56,10 @@ pub trait Host: Send + Sync {
 
     /// Returns the visible processes that may hold locks and continue only when this process ends, innermost first.
     /// With `some_time_later` the answer is more precise.
-    fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId>;
+    fn blocked_callers(&self, called: i32, some_time_later: bool) -> Vec<ProcessId>;
 
     /// False only if the called process is certainly none of these processes and was called by none of them.
-    fn may_be_called_by(&self, _called: &Invocation, _processes: &[ProcessId]) -> bool {
+    fn may_be_called_by(&self, _called: i32, _processes: &[ProcessId]) -> bool {
         true
     }
 

@@ -20,7 +20,7 @@ use nix::time::ClockId;
 use nix::unistd::geteuid;
 
 use super::callers;
-use super::interface::{Host, Invocation, Scope, WakeAddress, WakeSet};
+use super::interface::{Host, Scope, WakeAddress, WakeSet};
 use super::machine::{
     boot_id, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
     now, pid_namespace_of, wall,
@@ -121,12 +121,12 @@ impl Host for Unix {
         Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| ProcessId { pid, start: stat.start }))
     }
 
-    fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
+    fn blocked_callers(&self, called: i32, some_time_later: bool) -> Vec<ProcessId> {
         callers::blocked_callers(called, some_time_later)
     }
 
-    fn may_be_called_by(&self, called: &Invocation, processes: &[ProcessId]) -> bool {
-        callers::may_be_called_by(called.pid, processes)
+    fn may_be_called_by(&self, called: i32, processes: &[ProcessId]) -> bool {
+        callers::may_be_called_by(called, processes)
     }
 
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {

@@ -260,8 +260,11 @@ impl RunningCommand {
 /// signals on to it, and returns its exit.
 /// Fails if the kernel does not show the children of a process, or has no room for another process.
 pub fn supervise_in_child(is_tree: bool, signals: &Signals) -> Result<Option<Exit>> {
+    if !is_tree {
+        return Ok(None);
+    }
     let this = Pid::this().as_raw();
-    if !is_tree || (this != 1 && processes::children_of(this).map_err(cannot_follow)?.is_empty()) {
+    if this != 1 && processes::children_of(this).map_err(cannot_follow)?.is_empty() {
         return Ok(None);
     }
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPolicy, WriteResult};
 use csalock::error::Result;
-use csalock::host::{Host, Invocation, Unix, WakeAddress, WakeSet};
+use csalock::host::{Host, Unix, WakeAddress, WakeSet};
 use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release};
 use csalock::store::{Call as StoreCall, Directory, Layout, Scope, Sqlite, Store, Verdict};
 
@@ -218,7 +218,7 @@ impl Host for Rebooted {
         self.unix.process(pid)
     }
 
-    fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
+    fn blocked_callers(&self, called: i32, some_time_later: bool) -> Vec<ProcessId> {
         self.unix.blocked_callers(called, some_time_later)
     }
 

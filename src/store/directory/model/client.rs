@@ -13,7 +13,7 @@ use nix::sys::stat::Mode;
 use super::TIME;
 use super::replay::{self, Answer, Call, Progress};
 use crate::error::Result;
-use crate::host::{Host, Invocation, WakeAddress, WakeSet};
+use crate::host::{Host, WakeAddress, WakeSet};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::directory::Directory;
 use crate::store::directory::root::Root;
@@ -162,7 +162,7 @@ impl Host for Clockwork {
         Ok(None)
     }
 
-    fn blocked_callers(&self, _called: &Invocation, _some_time_later: bool) -> Vec<ProcessId> {
+    fn blocked_callers(&self, _called: i32, _some_time_later: bool) -> Vec<ProcessId> {
         Vec::new()
     }
 
