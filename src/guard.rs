@@ -24,7 +24,6 @@ const DROP_LIMIT: Duration = Duration::from_secs(5);
 #[must_use = "the locks are given back when the guard is dropped"]
 pub struct Guard<'a> {
     engine: &'a Arc<Engine>,
-    /// Dropping this sender ends the thread that renews.
     _renewer: Option<Sender<Infallible>>,
     _cleaners: CleanerGuard,
     names: Vec<Vec<u8>>,

@@ -35,7 +35,6 @@ pub struct Past {
     pub to: Option<u64>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub waited: u64,
-    /// `None`: the lock is held.
     pub how: Option<EndReason>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,

@@ -60,7 +60,6 @@ pub struct Intent {
     /// For a change of a record: the record that was read.
     pub before: Option<Bytes>,
     pub body: Option<Bytes>,
-    /// For a change of a record: the decision behind it.
     pub decided: Option<Decided>,
 }
 
@@ -96,7 +95,6 @@ thread_local! {
     static DECIDED: RefCell<BTreeMap<Vec<u8>, (Bytes, Decided)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Wraps the store in one that logs to this file, if there is one.
 pub fn wrap(store: Box<dyn Store>, host: &Arc<dyn Host>, path: Option<PathBuf>) -> Box<dyn Store> {
     let Some(path) = path else { return store };
     IS_ON.store(true, Ordering::Relaxed);
@@ -122,7 +120,6 @@ pub(crate) fn decided<R: Request>(host: &dyn Host, record: &Record, ask: &R, fac
     DECIDED.with_borrow_mut(|known| known.insert(record.name.clone(), decision));
 }
 
-/// Passes these methods on to the store inside.
 macro_rules! pass_on {
     ($(fn $method:ident(&self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
         $(fn $method(&self $(, $argument: $type)*) $(-> $result)? {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::commit::{CasRetry, Committed, RecordUpdate};
 use super::deadlock::BlockedCallers;
+use super::facts::Witnessed;
 use super::history::Remark;
 use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
@@ -80,14 +81,15 @@ impl Engine {
             store_answered: false,
             store_failed: false,
         };
-        self.leave_witness(scope, name, &request.handle.proof());
+        let witnessed = request.handle.proof();
+        self.leave_witness(scope, Witnessed::Entry(name, &witnessed));
         let mut ended = attempt.run(on_wait);
         attempt.engine.call.interruptible = false;
         if attempt.is_late(&ended) {
             ended = attempt.give_back();
         }
         if !attempt.may_leave_entry(&ended) {
-            self.remove_witness(name, &request.handle.proof());
+            self.remove_witness(Witnessed::Entry(name, &witnessed));
         }
         let entry = &attempt.terms.entry;
         // Without a lease, a supervisor removes the published edges of this wait later, while the command runs.
@@ -130,14 +132,12 @@ pub struct AcquireRequest {
     pub mode: Mode,
     pub owner: Owner,
     pub process: ProcessId,
-    /// How the grant ends if no process releases it.
     pub ends_with: EndsWith,
     pub claim: Option<Vec<u8>>,
     /// A newer request of this kind takes the place of this one in the queue.
     pub latest_only: bool,
     pub lifetime: Lifetime,
     pub slots: Option<u32>,
-    /// Fails if a holder ended without a release.
     pub refuse_stale: bool,
     pub phase: Phase,
     /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
@@ -264,7 +264,13 @@ impl AcquireAttempt<'_> {
             Transition::Write { record: next, response, wake, expired } => {
                 self.commit((version, record), *next, response, &wake, &expired)
             }
-            Transition::Done(AcquireStep::Granted(grant, before)) => self.found_grant(*grant, before).map(Some),
+            Transition::Done(AcquireStep::Granted(grant, before)) => {
+                // A claim under the same id makes the place in the queue useless.
+                if grant.proof != self.terms.entry.proof {
+                    self.leave_if_possible()?;
+                }
+                Ok(Some(granted(*grant, before)))
+            }
             Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal),
             Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None),
             Transition::Done(AcquireStep::Wait(awaited)) => self.wait((version, record), &awaited, on_wait),

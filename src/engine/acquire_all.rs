@@ -212,7 +212,6 @@ impl<'a> MultiAcquire<'a, '_> {
         confirmed
     }
 
-    /// Makes each grant permanent by a commit of its own. Returns `false` if a grant was lost in the meantime.
     fn confirm_each(&mut self) -> Result<bool> {
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held) {
             match engine.confirm(name, self.request)? {

@@ -122,7 +122,6 @@ impl Engine {
         Ok(page.waiters)
     }
 
-    /// Adds the waiters on pages to the record, for display.
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
             let (_, page) = self.auxiliary::<Page>(&Page::key(&record.name, number))?;

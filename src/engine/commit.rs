@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::facts::Witnessed;
 use super::history::Remark;
 use super::{Engine, VersionedRecord};
 use crate::error::{Error, ErrorKind, Result};
@@ -150,7 +151,7 @@ impl Engine {
             self.remove_auxiliary(&CommitRecord::key(&grant.proof), Durability::Volatile)?;
         }
         let fetched: Vec<&Waiter> = departed(&fetched, now).collect();
-        fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
+        fetched.iter().for_each(|waiter| self.remove_witness(Witnessed::Entry(&now.name, &waiter.proof)));
         if !fetched.is_empty() {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
             let set = WriteSet { closed, ..WriteSet::default() };

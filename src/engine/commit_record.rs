@@ -1,6 +1,7 @@
 //! Creation of a [`CommitRecord`], and queries about the commit records of other processes.
 
 use super::Engine;
+use super::facts::Witnessed;
 use crate::error::Result;
 use crate::lock::{self, CommitRecord, Credentials, HandleHash, Lifetime, Liveness, Prepare, Release, Sweep};
 use crate::store::{Durability, Version, WriteOptions};
@@ -52,7 +53,7 @@ impl Engine {
             } else {
                 Lifetime::UntilReleased
             };
-            self.leave_witness(scope, name, &proof);
+            self.leave_witness(scope, Witnessed::Entry(name, &proof));
             // If this process ends, the next writer of each earlier name confirms its grant again.
             if self.apply(name, &Prepare { credentials: of_id()?, proof, process, lifetime })?.is_err() {
                 return Ok(false);

@@ -95,7 +95,6 @@ impl Engine {
         Ok(found)
     }
 
-    /// Visits the record of every name in turn, without the waiters on pages.
     fn for_each_record(&self, visit: &mut dyn FnMut(Result<Record>) -> Result<()>) -> Result<()> {
         self.store.scan(self.call, &mut |place, stored| {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {

@@ -2,6 +2,7 @@
 //! operations: the bytes of external values, and the wait for the holder.
 
 use super::commit::{Committed, RecordUpdate};
+use super::facts::Witnessed;
 use super::history::Remark;
 use super::wait_policy::OnWait;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
@@ -223,7 +224,7 @@ impl Engine {
         // The writer counts as a process. Its command may contain a password, and the value outlasts it.
         let writer = Owner { command: Vec::new(), label: None, ..writer.clone() };
         let body = lock::encode_value(&key, &writer, bytes?);
-        self.leave_witness_of_value(&key);
+        self.leave_witness(self.store.scope(), Witnessed::Value(&key));
         Some((key, body, WriteOptions { durability: Durability::Durable, mode: value.mode }))
     }
 
@@ -239,7 +240,7 @@ impl Engine {
 
     fn remove_external(&self, key: &[u8]) -> Result<()> {
         self.remove_auxiliary(key, Durability::Volatile)?;
-        self.remove_witness_of_value(key);
+        self.remove_witness(Witnessed::Value(key));
         Ok(())
     }
 

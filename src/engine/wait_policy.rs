@@ -23,7 +23,6 @@ const CROWDED: Duration = Duration::from_millis(1500);
 pub struct WaitPolicy {
     /// Maximum duration; `None` means no limit.
     pub limit: Option<Duration>,
-    /// Pauses between attempts without a wake-up.
     pub backoff: Option<Backoff>,
 }
 
@@ -64,7 +63,6 @@ pub struct Progress<'a> {
     pub left: Option<Duration>,
     /// Why the store cannot be read at the moment. The record is unknown then.
     pub outage: Option<&'a Error>,
-    /// Limits of the calls of stores that the callback makes.
     pub call: Call,
 }
 

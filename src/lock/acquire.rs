@@ -18,8 +18,67 @@ impl Request for Acquire {
 
     const HAS_PRIORITY: bool = false;
 
+    /// Acquires the lock or, if it is not free, enters the queue or waits there.
+    ///
+    /// Every caller enters the queue, even one that does not wait; then the queue is served. So the order of the queue
+    /// holds for newcomers too. A caller that does not wait and was granted nothing is taken out again.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Step, Query> {
-        acquire(record, self, facts)
+        let me = self.entry.proof;
+        if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
+            return already_granted(record, at, self, facts);
+        }
+        if let Some(claimed) = claimed(record, self, facts)? {
+            return Ok(Transition::Done(claimed));
+        }
+        if self.phase == Phase::Confirm {
+            return Ok(refused(lost(record, &me)));
+        }
+        if let Some(refusal) = replaced(record, self) {
+            return Ok(refused(refusal));
+        }
+        let mut next = record.clone();
+        evict(&mut next, facts, &|_| false)?;
+        let in_record = next.waiter(&me).is_some();
+        let place = self.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+        let mut wake = Vec::new();
+        if !in_record && place.is_none() {
+            if next.pages.is_some() {
+                // Waiters of pages come into the record, which may leave room for the caller.
+                wake = grant_in_order(&mut next, facts, None)?;
+            }
+            wake.extend(enter(&mut next, self, facts));
+        }
+        update_entry(&mut next, &self.entry);
+        // A look of the supervisor does not show that its sleeping child goes on.
+        let is_stopped = (in_record || place.is_some()) && is_stopped(&self.entry, facts)?;
+        wake.extend(grant_in_order(&mut next, facts, (!is_stopped).then_some(self))?);
+        let ended = &next.ended_grants[record.ended_grants.len()..];
+        let stale: Vec<EndedGrant> =
+            ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
+        if self.refuse_stale && !stale.is_empty() {
+            return Ok(refused(Refusal::Stale(stale)));
+        }
+        wake.retain(|proof| *proof != me);
+        if let Some(grant) = next.holder(&me).cloned() {
+            return Ok(write(next, granted(grant, stale.last().cloned()), wake));
+        }
+        if let Some(own) = waits_for_itself(&next, &self.entry, facts)? {
+            return Ok(refused(Refusal::Deadlock(vec![Edge { name: next.name, grant: own }])));
+        }
+        if !self.queue {
+            let busy = busy(next.holders.clone());
+            // The caller was in the queue for this decision only.
+            next.waiters.retain(|waiter| waiter.proof != me);
+            return Ok(write_if_changed(record, next, busy, wake));
+        }
+        if next != *record {
+            return Ok(write(next, AcquireStep::Wait(Awaited::default()), wake));
+        }
+        match place {
+            _ if in_record => wait(record, &me, facts),
+            Some(place) => wait_on_page(record, place, &self.entry, facts),
+            None => Ok(queue_on_page(next, &self.place, facts)),
+        }
     }
 
     fn promises(step: &AcquireStep) -> bool {
@@ -48,68 +107,6 @@ fn busy(holders: Vec<Grant>) -> AcquireStep {
 
 fn refused(refusal: Refusal) -> Step {
     Transition::Done(AcquireStep::Refused(refusal))
-}
-
-/// Acquires the lock or, if it is not free, enters the queue or waits there.
-///
-/// Every caller enters the queue, even one that does not wait; then the queue is served. So the order of the queue
-/// holds for newcomers too. A caller that does not wait and was granted nothing is taken out again.
-fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
-    let me = request.entry.proof;
-    if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
-        return already_granted(record, at, request, facts);
-    }
-    if let Some(claimed) = claimed(record, request, facts)? {
-        return Ok(Transition::Done(claimed));
-    }
-    if request.phase == Phase::Confirm {
-        return Ok(refused(lost(record, &me)));
-    }
-    if let Some(refusal) = replaced(record, request) {
-        return Ok(refused(refusal));
-    }
-    let mut next = record.clone();
-    evict(&mut next, facts, &|_| false)?;
-    let in_record = next.waiter(&me).is_some();
-    let place = request.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
-    let mut wake = Vec::new();
-    if !in_record && place.is_none() {
-        if next.pages.is_some() {
-            // Waiters of pages come into the record, which may leave room for the caller.
-            wake = grant_in_order(&mut next, facts, None)?;
-        }
-        wake.extend(enter(&mut next, request, facts));
-    }
-    update_entry(&mut next, &request.entry);
-    // A look of the supervisor does not show that its sleeping child goes on.
-    let is_stopped = (in_record || place.is_some()) && is_stopped(&request.entry, facts)?;
-    wake.extend(grant_in_order(&mut next, facts, Some(request).filter(|_| !is_stopped))?);
-    let ended = &next.ended_grants[record.ended_grants.len()..];
-    let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
-    if request.refuse_stale && !stale.is_empty() {
-        return Ok(refused(Refusal::Stale(stale)));
-    }
-    wake.retain(|proof| *proof != me);
-    if let Some(grant) = next.holder(&me).cloned() {
-        return Ok(write(next, granted(grant, stale.last().cloned()), wake));
-    }
-    if let Some(own) = waits_for_itself(&next, &request.entry, facts)? {
-        return Ok(refused(Refusal::Deadlock(vec![Edge { name: next.name, grant: own }])));
-    }
-    if !request.queue {
-        let busy = busy(next.holders.clone());
-        // The caller was in the queue for this decision only.
-        next.waiters.retain(|waiter| waiter.proof != me);
-        return Ok(write_if_changed(record, next, busy, wake));
-    }
-    if next != *record {
-        return Ok(write(next, AcquireStep::Wait(Awaited::default()), wake));
-    }
-    match place {
-        _ if in_record => wait(record, &me, facts),
-        Some(place) => wait_on_page(record, place, &request.entry, facts),
-        None => Ok(queue_on_page(next, &request.place, facts)),
-    }
 }
 
 /// Refusal of a caller whose grant, which it only confirms, has ended.

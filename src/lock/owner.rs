@@ -23,7 +23,6 @@ pub struct Owner {
     /// in it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub session: Option<i32>,
-    /// Host name, for display.
     #[serde(with = "text")]
     pub host: String,
     pub uid: u32,
@@ -79,7 +78,6 @@ impl From<PidDomain> for PidSpace {
 /// Identity of a process, which differs from that of a later process with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
-    /// Process id, at least 1.
     pub pid: i32,
     /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).
     pub start: u64,

@@ -45,7 +45,6 @@ pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Tra
     Ok(step)
 }
 
-/// State of a grant in a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// Valid, with this liveness of its effective owner.

@@ -39,10 +39,8 @@ pub struct Record {
     pub slots: Option<u32>,
     /// Grants in the order of granting.
     pub holders: Vec<Grant>,
-    /// First waiters of the queue, in order of arrival.
     #[serde(default, skip_serializing_if = "is_default")]
     pub waiters: Vec<Waiter>,
-    /// Pages with the other waiters of the queue.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pages: Option<Pages>,
     /// Waiters that lost their place to a newer caller, until that caller has gone.

@@ -31,7 +31,6 @@ impl Match {
     }
 }
 
-/// Step for a request that only a holder may make.
 pub(super) type Answer<T> = Transition<Result<T, NotHolder>>;
 
 pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Match, Query> {
@@ -77,7 +76,6 @@ fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> 
     is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
 }
 
-/// Refuses a request because the caller's grant has ended, or because the record has none.
 pub(super) fn refuse<T>(record: &Record, found: Match, facts: &Facts) -> Result<Answer<T>, Query> {
     Ok(Transition::Done(Err(not_holder(record, found.ending(), facts)?)))
 }
@@ -98,7 +96,6 @@ pub(super) fn not_holder(record: &Record, ending: Option<EndedGrant>, facts: &Fa
 impl Request for Release {
     type Response = Result<Grant, NotHolder>;
 
-    /// Releases the caller's grant, or tells the caller how it ended.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
         let Release(credentials) = self;
         match find(record, credentials, facts)? {
@@ -310,7 +307,6 @@ impl Request for Sweep {
     }
 }
 
-/// Adds sightings of leases that are still in the record, as long as there is room.
 impl Request for Note {
     type Response = ();
 

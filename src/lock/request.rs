@@ -14,7 +14,6 @@ use super::waiter::{QueuePlace, Waiter};
 
 /// Request of a caller about a record. Each request has its own type of response. A trace contains it.
 pub trait Request: Clone + Serialize {
-    /// Response to the request, including refusals.
     type Response;
 
     /// False for a request that other callers make at the same time, so that a loser of a commit pauses.
@@ -24,7 +23,6 @@ pub trait Request: Clone + Serialize {
     /// change.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query>;
 
-    /// Records that an earlier try of this request had a lost or unclear reply.
     fn repeat(&mut self) {}
 
     /// Adds what only the store knows: the token of a new grant is the version under which the store has it.
@@ -145,7 +143,6 @@ pub struct Credentials {
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.
     pub owners: Vec<ProcessId>,
-    /// Id of a claim, if the caller knows it.
     pub claim: Option<Vec<u8>>,
     pub space: PidSpace,
     /// What is known of the caller if the script that called this process has ended.
@@ -197,7 +194,6 @@ impl<R> Transition<R> {
     }
 }
 
-/// Response to [`Acquire`]: the end of the attempt, or its next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.

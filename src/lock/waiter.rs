@@ -31,7 +31,6 @@ pub struct Waiter {
     /// True if the owner's end will release the grant ([`Grant::release_on_exit`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub release_on_exit: bool,
-    /// Id of the claim, if the waiter claims the name ([`Grant::claim`]).
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub claim: Option<Vec<u8>>,
     /// True if a newer caller that asks for this takes the waiter's place ([`super::Replacement`]).
@@ -101,7 +100,6 @@ impl Waiter {
     }
 }
 
-/// Waiters that lost their place, and the caller that has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replacement {
     /// Handle hash of the newest caller.
@@ -158,7 +156,6 @@ impl Pages {
 /// Maximum number of waiters on a page.
 const ROOM: usize = 16;
 
-/// Part of a lock's queue.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Page {
     /// True while a process fetches the page.
