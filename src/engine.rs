@@ -211,8 +211,7 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
     Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
-/// A damaged record counts as absent if a power cut may have torn it: its name is then empty. Of a copied record only
-/// the parts count that depend on no process.
+/// A damaged record that a power cut may have torn counts as absent: its name is then empty.
 fn decode(stored: &Versioned, place: impl FnOnce() -> String) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(error) if error.is_of_other_version() => Err(error.in_place(&place())),

@@ -70,8 +70,7 @@ pub enum Use {
     Unknown,
     /// `run` called a command, which has ended.
     Run(RunEnd),
-    /// `run` called no command. Such a grant is not in the history, where it would count as a short or long hold,
-    /// unless a process ended its holder.
+    /// `run` called no command. The history has such a grant, which is not a hold, only if a process ended its holder.
     Nothing,
 }
 

@@ -1,5 +1,4 @@
-//! The trace: in builds for tests, a store around each store of an engine, which logs every commit. Release builds do
-//! not contain it.
+//! The trace: in builds for tests only, a store around each store of an engine, which logs every commit.
 //!
 //! `CSALOCK_TRACE` names the file. A commit is two lines of JSON, each appended by one write(2). The intent comes
 //! before the call of the store, and the result after its answer. An intent without a result, or with an unknown

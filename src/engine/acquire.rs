@@ -28,8 +28,7 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How an attempt ended to acquire one lock, or several (`acquire_all`): an index counts the locks of the
-/// call.
+/// How an attempt ended to acquire one lock, or several (`acquire_all`). Indices count the locks of the call.
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder
@@ -42,8 +41,7 @@ pub enum AcquireResult {
 }
 
 impl Engine {
-    /// Acquires a lock and waits for it as long as `policy` allows.
-    /// Fails if the store cannot be read or written. If the lock is acquired nevertheless, its grant ends with the
+    /// Waits as long as `policy` allows. Fails if the store cannot be read or written; a grant then ends with the
     /// caller.
     pub fn acquire(
         &self,
@@ -140,8 +138,7 @@ pub struct AcquireRequest {
     pub slots: Option<u32>,
     pub refuse_stale: bool,
     pub phase: Phase,
-    /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
-    /// several names in order.
+    /// Grants that do not end before this wait: those around the caller, and its own if it acquires several names.
     pub enclosing_grants: Vec<HandleHash>,
     /// Process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
     pub invocation: Option<Invocation>,

@@ -12,8 +12,7 @@ impl Engine {
         let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
         let uncommitted = CommitRecord { committed: false, names };
         let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else { return Ok(false) };
-        // A process that evicts one of our grants before this check leaves a gap. One that finds the record removes it,
-        // so the commit below fails.
+        // An earlier eviction leaves a gap; a later one first removes the commit record, so that the commit fails.
         if !self.holds_all(&uncommitted.names, proof)? {
             return Ok(false);
         }

@@ -29,8 +29,7 @@ const FEW_LEASES: usize = 4;
 pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {
-    /// Finds out about the leases of the holders at once, if they are many, and inserts the liveness of all holders and
-    /// waiters of a record, if they are many.
+    /// Collects facts about the leases of the holders, and about all processes of a record, if they are many.
     pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
         if record.holders.len() > FEW_LEASES {
             let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
@@ -75,7 +74,7 @@ impl Engine {
             }
             Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
             Query::Liveness(domain, process) => {
-                let liveness = self.fate_in(record, facts, &domain, &process);
+                let liveness = self.liveness_with(record, facts, &domain, &process);
                 let is_released = || {
                     let depends = |owner: &&Owner| owner.domain == domain && owner.processes.contains(&process);
                     let supervisor = record.owners().filter(depends).find_map(|owner| owner.supervisor);
@@ -111,11 +110,11 @@ impl Engine {
 
 impl Engine {
     pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
-        self.fate_in(record, &Facts::default(), domain, process)
+        self.liveness_with(record, &Facts::default(), domain, process)
     }
 
     /// Liveness of a process with entries in this record, or among the waiters fetched from its pages.
-    pub(super) fn fate_in(
+    pub(super) fn liveness_with(
         &self,
         record: &Record,
         fetched: &Facts,

@@ -110,9 +110,8 @@ impl WaitClock {
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// Repeats `work`, which must be safe to repeat, while the store's servers do not answer but may soon. Returns
-    /// `None` on an interrupt. Fails with the last error of `work`, if it has another cause or the policy ends the
-    /// wait.
+    /// Repeats `work`, which must be safe to repeat, while the store's servers do not answer but may soon. `None` means
+    /// an interrupt. Fails with the last error of `work` if it has another cause or the policy ends the wait.
     pub fn outlast_outages<T>(
         &self,
         name: &[u8],

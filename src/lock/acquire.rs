@@ -119,7 +119,9 @@ fn lost(record: &Record, me: &HandleHash) -> Refusal {
 fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
     let grant = &record.holders[at];
     let before = record.ended_grants.last().filter(|ending| ending.reason != EndReason::Released).cloned();
-    if let Some(stale) = before.clone().filter(|_| request.refuse_stale) {
+    if request.refuse_stale
+        && let Some(stale) = before.clone()
+    {
         // The process that granted the lock could not know that this caller refuses stale grants.
         let mut next = record.clone();
         end(&mut next, at, EndReason::Released);
@@ -165,8 +167,7 @@ fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<A
     Ok(Some(if is_mine { AcquireStep::Granted(grant, None) } else { AcquireStep::Refused(Refusal::Claimed(grant)) }))
 }
 
-/// Enters the queue of the record unless it is full, and returns the waiters to wake. A caller that does not queue
-/// enters it for this decision only.
+/// Enters the queue of the record, unless it is full and the caller queues. Returns the waiters to wake.
 fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash> {
     let entry = || Waiter { since: facts.wall, ..request.entry.clone() };
     if request.queue && request.entry.latest_only {
@@ -189,15 +190,15 @@ fn update_entry(next: &mut Record, now: &Waiter) {
 fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Query> {
     let mut own = Vec::new();
     for grant in &record.holders {
-        // A lease without keepalive ends by itself, but a caller whose timeout comes first waits in vain.
+        // A grant with a --ttl ends without help; it blocks only a caller whose timeout is shorter.
         if waits_within(entry, grant, facts)?
             && !matches!(&grant.lifetime, Lifetime::ExpiresAt(lease) if !facts.outlasts(lease)?)
         {
             own.push(grant);
         }
     }
-    let endless = !own.is_empty() && !fits_beside(&own, record, entry, facts)?;
-    Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
+    let Some(first) = own.first() else { return Ok(None) };
+    Ok(if fits_beside(&own, record, entry, facts)? { None } else { Some((*first).clone()) })
 }
 
 fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> {
@@ -228,8 +229,7 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
 /// Step of a caller for which the record has no room.
 fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     next.pages = match next.pages {
-        // The time makes the number of the first page a new one, so a page of an earlier queue that was left is not
-        // reused.
+        // Page numbers start at the clock, so a page that an earlier queue left is never met.
         None => Some(Pages { first: facts.wall, last: facts.wall }),
         Some(pages) if *place == QueuePlace::BesidePage(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),
@@ -237,8 +237,7 @@ fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     write(next, AcquireStep::Wait(Awaited::default()), Vec::new())
 }
 
-/// Returns what to wait for: the closest waiter ahead of us that is not stopped, or the holders and their leases if
-/// there is none.
+/// A waiter watches the closest waiter ahead that is not stopped, or the holders and their leases if there is none.
 fn awaited_ends(
     record: &Record,
     before: impl Iterator<Item = (PidDomain, ProcessId)>,
@@ -264,7 +263,9 @@ fn awaited_ends(
         let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
         // An expired grant that is still here is not in the way of this waiter.
         let is_over = by_lease && matches!(grant.lifetime, Lifetime::Keepalive(_)) && lease_expired(grant, facts)?;
-        awaited.leases.extend(grant.lifetime.lease().filter(|_| by_lease && !is_over).cloned());
+        if by_lease && !is_over {
+            awaited.leases.extend(grant.lifetime.lease().cloned());
+        }
     }
     Ok(awaited)
 }

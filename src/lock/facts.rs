@@ -46,8 +46,7 @@ pub enum Query {
     NewLease(u64),
     /// Which waiters are on this page of the queue? From now on, no waiter may enter the page.
     Page(u64),
-    /// Did the dead process with this handle hash commit its grants of several names? If not, the process must not be
-    /// able to commit them later.
+    /// Did the dead process with this hash commit its grants of several names? If not, it must never be able to.
     Committed(HandleHash),
 }
 

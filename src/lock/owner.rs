@@ -12,15 +12,13 @@ pub struct Owner {
     pub domain: PidDomain,
     /// Processes of the owner; the first live one is the effective owner. Empty if the grant depends on no process.
     pub processes: Vec<ProcessId>,
-    /// Process that waits for the owner's end, then releases the lock, and reports a lost lock. Only `run`
-    /// has a supervisor.
+    /// Process of `run` that waits for the owner's end, then releases the lock, and reports a lost lock.
     #[serde(default, skip_serializing_if = "is_default")]
     pub supervisor: Option<ProcessId>,
     /// csalock does not end the command when the lock is lost (`--on-lost warn`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub outlives_lock: bool,
-    /// Session of the calling script, if the grant is that of a script. A process that the script left behind is still
-    /// in it.
+    /// Session of the calling script. A process that the script left behind is still in it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub session: Option<i32>,
     #[serde(with = "text")]

@@ -19,8 +19,7 @@ pub trait Request: Clone + Serialize {
     /// False for a request that other callers make at the same time, so that a loser of a commit pauses.
     const HAS_PRIORITY: bool = true;
 
-    /// Decides about the request as [`super::decide`] does, but does not name the leases whose end justifies the
-    /// change.
+    /// [`super::decide`] adds the leases whose end justifies the change.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query>;
 
     fn repeat(&mut self) {}
@@ -86,8 +85,7 @@ pub struct Prepare {
     pub lifetime: Lifetime,
 }
 
-/// Ends the grants with these handle hashes, regardless of the holder. The response has the grants that were broken, or
-/// were stale and have been removed.
+/// Ends grants regardless of the holder. The response has those that were broken, or were stale and have been removed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Break(pub Vec<HandleHash>);
 
@@ -116,8 +114,7 @@ pub enum Phase {
     Direct,
     /// Depends on the waiting process.
     Provisional,
-    /// A provisional grant stands from now on. The caller was told of it, and a release may have ended it since, so the
-    /// request accepts no new grant.
+    /// The grant stands from now on. A release may have ended it since, so the request accepts no new grant.
     Confirm,
 }
 
@@ -147,8 +144,7 @@ pub struct Credentials {
     pub space: PidSpace,
     /// What is known of the caller if the script that called this process has ended.
     pub orphan: Option<Orphan>,
-    /// True if the caller acquired the grant for itself, or supervises the process that did. No other process needs to
-    /// learn how the grant ended.
+    /// The caller acquired the grant, or supervises its owner: no other process needs to learn how the grant ended.
     pub supervises: bool,
     /// An earlier try of this request had a lost or unclear reply.
     pub repeated: bool,

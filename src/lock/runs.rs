@@ -76,8 +76,7 @@ impl Request for BeginRun {
     }
 }
 
-/// Asks whether to report that all runs of the newest slot are used up and have failed. Any caller may ask, and one of
-/// them is told the number of runs.
+/// Asks whether to report that all runs of the newest slot have failed. One of the callers is told their number.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GiveUp {
     pub by: HandleHash,

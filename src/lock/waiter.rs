@@ -16,8 +16,7 @@ pub struct Waiter {
     /// Hash of the waiter's handle; the waiter's channel is derived from it.
     pub proof: HandleHash,
     pub mode: Mode,
-    /// With [`Mode::Slot`]: the waiter's number of slots, which becomes that of the record when the waiter is granted
-    /// one.
+    /// Number of slots that the waiter counts, with [`Mode::Slot`]; a grant makes it that of the record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slots: Option<NonZeroU32>,
     /// Owner of the future grant, shared like [`Grant::owner`].
@@ -78,7 +77,7 @@ impl Waiter {
     pub(super) fn waiting_again(grant: Grant, process: ProcessId, slots: Option<u32>) -> Waiter {
         Waiter {
             mode: grant.mode,
-            slots: slots.filter(|_| grant.mode == Mode::Slot).and_then(NonZeroU32::new),
+            slots: if grant.mode == Mode::Slot { slots.and_then(NonZeroU32::new) } else { None },
             lease: grant.lifetime.lease().cloned(),
             lifetime: grant.lifetime,
             needs_confirmation: true,
@@ -177,8 +176,7 @@ impl Page {
         Some((&key[..nul], number)).filter(|(name, number)| Page::key(name, *number) == key)
     }
 
-    /// Returns the page with this entry, which replaces an older one of the waiter, or `None` if the page has it
-    /// already or takes no more waiters.
+    /// The entry replaces an older one of its waiter. `None` if the page has it already or takes no more waiters.
     pub fn with(&self, entry: &Waiter) -> Option<Page> {
         let mut next = self.clone();
         match next.waiters.iter_mut().find(|waiter| waiter.proof == entry.proof) {

@@ -60,8 +60,7 @@ pub enum WriteRefusal {
     NotHolder(NotHolder),
     /// The writer believes that it holds the lock, but its grant has ended. These grants hold the lock now.
     Lost(Vec<Grant>, EndedGrant),
-    /// The script that called the writer has ended, and the record does not tell whether it had the lock. These grants
-    /// hold the lock now.
+    /// The script of the writer has ended, and it may have had the lock. These grants hold the lock now.
     Orphaned(Vec<Grant>),
 }
 
@@ -176,8 +175,7 @@ fn refusal_of_orphan(
     Ok(if is_unclear { Some(WriteRefusal::Orphaned(not_holder(record, None, facts)?.holders)) } else { None })
 }
 
-/// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger
-/// token.
+/// Evicts stale grants. Since this grant, the lock has had no holder, and no write has left a younger token.
 fn is_unheld_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
     evict(record, facts, &|_| true)?;
     let last = record.ended_grants.iter().max_by_key(|other| other.grant.token);

@@ -119,8 +119,8 @@ impl AcquireAttempt<'_> {
     }
 
     /// Leaves the queue. Returns the grant that the waiter has in the meantime. If other writers win until
-    /// `give_up_at`, the waiter ends its lease, where the store can do that. The next process then skips the waiter and
-    /// any grant that it received.
+    /// `give_up_at`, it ends its lease, where the store can do that: the next process then skips it, and any grant that
+    /// it received.
     fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
