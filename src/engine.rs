@@ -5,6 +5,7 @@
 
 mod acquire;
 mod acquire_all;
+mod apply;
 mod auxiliary;
 mod commit;
 mod commit_record;
@@ -22,26 +23,21 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::commit::{CasRetry, Committed, RecordUpdate};
-use self::history::Remark;
-use self::leases::IssuedLease;
 pub use acquire::{AcquireRequest, AcquireResult, EndsWith};
 pub use acquire_all::{OnWaitForOne, StoredLock, acquire_all, confirm_all};
+pub use apply::Broken;
 pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
 pub use wait_policy::{Progress, RETRY_INTERVAL, WaitPolicy};
 
 use crate::environment::{Environment, LEASE};
-use crate::error::{Error, ErrorKind, Result};
-use crate::history::{HistoryLimits, Use};
+use crate::error::{Error, Result};
+use crate::history::HistoryLimits;
 use crate::host::{Host, Unix};
-use crate::lock::{
-    self, Break, Credentials, EndedGrant, Facts, Grant, Handle, HandleHash, NotHolder, Owner, ProcessId, Query, Record,
-    Release, ReportSuccess, Request, Transition, Waiter, decide,
-};
+use crate::lock::{self, Credentials, Handle, HandleHash, Lease, ProcessId, Record, Waiter};
 use crate::signals::StartupState;
-use crate::store::{Call, CommitResult, Durability, Location, Scope, Store, Version, Versioned, WriteOptions};
+use crate::store::{Call, Location, Store, Version, Versioned};
 
 pub struct Context {
     pub environment: Environment,
@@ -72,21 +68,13 @@ impl Context {
     }
 }
 
-/// Maximum time of one try to record a success.
-const TO_REPORT: Duration = Duration::from_secs(10);
-
-/// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
-const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
-
-/// Runs the lock requests of a host against a store. A clone shares everything but the limits of its calls.
+/// A clone shares everything but the limits of its calls of the store.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<EngineState>,
-    /// Limits of each call of the store.
     call: Call,
 }
 
-/// State that all clones of an engine share.
 pub struct EngineState {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
@@ -99,12 +87,17 @@ pub struct EngineState {
     granted_waits: Mutex<Vec<(Vec<u8>, Waiter)>>,
 }
 
+/// A lease that this process has requested.
+#[derive(Debug)]
+struct IssuedLease {
+    lease: Lease,
+    /// Earliest end of the lease on CLOCK_BOOTTIME.
+    ends: Duration,
+    span: Duration,
+}
+
 /// A record as read, with its version; the version is `None` if the store has no such record.
 pub type VersionedRecord = (Option<Version>, Record);
-
-/// The grants that were broken, or were stale and have been removed; or else the place to which an unreadable record
-/// was moved, `None` if the store could not read its bytes.
-pub type Broken = std::result::Result<std::result::Result<Vec<EndedGrant>, Option<String>>, NotHolder>;
 
 impl Engine {
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
@@ -126,7 +119,6 @@ impl Engine {
         Engine { shared: Arc::new(EngineState::new(store, host)), call: Call::default() }
     }
 
-    /// This engine, whose calls of the store have these limits.
     pub fn during(&self, call: Call) -> Engine {
         Engine { shared: self.shared.clone(), call }
     }
@@ -152,74 +144,6 @@ impl Engine {
         Ok(Handle::new(self.host.random()?))
     }
 
-    /// Executes a request that needs no waiting, and returns the response.
-    pub fn apply<R: Request>(&self, name: &[u8], ask: &R) -> Result<R::Response> {
-        self.apply_as(name, ask, Remark::default())
-    }
-
-    fn apply_as<R: Request>(&self, name: &[u8], ask: &R, remark: Remark<'_>) -> Result<R::Response> {
-        loop {
-            if let Some(response) = self.try_apply(self.cas_retry_for::<R>(name), ask, remark)? {
-                return Ok(response);
-            }
-        }
-    }
-
-    /// Like [`Engine::apply`], but `None` if other writers win until `retry` ends.
-    fn try_apply<R: Request>(
-        &self,
-        mut retry: CasRetry<'_>,
-        ask: &R,
-        remark: Remark<'_>,
-    ) -> Result<Option<R::Response>> {
-        let name = retry.key;
-        let mut ask = ask.clone();
-        // The record that a commit conflicted with, if the store returned it.
-        let mut found = None;
-        // A commit that conflicted, but may have succeeded without a reply: the grants that it ended, and its response.
-        let mut conflicted: Option<(Vec<HandleHash>, R::Response)> = None;
-        loop {
-            let (version, record) = found.take().map_or_else(|| self.read(name), Ok)?;
-            // A grant that another process ends leaves its ending in the record. If the record has neither the grant
-            // nor the ending, our own commit has succeeded.
-            if let Some((ended, response)) = conflicted.take()
-                && !ended.iter().any(|proof| record.knows(proof))
-            {
-                ended.iter().for_each(|proof| self.wake_supervisor(proof));
-                return Ok(Some(response));
-            }
-            match self.decide(&record, &ask, None)? {
-                Transition::Done(response) => return Ok(Some(response)),
-                Transition::Write { record: next, response, wake, expired } => {
-                    let update = RecordUpdate {
-                        expect: version,
-                        before: &record,
-                        record: &next,
-                        wake: &wake,
-                        expired: &expired,
-                    };
-                    match self.commit_update(&update, remark)? {
-                        Committed::Done(version) => {
-                            R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
-                            return Ok(Some(R::with_tokens(response, version.number)));
-                        }
-                        // A request that pauses reads again after its pause.
-                        Committed::Conflict(now) if R::HAS_PRIORITY => found = now,
-                        Committed::Conflict(_) => {}
-                    }
-                    let ended = R::ended(&response, &next);
-                    if !ended.is_empty() {
-                        conflicted = Some((ended, response));
-                    }
-                    ask.repeat();
-                    if !retry.backoff()? {
-                        return Ok(None);
-                    }
-                }
-            }
-        }
-    }
-
     /// Fails if this host cannot be distinguished from other hosts.
     pub fn credentials(&self, proof: Option<HandleHash>, owners: Vec<ProcessId>) -> Result<Credentials> {
         Ok(Credentials {
@@ -235,99 +159,6 @@ impl Engine {
 
     pub fn by_proof(&self, proof: HandleHash) -> Result<Credentials> {
         self.credentials(Some(proof), Vec::new())
-    }
-
-    /// Releases the grant with this hash for the process on this host that acquired it or supervises its owner.
-    pub fn release(&self, name: &[u8], proof: HandleHash) -> Result<Released> {
-        self.release_after(name, proof, Use::Unknown)
-    }
-
-    /// Releases a grant like [`Engine::release`], after this use of the lock. If the store was replaced meanwhile, the
-    /// grant was lost, because other callers did not see it.
-    pub fn release_after(&self, name: &[u8], proof: HandleHash, used: Use) -> Result<Released> {
-        let is_replaced = self.store.is_replaced();
-        let ask = Release(Credentials { supervises: true, ..self.by_proof(proof)? });
-        let released = self.apply_as(name, &ask, Remark { by: None, used: Some((proof, used)) })?;
-        self.retract_granted();
-        Ok(if is_replaced { Err(NotHolder { store_was_replaced: true, ..NotHolder::default() }) } else { released })
-    }
-
-    /// Records that the run under the grant with this hash has succeeded. Tries again while the store does not answer
-    /// or refuses the change, as long as `go_on` returns true.
-    pub fn report_success(
-        &self,
-        name: &[u8],
-        proof: HandleHash,
-        in_slot: bool,
-        go_on: &dyn Fn() -> bool,
-    ) -> Result<std::result::Result<(), NotHolder>> {
-        loop {
-            let engine = self.during(Call::until(self.host.boottime() + TO_REPORT));
-            let reported = engine.time().and_then(|now| {
-                let (credentials, at) = (self.by_proof(proof)?, now.as_millis() as u64);
-                engine.apply(name, &ReportSuccess { credentials, in_slot, at, host: self.host.name() })
-            });
-            match reported {
-                Err(error) if (error.kind() == ErrorKind::Unavailable || error.is_refused_change()) && go_on() => {}
-                reported => return reported,
-            }
-        }
-    }
-
-    /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
-    /// came after that read stay; if there are any, the response contains them.
-    ///
-    /// If every grant is meant, an unreadable record is moved aside. It is an error if only some grants are meant, if
-    /// the store does not know its version, or if another version of csalock wrote it: it may be a live lock.
-    pub fn break_lock(
-        &self,
-        name: &[u8],
-        meant: Option<&dyn Fn(&Grant) -> bool>,
-        by: Option<&Owner>,
-    ) -> Result<Broken> {
-        let mut retry = self.cas_retry(name).until(self.host.boottime().saturating_add(REMOVAL_LIMIT));
-        let mut moved: Option<Option<String>> = None;
-        loop {
-            let error = match (self.read(name), &moved) {
-                (Ok((_, record)), Some(place)) => {
-                    return Ok(match record.holders {
-                        // Another process removed the record, or this process did and the reply was lost.
-                        none if none.is_empty() => Ok(Err(place.clone())),
-                        holders => Err(NotHolder { holders, ..NotHolder::default() }),
-                    });
-                }
-                (Ok((_, record)), None) => {
-                    let meant = record.holders.iter().filter(|grant| meant.is_none_or(|meant| meant(grant)));
-                    let proofs = meant.map(|grant| grant.proof).collect();
-                    return Ok(self.apply_as(name, &Break(proofs), Remark { by, used: None })?.map(Ok));
-                }
-                (Err(error), _) if error.kind() == ErrorKind::Corrupt && meant.is_none() => error,
-                (Err(error), _) => return Err(error),
-            };
-            let Some(version) = error.version() else { return Err(error) };
-            let place = self.copy_aside(name, version)?;
-            if let CommitResult::Done(_) = self.commit_beside(name, Some(&version), None, WriteOptions::default())? {
-                return Ok(Ok(Err(place)));
-            }
-            moved = Some(place);
-            if !retry.backoff()? {
-                return Err(error);
-            }
-        }
-    }
-
-    /// Stores the bytes of a damaged record in this version where no reader takes them for a lock. Returns their place,
-    /// or `None` if the store cannot read them. The record is removed after that, so a kill in between loses nothing.
-    fn copy_aside(&self, name: &[u8], version: Version) -> Result<Option<String>> {
-        let stored = match self.store.read(self.call, name) {
-            Err(error) if error.kind() == ErrorKind::Corrupt => None,
-            read => read?.filter(|stored| stored.version == version),
-        };
-        let Some(stored) = stored else { return Ok(None) };
-        let (key, body) = lock::encode_damaged(name, version.number, &stored.body);
-        // Another process may have stored the same bytes there.
-        self.write_auxiliary(&key, None, &body, WriteOptions { durability: Durability::Durable, mode: None })?;
-        Ok(Some(self.store.describe(&key)))
     }
 
     pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
@@ -351,37 +182,6 @@ impl Engine {
             return Err(of_another_name(&self.store.describe(name), &record.name).in_version(stored.version));
         }
         Ok((Some(stored.version), record))
-    }
-
-    /// Decides about a request whose caller waits for `time_left` at most; `None` means no limit.
-    fn decide<R: Request>(
-        &self,
-        record: &Record,
-        ask: &R,
-        time_left: Option<Duration>,
-    ) -> Result<Transition<R::Response>> {
-        let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        facts.replies_get_lost = self.store.scope() == Scope::Shared;
-        self.prefetch(record, &mut facts, time_left)?;
-        loop {
-            match decide(record, ask, &facts) {
-                Ok(step) => {
-                    #[cfg(debug_assertions)]
-                    if matches!(step, Transition::Write { .. }) {
-                        crate::trace::decided(self.host.as_ref(), record, ask, &facts);
-                    }
-                    if matches!(&step, Transition::Done(response) if R::promises(response)) {
-                        self.settle()?;
-                    }
-                    return Ok(step);
-                }
-                Err(Query::Committed(proof)) => {
-                    let may_commit = facts.is_awaited(record, &proof);
-                    facts.insert_committed(proof, self.has_committed_finally(&proof, may_commit)?);
-                }
-                Err(query) => self.learn(record, &mut facts, query, time_left)?,
-            }
-        }
     }
 }
 
@@ -411,8 +211,7 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
     Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
-/// A damaged record counts as absent if a power cut may have torn it: its name is then empty. Of a copied record only
-/// the parts count that depend on no process.
+/// A damaged record that a power cut may have torn counts as absent: its name is then empty.
 fn decode(stored: &Versioned, place: impl FnOnce() -> String) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(error) if error.is_of_other_version() => Err(error.in_place(&place())),

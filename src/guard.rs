@@ -16,15 +16,13 @@ use crate::store::Scope;
 /// Maximum time that the drop of a guard waits for a store that other hosts may share.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
 
-/// The locks that this process holds by one request. Dropping the guard releases them; they are free too if the process
-/// dies.
+/// Locks that this process holds by one request. They are free when the guard is dropped, or the process dies.
 ///
 /// If other hosts may share the store, a thread renews the lease until the guard is dropped. If renewal fails for the
 /// length of a lease, the locks are lost: [`Guard::release`] then returns false.
 #[must_use = "the locks are given back when the guard is dropped"]
 pub struct Guard<'a> {
     engine: &'a Arc<Engine>,
-    /// Dropping this sender ends the thread that renews.
     _renewer: Option<Sender<Infallible>>,
     _cleaners: CleanerGuard,
     names: Vec<Vec<u8>>,

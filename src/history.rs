@@ -35,7 +35,6 @@ pub struct Past {
     pub to: Option<u64>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub waited: u64,
-    /// `None`: the lock is held.
     pub how: Option<EndReason>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,
@@ -71,8 +70,7 @@ pub enum Use {
     Unknown,
     /// `run` called a command, which has ended.
     Run(RunEnd),
-    /// `run` called no command. Such a grant is not in the history, where it would count as a short or long hold,
-    /// unless a process ended its holder.
+    /// `run` called no command. The history has such a grant, which is not a hold, only if a process ended its holder.
     Nothing,
 }
 

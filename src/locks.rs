@@ -83,7 +83,6 @@ impl LockRequest {
         LockRequest { label: Some(reason.into()), ..self }
     }
 
-    /// Fails if no lock can be acquired on these terms.
     fn check(&self) -> Result<()> {
         let (what, hint) = if self.names.is_empty() {
             ("no lock is named", "name one")

@@ -1,5 +1,4 @@
-//! The trace: in builds for tests, a store around each store of an engine, which logs every commit. Release builds do
-//! not contain it.
+//! The trace: in builds for tests only, a store around each store of an engine, which logs every commit.
 //!
 //! `CSALOCK_TRACE` names the file. A commit is two lines of JSON, each appended by one write(2). The intent comes
 //! before the call of the store, and the result after its answer. An intent without a result, or with an unknown
@@ -60,7 +59,6 @@ pub struct Intent {
     /// For a change of a record: the record that was read.
     pub before: Option<Bytes>,
     pub body: Option<Bytes>,
-    /// For a change of a record: the decision behind it.
     pub decided: Option<Decided>,
 }
 
@@ -96,7 +94,6 @@ thread_local! {
     static DECIDED: RefCell<BTreeMap<Vec<u8>, (Bytes, Decided)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Wraps the store in one that logs to this file, if there is one.
 pub fn wrap(store: Box<dyn Store>, host: &Arc<dyn Host>, path: Option<PathBuf>) -> Box<dyn Store> {
     let Some(path) = path else { return store };
     IS_ON.store(true, Ordering::Relaxed);
@@ -122,7 +119,6 @@ pub(crate) fn decided<R: Request>(host: &dyn Host, record: &Record, ask: &R, fac
     DECIDED.with_borrow_mut(|known| known.insert(record.name.clone(), decision));
 }
 
-/// Passes these methods on to the store inside.
 macro_rules! pass_on {
     ($(fn $method:ident(&self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
         $(fn $method(&self $(, $argument: $type)*) $(-> $result)? {

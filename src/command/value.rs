@@ -14,7 +14,7 @@ use crate::engine::{AcquireRequest, EndsWith, Engine, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
-use crate::lock::{Credentials, Handle, Lifetime, MOST_VALUE, Mode, Precondition, Value, Written};
+use crate::lock::{Credentials, Handle, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
 use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, SettingNames, describe_value, json};
 use crate::signals::Signals;
@@ -138,15 +138,15 @@ fn write(
     let engine = context.engine(&target.location)?;
     let this = ThisProcess::default();
     let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
-    let wanted = ValueWrite {
-        by: Credentials { orphan: this.orphan(context.host.as_ref())?, ..credentials },
-        bytes,
-        mode,
+    let terms = SetValue {
+        credentials: Credentials { orphan: this.orphan(context.host.as_ref())?, ..credentials },
+        value: None,
         precondition: only_if.or(options.if_version.map(Precondition::Version)),
         require_lock: options.unlock || options.handle.is_some() || context.presents_handle_from_env(),
         release: options.unlock,
         even_if_stale: options.even_if_stale,
     };
+    let wanted = ValueWrite { terms, bytes, mode };
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
     let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
     let request = AcquireRequest {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::commit::{CasRetry, Committed, RecordUpdate};
 use super::deadlock::BlockedCallers;
+use super::facts::Witnessed;
 use super::history::Remark;
 use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
@@ -27,8 +28,7 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How an attempt ended to acquire one lock, or several (`acquire_all`): an index counts the locks of the
-/// call.
+/// How an attempt ended to acquire one lock, or several (`acquire_all`). Indices count the locks of the call.
 #[derive(Debug)]
 pub enum AcquireResult {
     /// The call holds all locks: the grants in the order of the locks, and the last grant before them that its holder
@@ -41,8 +41,7 @@ pub enum AcquireResult {
 }
 
 impl Engine {
-    /// Acquires a lock and waits for it as long as `policy` allows.
-    /// Fails if the store cannot be read or written. If the lock is acquired nevertheless, its grant ends with the
+    /// Waits as long as `policy` allows. Fails if the store cannot be read or written; a grant then ends with the
     /// caller.
     pub fn acquire(
         &self,
@@ -80,14 +79,15 @@ impl Engine {
             store_answered: false,
             store_failed: false,
         };
-        self.leave_witness(scope, name, &request.handle.proof());
+        let witnessed = request.handle.proof();
+        self.leave_witness(scope, Witnessed::Entry(name, &witnessed));
         let mut ended = attempt.run(on_wait);
         attempt.engine.call.interruptible = false;
         if attempt.is_late(&ended) {
             ended = attempt.give_back();
         }
         if !attempt.may_leave_entry(&ended) {
-            self.remove_witness(name, &request.handle.proof());
+            self.remove_witness(Witnessed::Entry(name, &witnessed));
         }
         let entry = &attempt.terms.entry;
         // Without a lease, a supervisor removes the published edges of this wait later, while the command runs.
@@ -130,18 +130,15 @@ pub struct AcquireRequest {
     pub mode: Mode,
     pub owner: Owner,
     pub process: ProcessId,
-    /// How the grant ends if no process releases it.
     pub ends_with: EndsWith,
     pub claim: Option<Vec<u8>>,
     /// A newer request of this kind takes the place of this one in the queue.
     pub latest_only: bool,
     pub lifetime: Lifetime,
     pub slots: Option<u32>,
-    /// Fails if a holder ended without a release.
     pub refuse_stale: bool,
     pub phase: Phase,
-    /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
-    /// several names in order.
+    /// Grants that do not end before this wait: those around the caller, and its own if it acquires several names.
     pub enclosing_grants: Vec<HandleHash>,
     /// Pid of this process, if its caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
     pub called: Option<i32>,
@@ -264,7 +261,13 @@ impl AcquireAttempt<'_> {
             Transition::Write { record: next, response, wake, expired } => {
                 self.commit((version, record), *next, response, &wake, &expired)
             }
-            Transition::Done(AcquireStep::Granted(grant, before)) => self.found_grant(*grant, before).map(Some),
+            Transition::Done(AcquireStep::Granted(grant, before)) => {
+                // A claim under the same id makes the place in the queue useless.
+                if grant.proof != self.terms.entry.proof {
+                    self.leave_if_possible()?;
+                }
+                Ok(Some(granted(*grant, before)))
+            }
             Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal),
             Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None),
             Transition::Done(AcquireStep::Wait(awaited)) => self.wait((version, record), &awaited, on_wait),

@@ -135,8 +135,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
-    /// Acquires one name provisionally, and extends the leases of the grants that the call has meanwhile. Returns
-    /// `None` if the call has the name.
+    /// Acquires one name provisionally, and extends the leases of the others. `None` if the call now has the name.
     fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireResult>> {
         let mut request = AcquireRequest { phase: Phase::Provisional, ..self.request.clone() };
         if self.held.iter().any(Option::is_some) {
@@ -212,7 +211,6 @@ impl<'a> MultiAcquire<'a, '_> {
         confirmed
     }
 
-    /// Makes each grant permanent by a commit of its own. Returns `false` if a grant was lost in the meantime.
     fn confirm_each(&mut self) -> Result<bool> {
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held) {
             match engine.confirm(name, self.request)? {

@@ -1,5 +1,4 @@
-//! Reads and writes of auxiliary objects: wait edges, commit records, the bytes of external values, and the
-//! pages that a long queue overflows to.
+//! Auxiliary objects: wait edges, commit records, bytes of external values, and the pages of a long queue.
 
 use super::Engine;
 use crate::error::{Error, ErrorKind, Result};
@@ -18,8 +17,7 @@ impl Engine {
         Ok((Some(stored.version), found.unwrap_or_default()))
     }
 
-    /// Replaces the auxiliary object under this key, unless `change` returns `None`. Returns the resulting object; the
-    /// store does not keep an empty one.
+    /// Replaces an object, unless `change` returns `None`, and returns it. The store does not keep an empty one.
     pub(super) fn change_auxiliary<T: Auxiliary + Default + PartialEq>(
         &self,
         key: &[u8],
@@ -40,8 +38,7 @@ impl Engine {
         }
     }
 
-    /// Writes an auxiliary object by compare-and-swap, even if a reply is lost. Returns `None` if another process
-    /// changed the object.
+    /// Compare-and-swap, even if a reply is lost. `None` if another process changed the object.
     pub(super) fn write_auxiliary(
         &self,
         key: &[u8],
@@ -122,7 +119,6 @@ impl Engine {
         Ok(page.waiters)
     }
 
-    /// Adds the waiters on pages to the record, for display.
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
             let (_, page) = self.auxiliary::<Page>(&Page::key(&record.name, number))?;

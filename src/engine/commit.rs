@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::facts::Witnessed;
 use super::history::Remark;
 use super::{Engine, VersionedRecord};
 use crate::error::{Error, ErrorKind, Result};
@@ -100,10 +101,9 @@ impl Engine {
         }
     }
 
-    /// True if this process can wake a waiter directly. Only the store can wake a waiter on another host or in another
-    /// network namespace. Two copies of one virtual machine seem to be one host, so a waiter on the other copy gets no
-    /// wake-up and notices the change at its next look: a wake-up through the store, too, would add a write to every
-    /// handover.
+    /// Only the store can wake a waiter on another host or in another network namespace. Two copies of one virtual
+    /// machine seem to be one host, so a waiter on the other copy notices the change at its next look: a wake-up
+    /// through the store, too, would add a write to every handover.
     fn can_wake(&self, waiter: &Waiter) -> bool {
         let there = &waiter.owner.domain;
         self.host.domain().is_ok_and(|here| here.boot == there.boot && here.net == there.net)
@@ -123,8 +123,7 @@ impl Engine {
     }
 
     /// Wakes the supervisors and keepers of ended grants, except for what a supervisor knows: its own releases, and the
-    /// death of its command. A break wakes in any case, because a caller that has neither may wait for the file of its
-    /// lock.
+    /// death of its command. A break wakes in any case: a caller without either may wait for the file of its lock.
     fn wake_supervisors(&self, before: &Record, after: &Record) {
         let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
         let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
@@ -150,7 +149,7 @@ impl Engine {
             self.remove_auxiliary(&CommitRecord::key(&grant.proof), Durability::Volatile)?;
         }
         let fetched: Vec<&Waiter> = departed(&fetched, now).collect();
-        fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
+        fetched.iter().for_each(|waiter| self.remove_witness(Witnessed::Entry(&now.name, &waiter.proof)));
         if !fetched.is_empty() {
             let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
             let set = WriteSet { closed, ..WriteSet::default() };
@@ -162,8 +161,7 @@ impl Engine {
     }
 }
 
-/// Those of these waiters that neither wait nor hold any more. (A waiter that was granted the lock retracts its
-/// published edges itself.)
+/// Those of these waiters that neither wait nor hold. (A waiter with a grant retracts its published edges itself.)
 fn departed<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
 }

@@ -1,6 +1,7 @@
 //! Creation of a [`CommitRecord`], and queries about the commit records of other processes.
 
 use super::Engine;
+use super::facts::Witnessed;
 use crate::error::Result;
 use crate::lock::{self, CommitRecord, Credentials, HandleHash, Lifetime, Liveness, Prepare, Release, Sweep};
 use crate::store::{Durability, Version, WriteOptions};
@@ -11,8 +12,7 @@ impl Engine {
         let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
         let uncommitted = CommitRecord { committed: false, names };
         let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else { return Ok(false) };
-        // A process that evicts one of our grants before this check leaves a gap. One that finds the record removes it,
-        // so the commit below fails.
+        // An earlier eviction leaves a gap; a later one first removes the commit record, so that the commit fails.
         if !self.holds_all(&uncommitted.names, proof)? {
             return Ok(false);
         }
@@ -52,7 +52,7 @@ impl Engine {
             } else {
                 Lifetime::UntilReleased
             };
-            self.leave_witness(scope, name, &proof);
+            self.leave_witness(scope, Witnessed::Entry(name, &proof));
             // If this process ends, the next writer of each earlier name confirms its grant again.
             if self.apply(name, &Prepare { credentials: of_id()?, proof, process, lifetime })?.is_err() {
                 return Ok(false);

@@ -168,7 +168,6 @@ impl Engine {
 /// Time between the inspections of the callers: even busy shells mostly run their next command by then.
 const INSPECTION_DELAY: Duration = Duration::from_millis(100);
 
-/// Observations of the script around a wait.
 #[derive(Debug)]
 pub(super) struct BlockedCallers {
     called: Option<i32>,

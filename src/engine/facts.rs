@@ -13,7 +13,6 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use super::Engine;
-use super::gc::OLD_WITNESS;
 use crate::error::Result;
 use crate::lock::{Facts, Grant, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Standing, Waiter};
 use crate::store::Scope;
@@ -24,9 +23,13 @@ const CROWD: usize = 64;
 /// Maximum number of holders whose leases are queried one by one.
 const FEW_LEASES: usize = 4;
 
+/// Age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it with
+/// the entry, but not if another host has removed the entry or the store is gone. If an entry is older than that, its
+/// lease alone decides whether its owner is dead.
+pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
+
 impl Engine {
-    /// Finds out about the leases of the holders at once, if they are many, and inserts the liveness of all holders and
-    /// waiters of a record, if they are many.
+    /// Collects facts about the leases of the holders, and about all processes of a record, if they are many.
     pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
         if record.holders.len() > FEW_LEASES {
             let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
@@ -71,7 +74,7 @@ impl Engine {
             }
             Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
             Query::Liveness(domain, process) => {
-                let liveness = self.fate_in(record, facts, &domain, &process);
+                let liveness = self.liveness_with(record, facts, &domain, &process);
                 let is_released = || {
                     let depends = |owner: &&Owner| owner.domain == domain && owner.processes.contains(&process);
                     let supervisor = record.owners().filter(depends).find_map(|owner| owner.supervisor);
@@ -107,11 +110,11 @@ impl Engine {
 
 impl Engine {
     pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
-        self.fate_in(record, &Facts::default(), domain, process)
+        self.liveness_with(record, &Facts::default(), domain, process)
     }
 
     /// Liveness of a process with entries in this record, or among the waiters fetched from its pages.
-    pub(super) fn fate_in(
+    pub(super) fn liveness_with(
         &self,
         record: &Record,
         fetched: &Facts,
@@ -124,10 +127,10 @@ impl Engine {
         }
     }
 
-    /// Leaves a witness of an entry that this host is about to write under this name, in a store of this scope.
-    pub(super) fn leave_witness(&self, scope: Scope, name: &[u8], proof: &HandleHash) {
+    /// Leaves a witness of an object that this host is about to write into a store of this scope.
+    pub(super) fn leave_witness(&self, scope: Scope, of: Witnessed<'_>) {
         if scope == Scope::Shared {
-            let key = witness_key(name, proof);
+            let key = of.key();
             self.host.leave_witness(&key);
             // The keys are random, so one of 256 processes does this, even where no process calls `gc`.
             if key.starts_with("00") {
@@ -136,22 +139,9 @@ impl Engine {
         }
     }
 
-    pub(super) fn remove_witness(&self, name: &[u8], proof: &HandleHash) {
+    pub(super) fn remove_witness(&self, of: Witnessed<'_>) {
         if self.store.scope() == Scope::Shared {
-            self.host.remove_witness(&witness_key(name, proof));
-        }
-    }
-
-    /// Leaves a witness of value bytes that this host is about to write under this key.
-    pub(super) fn leave_witness_of_value(&self, key: &[u8]) {
-        if self.store.scope() == Scope::Shared {
-            self.host.leave_witness(&hash(&[key]));
-        }
-    }
-
-    pub(super) fn remove_witness_of_value(&self, key: &[u8]) {
-        if self.store.scope() == Scope::Shared {
-            self.host.remove_witness(&hash(&[key]));
+            self.host.remove_witness(&of.key());
         }
     }
 
@@ -159,7 +149,7 @@ impl Engine {
     pub(super) fn may_be_writing(&self, key: &[u8], writer: &Owner) -> bool {
         writer.processes.iter().any(|owner| match self.host.liveness(&writer.domain, owner, self.store.scope()) {
             Liveness::Dead => false,
-            Liveness::Missing => !self.host.has_witness(&hash(&[key]), writer.uid),
+            Liveness::Missing => !self.host.has_witness(&Witnessed::Value(key).key(), writer.uid),
             Liveness::Alive | Liveness::Stopped | Liveness::Unknown => true,
         })
     }
@@ -167,7 +157,7 @@ impl Engine {
     pub(super) fn remove_witnesses(&self, before: &Record, now: &Record) {
         if self.store.scope() == Scope::Shared {
             let gone = entries(before).map(|(proof, ..)| proof).filter(|proof| !now.has_entry(proof));
-            gone.for_each(|proof| self.host.remove_witness(&witness_key(&before.name, &proof)));
+            gone.for_each(|proof| self.host.remove_witness(&Witnessed::Entry(&before.name, &proof).key()));
         }
     }
 
@@ -177,7 +167,7 @@ impl Engine {
         let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
         let mut all = all.filter(|(_, at, _, processes)| of_it(at, processes)).peekable();
         all.peek().is_some()
-            && all.all(|(proof, _, uid, _)| self.host.has_witness(&witness_key(&record.name, &proof), uid))
+            && all.all(|(proof, _, uid, _)| self.host.has_witness(&Witnessed::Entry(&record.name, &proof).key(), uid))
     }
 }
 
@@ -197,12 +187,22 @@ fn entry(proof: HandleHash, owner: &Owner, process: Option<ProcessId>) -> Entry<
     (proof, &owner.domain, owner.uid, owner.processes.iter().copied().chain(process).collect())
 }
 
-/// A user who cannot read the record cannot guess this name of a witness.
-fn witness_key(name: &[u8], proof: &HandleHash) -> String {
-    hash(&[proof.to_string().as_bytes(), name])
+/// An object of which a host keeps a witness.
+#[derive(Clone, Copy)]
+pub(super) enum Witnessed<'a> {
+    /// Grant or waiter of this name.
+    Entry(&'a [u8], &'a HandleHash),
+    /// Bytes of an external value, by their store name.
+    Value(&'a [u8]),
 }
 
-fn hash(parts: &[&[u8]]) -> String {
-    let digest = parts.iter().fold(Sha256::new(), |digest, part| digest.chain_update(part)).finalize();
-    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+impl Witnessed<'_> {
+    /// A user who cannot read the record cannot guess this name of a witness.
+    fn key(self) -> String {
+        let digest = match self {
+            Witnessed::Entry(name, proof) => Sha256::new().chain_update(proof.to_string()).chain_update(name),
+            Witnessed::Value(key) => Sha256::new().chain_update(key),
+        };
+        digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
 }

@@ -1,17 +1,11 @@
 //! Removal of auxiliary objects that killed processes left: fetched pages, edges of former waits, and commit records
 //! that were carried out. These leftovers do no harm; `gc` removes them.
 
-use std::time::Duration;
-
 use super::Engine;
+use super::facts::{OLD_WITNESS, Witnessed};
 use crate::error::Result;
 use crate::lock::{self, CommitRecord, Page};
 use crate::store::{Scope, Swept, Version, WriteOptions};
-
-/// Age of witnesses that `gc` removes, and a few of the processes that leave one. The host of a witness removes it with
-/// the entry, but not if another host has removed the entry or the store is gone. If an entry is older than that, its
-/// lease alone decides whether its owner is dead.
-pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {
     /// Removes leftovers. A leftover that depends on an unreadable record stays, because that record may still need it.
@@ -36,7 +30,6 @@ impl Engine {
         Ok(swept)
     }
 
-    /// Removes the object under this key if it is a leftover. Returns `false` if it is not a leftover.
     fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
         if key.first() == Some(&0) {
             let gone = self.ended_waits(&self.auxiliary(key)?.1)?;
@@ -53,7 +46,7 @@ impl Engine {
         if is_left && !dry_run {
             // The name of a page may come back, so an object that has replaced this version must stay.
             self.commit_beside(key, Some(version), None, WriteOptions::default())?;
-            self.remove_witness_of_value(key);
+            self.remove_witness(Witnessed::Value(key));
         }
         Ok(is_left)
     }

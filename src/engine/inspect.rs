@@ -33,8 +33,7 @@ impl LockStatus {
 }
 
 impl Engine {
-    /// The record of a name without the status of its holders, which costs questions to the store; the record of an
-    /// unknown name is free.
+    /// Without the status of its holders, which costs questions to the store. The record of an unknown name is free.
     pub fn record(&self, name: &[u8]) -> Result<Record> {
         Ok(self.read(name)?.1)
     }
@@ -52,8 +51,7 @@ impl Engine {
         })
     }
 
-    /// Repeats `look` until it says that its result is final, or the policy ends the wait. Outlasts outages, and keeps
-    /// no connection that others need.
+    /// Repeats `look` until its result is final or the policy ends the wait. Outlasts outages, and keeps no connection.
     pub fn poll<T>(
         &self,
         name: &[u8],
@@ -95,7 +93,6 @@ impl Engine {
         Ok(found)
     }
 
-    /// Visits the record of every name in turn, without the waiters on pages.
     fn for_each_record(&self, visit: &mut dyn FnMut(Result<Record>) -> Result<()>) -> Result<()> {
         self.store.scan(self.call, &mut |place, stored| {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
@@ -158,9 +155,8 @@ fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Que
         record.holders.iter().map(|grant| Standing::of(grant, facts)).collect::<std::result::Result<_, _>>()?;
     let owner = |grant: &Grant| Ok(facts.effective_owner(&grant.owner)?.map(|(owner, _)| owner));
     let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
-    let liveness = |waiter: &Waiter| match is_gone(waiter, facts)? {
-        true => Ok(Liveness::Dead),
-        false => facts.liveness(&waiter.owner.domain, &waiter.process),
+    let liveness = |waiter: &Waiter| {
+        if is_gone(waiter, facts)? { Ok(Liveness::Dead) } else { facts.liveness(&waiter.owner.domain, &waiter.process) }
     };
     let waiters = record.waiters.iter().map(liveness).collect::<std::result::Result<_, _>>()?;
     Ok(LockStatus { record: record.clone(), holders, owners, waiters, is_free: lock::is_free(record, facts)? })

@@ -5,18 +5,10 @@
 
 use std::time::Duration;
 
-use super::{AcquireRequest, Engine, EngineState};
+use super::{AcquireRequest, Engine, EngineState, IssuedLease};
 use crate::error::Result;
 use crate::lock::{Grant, HandleHash, Lease, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant};
 use crate::store::{Scope, guarded};
-
-#[derive(Debug)]
-pub(super) struct IssuedLease {
-    lease: Lease,
-    /// Earliest end of the lease on CLOCK_BOOTTIME.
-    ends: Duration,
-    span: Duration,
-}
 
 impl EngineState {
     /// True if other users of the store may be unable to see whether an owner on this host lives, because they are on

@@ -12,7 +12,6 @@ use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
 use crate::store::{Call, Location, in_order};
 
-/// A released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
 
 /// A lock: the store that contains its record, and its name in that store.
@@ -30,7 +29,6 @@ pub struct LockRef {
 pub struct LockSet {
     /// Each lock once, in the order in which every caller acquires them.
     pub all: Vec<LockRef>,
-    /// Index of the lock that was named first.
     pub first_at: usize,
 }
 

@@ -4,7 +4,7 @@ mod days;
 
 use super::*;
 use crate::host::Fake;
-use crate::lock::{EndReason, Lifetime, Liveness, Mode, NotHolder, Owner, Phase, Refusal, Release, Sweep};
+use crate::lock::{EndReason, Lifetime, Liveness, Mode, NotHolder, Owner, Phase, Refusal, Release, Sweep, Transition};
 use crate::store::{Call, CommitResult, Memory, WriteSet};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.

@@ -2,30 +2,26 @@
 //! operations: the bytes of external values, and the wait for the holder.
 
 use super::commit::{Committed, RecordUpdate};
+use super::facts::Witnessed;
 use super::history::Remark;
 use super::wait_policy::OnWait;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
-    self, Credentials, Grant, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _, SetValue,
-    Transition, Value, WriteRefusal, Written,
+    self, Grant, Liveness, Owner, Record, Refusal, Release, Request as _, SetValue, Transition, Value, WriteRefusal,
+    Written,
 };
 use crate::signals::Interrupt;
 use crate::store::{Durability, WriteOptions};
 
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
-    pub by: Credentials,
+    /// The write without its value.
+    pub terms: SetValue,
     /// `None` deletes the value.
     pub bytes: Option<&'a [u8]>,
     /// File permission bits that limit the readers of the bytes; without them, every reader of the store may read them.
     pub mode: Option<u32>,
-    pub precondition: Option<Precondition>,
-    /// Only the holder may write; else the write is allowed even if the lock is free.
-    pub require_lock: bool,
-    pub release: bool,
-    /// An ended grant is sufficient, provided that no other process has held the lock since.
-    pub even_if_stale: bool,
 }
 
 #[derive(Debug)]
@@ -111,7 +107,8 @@ impl Engine {
         }
         let proof = request.handle.proof();
         let me = self.by_proof(proof)?;
-        let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..wanted.clone() };
+        let terms = SetValue { credentials: me.clone(), require_lock: true, release: true, ..wanted.terms.clone() };
+        let granted = ValueWrite { terms, ..*wanted };
         let written = self.write_at_once(name, &granted, &request.owner);
         if !matches!(written, Ok(Ok(_))) {
             let _ = self.apply(name, &Release(me))?;
@@ -138,14 +135,8 @@ impl Engine {
     fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<WriteResponse> {
         let random = self.host.random()?;
         let mark = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
-        let mut writing = SetValue {
-            credentials: wanted.by.clone(),
-            value: wanted.bytes.map(|bytes| Value::new(bytes, mark, wanted.mode)),
-            precondition: wanted.precondition,
-            require_lock: wanted.require_lock,
-            release: wanted.release,
-            even_if_stale: wanted.even_if_stale,
-        };
+        let value = wanted.bytes.map(|bytes| Value::new(bytes, mark, wanted.mode));
+        let mut writing = SetValue { value, ..wanted.terms.clone() };
         let mut stored = false;
         let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
@@ -223,7 +214,7 @@ impl Engine {
         // The writer counts as a process. Its command may contain a password, and the value outlasts it.
         let writer = Owner { command: Vec::new(), label: None, ..writer.clone() };
         let body = lock::encode_value(&key, &writer, bytes?);
-        self.leave_witness_of_value(&key);
+        self.leave_witness(self.store.scope(), Witnessed::Value(&key));
         Some((key, body, WriteOptions { durability: Durability::Durable, mode: value.mode }))
     }
 
@@ -239,7 +230,7 @@ impl Engine {
 
     fn remove_external(&self, key: &[u8]) -> Result<()> {
         self.remove_auxiliary(key, Durability::Volatile)?;
-        self.remove_witness_of_value(key);
+        self.remove_witness(Witnessed::Value(key));
         Ok(())
     }
 

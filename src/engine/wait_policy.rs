@@ -23,7 +23,6 @@ const CROWDED: Duration = Duration::from_millis(1500);
 pub struct WaitPolicy {
     /// Maximum duration; `None` means no limit.
     pub limit: Option<Duration>,
-    /// Pauses between attempts without a wake-up.
     pub backoff: Option<Backoff>,
 }
 
@@ -64,7 +63,6 @@ pub struct Progress<'a> {
     pub left: Option<Duration>,
     /// Why the store cannot be read at the moment. The record is unknown then.
     pub outage: Option<&'a Error>,
-    /// Limits of the calls of stores that the callback makes.
     pub call: Call,
 }
 
@@ -112,9 +110,8 @@ impl WaitClock {
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// Repeats `work`, which must be safe to repeat, while the store's servers do not answer but may soon. Returns
-    /// `None` on an interrupt. Fails with the last error of `work`, if it has another cause or the policy ends the
-    /// wait.
+    /// Repeats `work`, which must be safe to repeat, while the store's servers do not answer but may soon. `None` means
+    /// an interrupt. Fails with the last error of `work` if it has another cause or the policy ends the wait.
     pub fn outlast_outages<T>(
         &self,
         name: &[u8],

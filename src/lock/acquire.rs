@@ -18,8 +18,67 @@ impl Request for Acquire {
 
     const HAS_PRIORITY: bool = false;
 
+    /// Acquires the lock or, if it is not free, enters the queue or waits there.
+    ///
+    /// Every caller enters the queue, even one that does not wait; then the queue is served. So the order of the queue
+    /// holds for newcomers too. A caller that does not wait and was granted nothing is taken out again.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Step, Query> {
-        acquire(record, self, facts)
+        let me = self.entry.proof;
+        if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
+            return already_granted(record, at, self, facts);
+        }
+        if let Some(claimed) = claimed(record, self, facts)? {
+            return Ok(Transition::Done(claimed));
+        }
+        if self.phase == Phase::Confirm {
+            return Ok(refused(lost(record, &me)));
+        }
+        if let Some(refusal) = replaced(record, self) {
+            return Ok(refused(refusal));
+        }
+        let mut next = record.clone();
+        evict(&mut next, facts, &|_| false)?;
+        let in_record = next.waiter(&me).is_some();
+        let place = self.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+        let mut wake = Vec::new();
+        if !in_record && place.is_none() {
+            if next.pages.is_some() {
+                // Waiters of pages come into the record, which may leave room for the caller.
+                wake = grant_in_order(&mut next, facts, None)?;
+            }
+            wake.extend(enter(&mut next, self, facts));
+        }
+        update_entry(&mut next, &self.entry);
+        // A look of the supervisor does not show that its sleeping child goes on.
+        let is_stopped = (in_record || place.is_some()) && is_stopped(&self.entry, facts)?;
+        wake.extend(grant_in_order(&mut next, facts, (!is_stopped).then_some(self))?);
+        let ended = &next.ended_grants[record.ended_grants.len()..];
+        let stale: Vec<EndedGrant> =
+            ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
+        if self.refuse_stale && !stale.is_empty() {
+            return Ok(refused(Refusal::Stale(stale)));
+        }
+        wake.retain(|proof| *proof != me);
+        if let Some(grant) = next.holder(&me).cloned() {
+            return Ok(write(next, granted(grant, stale.last().cloned()), wake));
+        }
+        if let Some(own) = waits_for_itself(&next, &self.entry, facts)? {
+            return Ok(refused(Refusal::Deadlock(vec![Edge { name: next.name, grant: own }])));
+        }
+        if !self.queue {
+            let busy = busy(next.holders.clone());
+            // The caller was in the queue for this decision only.
+            next.waiters.retain(|waiter| waiter.proof != me);
+            return Ok(write_if_changed(record, next, busy, wake));
+        }
+        if next != *record {
+            return Ok(write(next, AcquireStep::Wait(Awaited::default()), wake));
+        }
+        match place {
+            _ if in_record => wait(record, &me, facts),
+            Some(place) => wait_on_page(record, place, &self.entry, facts),
+            None => Ok(queue_on_page(next, &self.place, facts)),
+        }
     }
 
     fn promises(step: &AcquireStep) -> bool {
@@ -50,68 +109,6 @@ fn refused(refusal: Refusal) -> Step {
     Transition::Done(AcquireStep::Refused(refusal))
 }
 
-/// Acquires the lock or, if it is not free, enters the queue or waits there.
-///
-/// Every caller enters the queue, even one that does not wait; then the queue is served. So the order of the queue
-/// holds for newcomers too. A caller that does not wait and was granted nothing is taken out again.
-fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
-    let me = request.entry.proof;
-    if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
-        return already_granted(record, at, request, facts);
-    }
-    if let Some(claimed) = claimed(record, request, facts)? {
-        return Ok(Transition::Done(claimed));
-    }
-    if request.phase == Phase::Confirm {
-        return Ok(refused(lost(record, &me)));
-    }
-    if let Some(refusal) = replaced(record, request) {
-        return Ok(refused(refusal));
-    }
-    let mut next = record.clone();
-    evict(&mut next, facts, &|_| false)?;
-    let in_record = next.waiter(&me).is_some();
-    let place = request.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
-    let mut wake = Vec::new();
-    if !in_record && place.is_none() {
-        if next.pages.is_some() {
-            // Waiters of pages come into the record, which may leave room for the caller.
-            wake = grant_in_order(&mut next, facts, None)?;
-        }
-        wake.extend(enter(&mut next, request, facts));
-    }
-    update_entry(&mut next, &request.entry);
-    // A look of the supervisor does not show that its sleeping child goes on.
-    let is_stopped = (in_record || place.is_some()) && is_stopped(&request.entry, facts)?;
-    wake.extend(grant_in_order(&mut next, facts, Some(request).filter(|_| !is_stopped))?);
-    let ended = &next.ended_grants[record.ended_grants.len()..];
-    let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
-    if request.refuse_stale && !stale.is_empty() {
-        return Ok(refused(Refusal::Stale(stale)));
-    }
-    wake.retain(|proof| *proof != me);
-    if let Some(grant) = next.holder(&me).cloned() {
-        return Ok(write(next, granted(grant, stale.last().cloned()), wake));
-    }
-    if let Some(own) = waits_for_itself(&next, &request.entry, facts)? {
-        return Ok(refused(Refusal::Deadlock(vec![Edge { name: next.name, grant: own }])));
-    }
-    if !request.queue {
-        let busy = busy(next.holders.clone());
-        // The caller was in the queue for this decision only.
-        next.waiters.retain(|waiter| waiter.proof != me);
-        return Ok(write_if_changed(record, next, busy, wake));
-    }
-    if next != *record {
-        return Ok(write(next, AcquireStep::Wait(Awaited::default()), wake));
-    }
-    match place {
-        _ if in_record => wait(record, &me, facts),
-        Some(place) => wait_on_page(record, place, &request.entry, facts),
-        None => Ok(queue_on_page(next, &request.place, facts)),
-    }
-}
-
 /// Refusal of a caller whose grant, which it only confirms, has ended.
 fn lost(record: &Record, me: &HandleHash) -> Refusal {
     let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == *me);
@@ -122,7 +119,9 @@ fn lost(record: &Record, me: &HandleHash) -> Refusal {
 fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
     let grant = &record.holders[at];
     let before = record.ended_grants.last().filter(|ending| ending.reason != EndReason::Released).cloned();
-    if let Some(stale) = before.clone().filter(|_| request.refuse_stale) {
+    if request.refuse_stale
+        && let Some(stale) = before.clone()
+    {
         // The process that granted the lock could not know that this caller refuses stale grants.
         let mut next = record.clone();
         end(&mut next, at, EndReason::Released);
@@ -168,8 +167,7 @@ fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<A
     Ok(Some(if is_mine { AcquireStep::Granted(grant, None) } else { AcquireStep::Refused(Refusal::Claimed(grant)) }))
 }
 
-/// Enters the queue of the record unless it is full, and returns the waiters to wake. A caller that does not queue
-/// enters it for this decision only.
+/// Enters the queue of the record, unless it is full and the caller queues. Returns the waiters to wake.
 fn enter(next: &mut Record, request: &Acquire, facts: &Facts) -> Vec<HandleHash> {
     let entry = || Waiter { since: facts.wall, ..request.entry.clone() };
     if request.queue && request.entry.latest_only {
@@ -192,15 +190,15 @@ fn update_entry(next: &mut Record, now: &Waiter) {
 fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Query> {
     let mut own = Vec::new();
     for grant in &record.holders {
-        // A lease without keepalive ends by itself, but a caller whose timeout comes first waits in vain.
+        // A grant with a --ttl ends without help; it blocks only a caller whose timeout is shorter.
         if waits_within(entry, grant, facts)?
             && !matches!(&grant.lifetime, Lifetime::ExpiresAt(lease) if !facts.outlasts(lease)?)
         {
             own.push(grant);
         }
     }
-    let endless = !own.is_empty() && !fits_beside(&own, record, entry, facts)?;
-    Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
+    let Some(first) = own.first() else { return Ok(None) };
+    Ok(if fits_beside(&own, record, entry, facts)? { None } else { Some((*first).clone()) })
 }
 
 fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> {
@@ -231,8 +229,7 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
 /// Step of a caller for which the record has no room.
 fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     next.pages = match next.pages {
-        // The time makes the number of the first page a new one, so a page of an earlier queue that was left is not
-        // reused.
+        // Page numbers start at the clock, so a page that an earlier queue left is never met.
         None => Some(Pages { first: facts.wall, last: facts.wall }),
         Some(pages) if *place == QueuePlace::BesidePage(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),
@@ -240,8 +237,7 @@ fn queue_on_page(mut next: Record, place: &QueuePlace, facts: &Facts) -> Step {
     write(next, AcquireStep::Wait(Awaited::default()), Vec::new())
 }
 
-/// Returns what to wait for: the closest waiter ahead of us that is not stopped, or the holders and their leases if
-/// there is none.
+/// A waiter watches the closest waiter ahead that is not stopped, or the holders and their leases if there is none.
 fn awaited_ends(
     record: &Record,
     before: impl Iterator<Item = (PidDomain, ProcessId)>,
@@ -267,7 +263,9 @@ fn awaited_ends(
         let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
         // An expired grant that is still here is not in the way of this waiter.
         let is_over = by_lease && matches!(grant.lifetime, Lifetime::Keepalive(_)) && lease_expired(grant, facts)?;
-        awaited.leases.extend(grant.lifetime.lease().filter(|_| by_lease && !is_over).cloned());
+        if by_lease && !is_over {
+            awaited.leases.extend(grant.lifetime.lease().cloned());
+        }
     }
     Ok(awaited)
 }

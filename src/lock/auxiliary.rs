@@ -1,7 +1,6 @@
 //! Objects beside the records: commit records and wait edges.
 //!
-//! **Commit records** are the two-phase commit of several names: the caller gets all of them or none, even if it is
-//! killed in between.
+//! **Commit records** are the two-phase commit of several names: all of them or none, even if the caller is killed.
 //!
 //! A caller that acquires several names gets *provisional* grants, which end with it. It then commits them together:
 //!

@@ -64,8 +64,7 @@ fn is_in_range(record: &Record) -> bool {
     record.slots != Some(0) && pages && value && sightings && record.sightings.len() <= MOST_SIGHTINGS
 }
 
-/// Returns the violated invariant, among those that the record alone reveals. csalock writes no such record, and a
-/// reader cannot trust any conclusion from it.
+/// Violated invariant that the record alone reveals. csalock writes no such record, so a reader cannot trust it.
 pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
     let mut proofs = BTreeSet::new();
     let all = record.holders.iter().map(|grant| grant.proof).chain(record.waiters.iter().map(|waiter| waiter.proof));

@@ -7,9 +7,8 @@ use super::owner::{PidDomain, ProcessId};
 use super::protocol::{Standing, is_decided};
 use super::record::Record;
 
-/// Ends the grants that are over, and marks the endings for which their supervisors and owners will never ask. A holder
-/// may sleep beyond the end of its renewed lease: such a grant ends only if it is meant, or if a waiter needs its
-/// place.
+/// Ends the grants that are over, and settles earlier endings. A holder may sleep beyond the end of its renewed lease:
+/// such a grant ends only if it is meant, or if a waiter needs its place.
 pub(super) fn evict(
     record: &mut Record,
     facts: &Facts,
@@ -46,7 +45,8 @@ pub(super) fn is_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     Ok(is_renewed && Standing::of(grant, facts)? == Standing::Ended(EndReason::Expired))
 }
 
-/// Marks the endings of which no process must learn any more: the owner is dead, or it has had the lock again since.
+/// An ending is owed to its supervisor or owner. Marks the endings that no process is left to read, and those of
+/// owners that have had the lock again.
 fn settle_endings(record: &mut Record, facts: &Facts) -> Result<(), Query> {
     let mut endings = std::mem::take(&mut record.ended_grants);
     for at in 0..endings.len() {

@@ -38,7 +38,6 @@ impl Liveness {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Query {
     Liveness(PidDomain, ProcessId),
-    /// Is the control group of this process frozen?
     Frozen(PidDomain, ProcessId),
     LeaseExpired(Lease),
     /// Does this lease last longer than the caller is willing to wait?
@@ -47,8 +46,7 @@ pub enum Query {
     NewLease(u64),
     /// Which waiters are on this page of the queue? From now on, no waiter may enter the page.
     Page(u64),
-    /// Did the dead process with this handle hash commit its grants of several names? If not, the process must not be
-    /// able to commit them later.
+    /// Did the dead process with this hash commit its grants of several names? If not, it must never be able to.
     Committed(HandleHash),
 }
 
@@ -61,14 +59,11 @@ pub struct Facts {
     pub replies_get_lost: bool,
     /// Liveness by process, because a record may have thousands of processes.
     pub liveness: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
-    /// Processes, each with true if its control group is frozen.
     frozen: Vec<(PidDomain, ProcessId, bool)>,
     /// Leases by their end, each with true if it is over.
     pub lease_expired: BTreeMap<u64, Vec<(Lease, bool)>>,
-    /// Leases, each with true if it lasts longer than the caller is willing to wait.
     outlasts: Vec<(Lease, bool)>,
     pub pages: BTreeMap<u64, Vec<Waiter>>,
-    /// Handle hashes of provisional grants, each with true if the grants are committed.
     pub committed: Vec<(HandleHash, bool)>,
     /// New leases, with their duration in milliseconds.
     new_lease: Vec<(u64, Lease)>,

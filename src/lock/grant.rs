@@ -11,7 +11,6 @@ use super::text::{self, is_default};
 
 pub const MOST_SLOTS: u32 = 10_000;
 
-/// Part of the lock that a caller wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {

@@ -36,7 +36,6 @@ pub struct Success {
     /// Newest slot in which the job has succeeded, in this run or an earlier one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: Option<u64>,
-    /// Name of the host on which the job ran, for display.
     pub host: String,
 }
 
@@ -45,7 +44,6 @@ pub struct Runs {
     pub slot: u64,
     pub count: u32,
     pub last: HandleHash,
-    /// Start of the last run.
     #[serde(default, skip_serializing_if = "is_default")]
     pub began: u64,
     /// Maximum number of runs in the slot, as the last run was told; 0 is unknown, [`Runs::UNLIMITED`] none.
@@ -65,13 +63,11 @@ impl Runs {
     }
 }
 
-/// Promise that the job succeeds at least once in each span of this length.
+/// Promise that the job succeeds at least once in each span of this many milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Promise {
-    /// Length of the span in milliseconds.
     pub span: u64,
     pub since: u64,
-    /// Time of the last complaint that the promise is broken.
     #[serde(default, skip_serializing_if = "is_default")]
     pub complained: Option<u64>,
     #[serde(default, skip_serializing_if = "is_default")]

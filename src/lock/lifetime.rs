@@ -65,8 +65,8 @@ pub enum LeaseClock {
     /// CLOCK_BOOTTIME of one boot.
     Boot(#[serde(with = "text")] String),
     /// CLOCK_BOOTTIME of each host that sees the lease, because a user may set the clock of a file system. A host takes
-    /// the lease for over after it was in the record for its whole span. The end is on the clock by which the store's
-    /// file system stamps new files.
+    /// the lease for over after its whole span in the record. The end is on the clock that stamps new files of the
+    /// store.
     FileSystem(LeaseStart),
     /// etcd's clock, for the lease with this id. Only etcd knows when that lease ends.
     Etcd(u64),

@@ -50,8 +50,7 @@ fn name_field(name: &[u8]) -> String {
     format!("\"name\":{}", json.expect("a text always has a JSON text"))
 }
 
-/// A writer that compares an object with its fields: what is written, after the opening brace, with what remains of
-/// them.
+/// A writer that compares what is written, after the opening brace, with the remaining fields of an object.
 struct Remainder<'a> {
     fields: &'a [u8],
     has_brace: bool,
@@ -115,8 +114,7 @@ pub(super) fn of_unknown_form(line: &str) -> Error {
     foreign(line, "this csalock does not know its form")
 }
 
-/// Returns the problem of an object that another version wrote, with its first holders if it names them as this version
-/// does.
+/// Problem of an object of another version, with its first holders if it names them as this version does.
 fn foreign(line: &str, how: &str) -> Error {
     let fields: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
     let holder = |grant: &serde_json::Value| {

@@ -12,18 +12,15 @@ pub struct Owner {
     pub domain: PidDomain,
     /// Processes of the owner; the first live one is the effective owner. Empty if the grant depends on no process.
     pub processes: Vec<ProcessId>,
-    /// Process that waits for the owner's end, then releases the lock, and reports a lost lock. Only `run`
-    /// has a supervisor.
+    /// Process of `run` that waits for the owner's end, then releases the lock, and reports a lost lock.
     #[serde(default, skip_serializing_if = "is_default")]
     pub supervisor: Option<ProcessId>,
     /// csalock does not end the command when the lock is lost (`--on-lost warn`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub outlives_lock: bool,
-    /// Session of the calling script, if the grant is that of a script. A process that the script left behind is still
-    /// in it.
+    /// Session of the calling script. A process that the script left behind is still in it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub session: Option<i32>,
-    /// Host name, for display.
     #[serde(with = "text")]
     pub host: String,
     pub uid: u32,
@@ -79,7 +76,6 @@ impl From<PidDomain> for PidSpace {
 /// Identity of a process, which differs from that of a later process with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
-    /// Process id, at least 1.
     pub pid: i32,
     /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).
     pub start: u64,

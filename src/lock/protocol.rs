@@ -1,5 +1,4 @@
-//! Every rule of locking, as one pure function: [`decide`] maps a record, a request and facts to a new record and a
-//! response.
+//! Every rule of locking in one pure function, which maps a record, a request and facts to a new record and a response.
 //!
 //! **The queue.** A request that does not fit at once enters the queue behind earlier waiters. Every change of a record
 //! serves its queue. It evicts stale holders, then walks the waiters in order of arrival. The walk drops dead waiters,
@@ -21,8 +20,7 @@
 //! `write.rs` those for values and `runs.rs` those for jobs. `queue.rs` serves the queue after each of them, and
 //! `ending.rs` evicts holders before. Records and requests are data, in files that know none of these rules.
 //!
-//! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
-//! and calls again.
+//! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine answers it and calls again.
 
 use super::facts::{Facts, Liveness, Query};
 use super::grant::{EndReason, Grant};
@@ -45,7 +43,6 @@ pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Tra
     Ok(step)
 }
 
-/// State of a grant in a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// Valid, with this liveness of its effective owner.

@@ -173,8 +173,7 @@ pub(super) fn grant_in_order(
     Ok(wake)
 }
 
-/// Moves the waiters of the first page into the record. Returns the first of them, which could not see the waiter ahead
-/// of it until now.
+/// Moves the first page into the record. Returns its first waiter, which could not see the waiter ahead until now.
 pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<HandleHash>, Query> {
     let Some(pages) = record.pages else { return Ok(None) };
     let before = record.waiters.len();

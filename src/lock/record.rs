@@ -39,10 +39,8 @@ pub struct Record {
     pub slots: Option<u32>,
     /// Grants in the order of granting.
     pub holders: Vec<Grant>,
-    /// First waiters of the queue, in order of arrival.
     #[serde(default, skip_serializing_if = "is_default")]
     pub waiters: Vec<Waiter>,
-    /// Pages with the other waiters of the queue.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pages: Option<Pages>,
     /// Waiters that lost their place to a newer caller, until that caller has gone.
@@ -57,8 +55,7 @@ pub struct Record {
     /// endings of that decision; a store keeps only the last few.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ended_grants: Vec<EndedGrant>,
-    /// Leases of other hosts that callers on any host saw in this record. The store keeps only the sightings whose
-    /// lease is still in the record.
+    /// Leases of other hosts that callers saw in this record. The store keeps those that are still in the record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sightings: Vec<Sighting>,
     /// A copy is in another directory than the one that it was written in.
@@ -77,7 +74,7 @@ impl Record {
         let is_permanent = |grant: &Grant| grant.claim.is_some() || grant.lifetime == Lifetime::UntilReleased;
         self.holders.retain(|grant| grant.provisional.is_none() && is_permanent(grant));
         let Record { name, slots, holders, value, job, .. } = self;
-        let slots = slots.filter(|_| !holders.is_empty());
+        let slots = if holders.is_empty() { None } else { slots };
         Record { name, slots, holders, value, job, is_copy: true, ..Record::default() }
     }
 
@@ -131,9 +128,8 @@ impl Record {
         Cow::Owned(Record { ended_grants, sightings: seen, replacement: replacement.cloned(), ..self.clone() })
     }
 
-    /// Returns the record as it is written: [as the store keeps it](Record::as_stored), and without the commands and
-    /// labels of grants that have ended. They may contain passwords, and unlike the history a record is for all users
-    /// of a store.
+    /// [As the store keeps it](Record::as_stored), and without the commands and labels of grants that have ended. They
+    /// may contain passwords, and unlike the history a record is for all users of a store.
     pub(super) fn as_written(&self) -> Cow<'_, Record> {
         let mut record = self.as_stored();
         let has_words = |owner: &Owner| !owner.command.is_empty() || owner.label.is_some();

@@ -31,7 +31,6 @@ impl Match {
     }
 }
 
-/// Step for a request that only a holder may make.
 pub(super) type Answer<T> = Transition<Result<T, NotHolder>>;
 
 pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Match, Query> {
@@ -39,8 +38,7 @@ pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) ->
         if !is_mine(grant, credentials, facts)? {
             continue;
         }
-        // The owner's liveness does not matter if the caller has the handle or is the owner. A wrapper releases the
-        // lock for a command that has ended.
+        // The owner's liveness does not matter here: a wrapper releases the lock for a command that has ended.
         let over = lease_expired(grant, facts)?;
         let late = EndedGrant { grant: grant.clone(), reason: EndReason::Expired };
         return Ok(if over { Match::Ended(late) } else { Match::Grant(at) });
@@ -77,7 +75,6 @@ fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> 
     is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
 }
 
-/// Refuses a request because the caller's grant has ended, or because the record has none.
 pub(super) fn refuse<T>(record: &Record, found: Match, facts: &Facts) -> Result<Answer<T>, Query> {
     Ok(Transition::Done(Err(not_holder(record, found.ending(), facts)?)))
 }
@@ -98,7 +95,6 @@ pub(super) fn not_holder(record: &Record, ending: Option<EndedGrant>, facts: &Fa
 impl Request for Release {
     type Response = Result<Grant, NotHolder>;
 
-    /// Releases the caller's grant, or tells the caller how it ended.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
         let Release(credentials) = self;
         match find(record, credentials, facts)? {
@@ -120,7 +116,7 @@ impl Request for Release {
                 Ok(Transition::Done(Ok(ending.grant)))
             }
             other => match record.waiters.iter().position(|waiter| credentials.proof == Some(waiter.proof)) {
-                Some(at) => leave(record, at, facts),
+                Some(at) => remove_returned_waiter(record, at, facts),
                 None => refuse(record, other, facts),
             },
         }
@@ -135,8 +131,8 @@ impl Request for Release {
     }
 }
 
-/// Takes a waiter out of the queue that was put back into it, and takes itself for a holder.
-fn leave(record: &Record, at: usize, facts: &Facts) -> Result<Answer<Grant>, Query> {
+/// Removes a waiter that believes that it has the lock: its grant was taken back while it was stopped.
+fn remove_returned_waiter(record: &Record, at: usize, facts: &Facts) -> Result<Answer<Grant>, Query> {
     let mut next = record.clone();
     let ended = EndedGrant { grant: grant(next.waiters.remove(at), 0, None, facts)?, reason: EndReason::Expired };
     let wake = grant_waiting(&mut next, facts)?;
@@ -259,8 +255,10 @@ impl Request for Break {
     }
 
     fn ended(response: &Self::Response, next: &Record) -> Vec<HandleHash> {
-        let broken = response.iter().flatten().filter(|_| next.is_removable());
-        broken.map(|ending| ending.grant.proof).collect()
+        if !next.is_removable() {
+            return Vec::new();
+        }
+        response.iter().flatten().map(|ending| ending.grant.proof).collect()
     }
 }
 
@@ -310,7 +308,6 @@ impl Request for Sweep {
     }
 }
 
-/// Adds sightings of leases that are still in the record, as long as there is room.
 impl Request for Note {
     type Response = ();
 

@@ -14,17 +14,14 @@ use super::waiter::{QueuePlace, Waiter};
 
 /// Request of a caller about a record. Each request has its own type of response. A trace contains it.
 pub trait Request: Clone + Serialize {
-    /// Response to the request, including refusals.
     type Response;
 
     /// False for a request that other callers make at the same time, so that a loser of a commit pauses.
     const HAS_PRIORITY: bool = true;
 
-    /// Decides about the request as [`super::decide`] does, but does not name the leases whose end justifies the
-    /// change.
+    /// [`super::decide`] adds the leases whose end justifies the change.
     fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query>;
 
-    /// Records that an earlier try of this request had a lost or unclear reply.
     fn repeat(&mut self) {}
 
     /// Adds what only the store knows: the token of a new grant is the version under which the store has it.
@@ -88,8 +85,7 @@ pub struct Prepare {
     pub lifetime: Lifetime,
 }
 
-/// Ends the grants with these handle hashes, regardless of the holder. The response has the grants that were broken, or
-/// were stale and have been removed.
+/// Ends grants regardless of the holder. The response has those that were broken, or were stale and have been removed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Break(pub Vec<HandleHash>);
 
@@ -118,8 +114,7 @@ pub enum Phase {
     Direct,
     /// Depends on the waiting process.
     Provisional,
-    /// A provisional grant stands from now on. The caller was told of it, and a release may have ended it since, so the
-    /// request accepts no new grant.
+    /// The grant stands from now on. A release may have ended it since, so the request accepts no new grant.
     Confirm,
 }
 
@@ -145,13 +140,11 @@ pub struct Credentials {
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.
     pub owners: Vec<ProcessId>,
-    /// Id of a claim, if the caller knows it.
     pub claim: Option<Vec<u8>>,
     pub space: PidSpace,
     /// What is known of the caller if the script that called this process has ended.
     pub orphan: Option<Orphan>,
-    /// True if the caller acquired the grant for itself, or supervises the process that did. No other process needs to
-    /// learn how the grant ended.
+    /// The caller acquired the grant, or supervises its owner: no other process needs to learn how the grant ended.
     pub supervises: bool,
     /// An earlier try of this request had a lost or unclear reply.
     pub repeated: bool,
@@ -197,7 +190,6 @@ impl<R> Transition<R> {
     }
 }
 
-/// Response to [`Acquire`]: the end of the attempt, or its next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.

@@ -13,7 +13,6 @@ use super::record::Record;
 use super::release::{Answer, Match, find, refuse};
 use super::request::{Credentials, NotHolder, Request, Transition};
 
-/// Begins a run under the caller's grant.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BeginRun {
     pub credentials: Credentials,
@@ -77,8 +76,7 @@ impl Request for BeginRun {
     }
 }
 
-/// Asks whether to report that all runs of the newest slot are used up and have failed. Any caller may ask, and one of
-/// them is told the number of runs.
+/// Asks whether to report that all runs of the newest slot have failed. One of the callers is told their number.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GiveUp {
     pub by: HandleHash,
@@ -106,7 +104,6 @@ impl Request for GiveUp {
     }
 }
 
-/// Reports the success of the run under the caller's grant.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReportSuccess {
     pub credentials: Credentials,
@@ -134,11 +131,10 @@ impl Request for ReportSuccess {
 }
 
 /// Counts a call that did not get the lock, records its promise, and asks whether to complain that the job has not
-/// succeeded within this span. Any caller may ask.
+/// succeeded within this span, in milliseconds. Any caller may ask.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Complain {
     pub by: HandleHash,
-    /// Length of the span in milliseconds.
     pub span: u64,
     pub now: u64,
 }

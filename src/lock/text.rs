@@ -19,7 +19,6 @@ pub(super) struct AsText<'a, T>(pub(super) &'a T);
 
 pub(super) struct FromText<T>(pub(super) T);
 
-/// Bytes that display as text.
 struct Escaped<'a>(&'a [u8]);
 
 pub(crate) fn serialize<S: Serializer>(field: &impl Text, to: S) -> Result<S::Ok, S::Error> {

@@ -17,14 +17,12 @@ pub const MOST_VALUE: usize = 1 << 20;
 /// Maximum size in bytes of a value that is inline in the record.
 const MOST_WITHIN: usize = 1024;
 
-/// Value of a name, beside the lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Value {
     /// Version. `None` only in a record that is not stored yet; the version is then the one that the store assigns.
     pub version: Option<u64>,
     /// Fencing token of the grant that the writer had; if the writer had no grant, the same as `version`.
     pub token: Option<u64>,
-    /// Size in bytes.
     pub size: u64,
     /// Random number that distinguishes this write from any other.
     pub write_id: u64,

@@ -16,8 +16,7 @@ pub struct Waiter {
     /// Hash of the waiter's handle; the waiter's channel is derived from it.
     pub proof: HandleHash,
     pub mode: Mode,
-    /// With [`Mode::Slot`]: the waiter's number of slots, which becomes that of the record when the waiter is granted
-    /// one.
+    /// Number of slots that the waiter counts, with [`Mode::Slot`]; a grant makes it that of the record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slots: Option<NonZeroU32>,
     /// Owner of the future grant, shared like [`Grant::owner`].
@@ -31,7 +30,6 @@ pub struct Waiter {
     /// True if the owner's end will release the grant ([`Grant::release_on_exit`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub release_on_exit: bool,
-    /// Id of the claim, if the waiter claims the name ([`Grant::claim`]).
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub claim: Option<Vec<u8>>,
     /// True if a newer caller that asks for this takes the waiter's place ([`super::Replacement`]).
@@ -79,7 +77,7 @@ impl Waiter {
     pub(super) fn waiting_again(grant: Grant, process: ProcessId, slots: Option<u32>) -> Waiter {
         Waiter {
             mode: grant.mode,
-            slots: slots.filter(|_| grant.mode == Mode::Slot).and_then(NonZeroU32::new),
+            slots: if grant.mode == Mode::Slot { slots.and_then(NonZeroU32::new) } else { None },
             lease: grant.lifetime.lease().cloned(),
             lifetime: grant.lifetime,
             needs_confirmation: true,
@@ -101,7 +99,6 @@ impl Waiter {
     }
 }
 
-/// Waiters that lost their place, and the caller that has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replacement {
     /// Handle hash of the newest caller.
@@ -158,7 +155,6 @@ impl Pages {
 /// Maximum number of waiters on a page.
 const ROOM: usize = 16;
 
-/// Part of a lock's queue.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Page {
     /// True while a process fetches the page.
@@ -180,8 +176,7 @@ impl Page {
         Some((&key[..nul], number)).filter(|(name, number)| Page::key(name, *number) == key)
     }
 
-    /// Returns the page with this entry, which replaces an older one of the waiter, or `None` if the page has it
-    /// already or takes no more waiters.
+    /// The entry replaces an older one of its waiter. `None` if the page has it already or takes no more waiters.
     pub fn with(&self, entry: &Waiter) -> Option<Page> {
         let mut next = self.clone();
         match next.waiters.iter_mut().find(|waiter| waiter.proof == entry.proof) {

@@ -60,16 +60,74 @@ pub enum WriteRefusal {
     NotHolder(NotHolder),
     /// The writer believes that it holds the lock, but its grant has ended. These grants hold the lock now.
     Lost(Vec<Grant>, EndedGrant),
-    /// The script that called the writer has ended, and the record does not tell whether it had the lock. These grants
-    /// hold the lock now.
+    /// The script of the writer has ended, and it may have had the lock. These grants hold the lock now.
     Orphaned(Vec<Grant>),
 }
 
 impl Request for SetValue {
     type Response = Result<Written, WriteRefusal>;
 
-    fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query> {
-        decide_write(record, self, facts)
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Step, Query> {
+        let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
+        let (mut next, mut wake) = (record.clone(), Vec::new());
+        let (mut mine, mut stale) = (None, None);
+        match find(record, &self.credentials, facts)? {
+            Match::Grant(_) if self.credentials.repeated && !self.release && self.is_in(record) => {
+                return Ok(written_before());
+            }
+            Match::Grant(at) => mine = Some(at),
+            Match::Ended(ending) if ending.reason != EndReason::Released => {
+                let may = self.even_if_stale && ending.reason != EndReason::Broken;
+                if !may || !is_unheld_since(&mut next, &ending, facts)? {
+                    let now = not_holder(record, None, facts)?;
+                    return Ok(refused(WriteRefusal::Lost(now.holders, ending)));
+                }
+                stale = Some(ending);
+            }
+            found => {
+                if self.credentials.repeated
+                    && (self.is_in(record) || (self.release && matches!(found, Match::Ended(_))))
+                {
+                    return Ok(written_before());
+                }
+                if self.require_lock {
+                    return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
+                }
+                evict(&mut next, facts, &|_| true)?;
+                wake = grant_waiting(&mut next, facts)?;
+                if let Some(orphan) = &self.credentials.orphan
+                    && let Some(refusal) = refusal_of_orphan(orphan, &next, &self.credentials.space, facts)?
+                {
+                    return Ok(refused(refusal));
+                }
+            }
+        }
+        if !holds(self.precondition, record.value.as_ref()) {
+            return Ok(refused(WriteRefusal::VersionMismatch(record.value.clone())));
+        }
+        let Some(written) = self.value.clone().or_else(|| record.value.clone()) else {
+            return Ok(refused(WriteRefusal::NoValue));
+        };
+        let mut others = Vec::new();
+        for (at, grant) in next.holders.iter().enumerate() {
+            // A shared holder that is gone does not prevent the write.
+            if Some(at) != mine && Standing::of(grant, facts)?.holds() {
+                others.push(grant.clone());
+            }
+        }
+        if !others.is_empty() {
+            return Ok(refused(if mine.is_some() { WriteRefusal::Shared(others) } else { WriteRefusal::Busy(others) }));
+        }
+        let before = record.value.as_ref().and_then(|value| value.version);
+        let token = mine.and_then(|at| next.holders[at].token);
+        next.value = self.value.as_ref().map(|_| Value { version: before.map(|it| it + 1), token, ..written.clone() });
+        if let (Some(at), true) = (mine, self.release) {
+            end(&mut next, at, EndReason::Released);
+            wake = grant_waiting(&mut next, facts)?;
+        }
+        let under = mine.map(|at| record.holders[at].proof);
+        let written = next.value.clone().unwrap_or(written);
+        Ok(write(next, Ok(Written { value: Some(written), stale, under }), wake))
     }
 
     fn promises(response: &Self::Response) -> bool {
@@ -91,67 +149,6 @@ type Step = Transition<<SetValue as Request>::Response>;
 
 fn refused(refusal: WriteRefusal) -> Step {
     Transition::Done(Err(refusal))
-}
-
-fn decide_write(record: &Record, writing: &SetValue, facts: &Facts) -> Result<Step, Query> {
-    let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None, under: None }));
-    let (mut next, mut wake) = (record.clone(), Vec::new());
-    let (mut mine, mut stale) = (None, None);
-    match find(record, &writing.credentials, facts)? {
-        Match::Grant(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
-            return Ok(written_before());
-        }
-        Match::Grant(at) => mine = Some(at),
-        Match::Ended(ending) if ending.reason != EndReason::Released => {
-            let may = writing.even_if_stale && ending.reason != EndReason::Broken;
-            if !may || !nobody_since(&mut next, &ending, facts)? {
-                let now = not_holder(record, None, facts)?;
-                return Ok(refused(WriteRefusal::Lost(now.holders, ending)));
-            }
-            stale = Some(ending);
-        }
-        found => {
-            if writing.credentials.repeated && was_written(record, writing, &found) {
-                return Ok(written_before());
-            }
-            if writing.require_lock {
-                return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
-            }
-            evict(&mut next, facts, &|_| true)?;
-            wake = grant_waiting(&mut next, facts)?;
-            if let Some(orphan) = &writing.credentials.orphan
-                && let Some(refusal) = refusal_of_orphan(orphan, &next, &writing.credentials.space, facts)?
-            {
-                return Ok(refused(refusal));
-            }
-        }
-    }
-    if !holds(writing.precondition, record.value.as_ref()) {
-        return Ok(refused(WriteRefusal::VersionMismatch(record.value.clone())));
-    }
-    let Some(written) = writing.value.clone().or_else(|| record.value.clone()) else {
-        return Ok(refused(WriteRefusal::NoValue));
-    };
-    let mut others = Vec::new();
-    for (at, grant) in next.holders.iter().enumerate() {
-        // A shared holder that is gone does not prevent the write.
-        if Some(at) != mine && Standing::of(grant, facts)?.holds() {
-            others.push(grant.clone());
-        }
-    }
-    if !others.is_empty() {
-        return Ok(refused(if mine.is_some() { WriteRefusal::Shared(others) } else { WriteRefusal::Busy(others) }));
-    }
-    let before = record.value.as_ref().and_then(|value| value.version);
-    let token = mine.and_then(|at| next.holders[at].token);
-    next.value = writing.value.as_ref().map(|_| Value { version: before.map(|it| it + 1), token, ..written.clone() });
-    if let (Some(at), true) = (mine, writing.release) {
-        end(&mut next, at, EndReason::Released);
-        wake = grant_waiting(&mut next, facts)?;
-    }
-    let under = mine.map(|at| record.holders[at].proof);
-    let written = next.value.clone().unwrap_or(written);
-    Ok(write(next, Ok(Written { value: Some(written), stale, under }), wake))
 }
 
 /// Refusal of a process whose script has ended, if the script had the lock or may have had it.
@@ -178,9 +175,8 @@ fn refusal_of_orphan(
     Ok(if is_unclear { Some(WriteRefusal::Orphaned(not_holder(record, None, facts)?.holders)) } else { None })
 }
 
-/// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger
-/// token.
-fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
+/// Evicts stale grants. Since this grant, the lock has had no holder, and no write has left a younger token.
+fn is_unheld_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
     evict(record, facts, &|_| true)?;
     let last = record.ended_grants.iter().max_by_key(|other| other.grant.token);
     let written_since = record.value.as_ref().is_some_and(|value| value.token > ending.grant.token);
@@ -188,15 +184,13 @@ fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Resu
     Ok(record.holders.is_empty() && is_last && !written_since)
 }
 
-/// This write is in the store already, and only its reply was lost.
-fn was_written(record: &Record, writing: &SetValue, found: &Match) -> bool {
-    is_this(record, writing) || (writing.release && matches!(found, Match::Ended(_)))
-}
-
-fn is_this(record: &Record, writing: &SetValue) -> bool {
-    match (&writing.value, &record.value) {
-        (Some(written), Some(value)) => written.write_id == value.write_id,
-        (wanted, value) => wanted.is_none() && value.is_none(),
+impl SetValue {
+    /// An earlier try of this write has committed, and only its reply was lost.
+    fn is_in(&self, record: &Record) -> bool {
+        match (&self.value, &record.value) {
+            (Some(written), Some(value)) => written.write_id == value.write_id,
+            (wanted, value) => wanted.is_none() && value.is_none(),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPolicy, WriteResult};
 use csalock::error::Result;
 use csalock::host::{Host, Unix, WakeAddress, WakeSet};
-use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release};
+use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release, SetValue};
 use csalock::store::{Call as StoreCall, Directory, Layout, Scope, Sqlite, Store, Verdict};
 
 use self::disk::{Disk, Tree};
@@ -376,15 +376,15 @@ fn go_on(
         assert!(grant.token.unwrap() > floor, "{name}: {grant:?} comes after {floor}");
     }
     let by = engine.by_proof(applicant.handle.proof())?;
-    let wanted = ValueWrite {
-        by,
-        bytes: Some(b"after"),
-        mode: None,
+    let terms = SetValue {
+        credentials: by,
+        value: None,
         precondition: None,
         require_lock: true,
         release: false,
         even_if_stale: false,
     };
+    let wanted = ValueWrite { terms, bytes: Some(b"after"), mode: None };
     let written = engine.write(&stored, &wanted, &applicant, &WaitPolicy::NONE, None, &mut |_| None)?;
     assert!(matches!(&written, WriteResult::Written(_)), "{name}");
     assert_eq!(engine.value(&stored)?.unwrap().1, b"after");

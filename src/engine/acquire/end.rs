@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT, granted};
+use super::{AcquireAttempt, AcquireResult, STORE_CALL_TIMEOUT};
 use crate::engine::Engine;
+use crate::engine::facts::Witnessed;
 use crate::engine::history::Remark;
 use crate::error::{Error, Result};
 use crate::host::end_abandoned;
-use crate::lock::{Cancel, Cycle, EndedGrant, Grant, Lifetime, Record, Refusal};
+use crate::lock::{Cancel, Cycle, Grant, Lifetime, Record, Refusal};
 use crate::store::{Call, WriteSet};
 
 impl Engine {
@@ -28,14 +29,6 @@ impl Engine {
 }
 
 impl AcquireAttempt<'_> {
-    /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
-    pub(super) fn found_grant(&mut self, grant: Grant, before: Option<Box<EndedGrant>>) -> Result<AcquireResult> {
-        if grant.proof != self.terms.entry.proof {
-            self.leave_if_possible()?;
-        }
-        Ok(granted(grant, before))
-    }
-
     /// Ends the attempt with this refusal. Returns `None` if the lock was granted in the meantime.
     pub(super) fn end_refused(&mut self, record: &Record, refusal: Refusal) -> Result<Option<AcquireResult>> {
         let me = self.terms.entry.proof;
@@ -110,7 +103,6 @@ impl AcquireAttempt<'_> {
             && self.clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
     }
 
-    /// Releases a grant that came too late.
     pub(super) fn give_back(&mut self) -> Result<AcquireResult> {
         self.engine.call = Call::until(self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT));
         let _ = self.engine.release(self.name, self.terms.entry.proof)?;
@@ -119,7 +111,7 @@ impl AcquireAttempt<'_> {
 
     /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the
     /// next process that changes the record skips a waiter that has ended.
-    fn leave_if_possible(&mut self) -> Result<Option<Grant>> {
+    pub(super) fn leave_if_possible(&mut self) -> Result<Option<Grant>> {
         match self.leave() {
             Err(error) if error.is_refused_change() => Ok(None),
             left => left,
@@ -127,8 +119,8 @@ impl AcquireAttempt<'_> {
     }
 
     /// Leaves the queue. Returns the grant that the waiter has in the meantime. If other writers win until
-    /// `give_up_at`, the waiter ends its lease, where the store can do that. The next process then skips the waiter and
-    /// any grant that it received.
+    /// `give_up_at`, it ends its lease, where the store can do that: the next process then skips it, and any grant that
+    /// it received.
     fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
@@ -140,7 +132,7 @@ impl AcquireAttempt<'_> {
             // If the page had been moved into the record, this waiter has created it anew and is in the record too.
             let (_, record) = engine.read(self.name)?;
             if !record.has_entry(&me) {
-                engine.remove_witness(self.name, &me);
+                engine.remove_witness(Witnessed::Entry(self.name, &me));
                 return Ok(None);
             }
         }

@@ -21,8 +21,7 @@ fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watch
 }
 
 impl<'a> AcquireAttempt<'a> {
-    /// Gathers what others must know of a waiter, or of a caller that would have to wait. Returns true if that has
-    /// changed.
+    /// Gathers what others must know of a waiter, or of a caller that would have to wait. True if that has changed.
     pub(super) fn refresh_entry(&mut self) -> Result<bool> {
         let (engine, entry) = (&self.engine, &mut self.terms.entry);
         let mut changed = false;

@@ -7,7 +7,7 @@ use super::*;
 use crate::engine::tests::{request, take, within};
 use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
-use crate::lock::{Lease, Lifetime, Liveness, Owner, Page, Record, Refusal, Release, Value};
+use crate::lock::{Lease, Lifetime, Liveness, Owner, Page, Record, Refusal, Release, SetValue, Value};
 use crate::store::{
     Abilities, Call, CommitResult, Finding, Leases, Memory, Store, Upkeep, Version, Versioned, Visit, WriteSet,
 };
@@ -197,15 +197,15 @@ fn a_release_has_priority_over_waiters() {
 const LONG_VALUE: [u8; 2000] = [b'v'; 2000];
 
 fn put(engine: &Engine) -> Result<WriteResult> {
-    let wanted = ValueWrite {
-        by: engine.credentials(None, Vec::new())?,
-        bytes: Some(&LONG_VALUE),
-        mode: None,
+    let terms = SetValue {
+        credentials: engine.credentials(None, Vec::new())?,
+        value: None,
         precondition: None,
         require_lock: false,
         release: false,
         even_if_stale: false,
     };
+    let wanted = ValueWrite { terms, bytes: Some(&LONG_VALUE), mode: None };
     let request = request(engine, 1, Lifetime::WhileOwnerLives);
     engine.write(b"x", &wanted, &request, &WaitPolicy::NONE, None, &mut |_| None)
 }

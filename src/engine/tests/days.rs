@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::*;
+use crate::error::ErrorKind;
 use crate::lock::{BeginRun, RunStart};
 use crate::store::{Abilities, Finding, Leases, Scope, Upkeep, Versioned, Visit, guarded};
 
