@@ -63,7 +63,10 @@ fn a_call_looks_for_its_caller_once() {
     if !has("strace") {
         return skip("files in /proc", "they are counted with strace");
     }
-    for words in ["put L 5", "lock N", "unlock L M", "del L", "claim C >id", "renew --ttl 1m L M"] {
+    // `renew` judges the owner of each lock as well.
+    let calls =
+        [("put L 5", 2), ("lock N", 2), ("unlock L M", 2), ("del L", 2), ("claim C >id", 2), ("renew --ttl 1m L M", 8)];
+    for (words, most) in calls {
         let sandbox = Sandbox::new(Kind::Directory);
         sandbox.file("files/script", format!("csalock lock L; csalock lock M; csalock put L 1\ncsalock {words}\n:"));
         sandbox.call("strace", ["-f", "-qq", "-e", "trace=execve,openat", "-o", "calls", "dash", "script"]).run();
@@ -75,8 +78,8 @@ fn a_call_looks_for_its_caller_once() {
             opened.iter().filter(is_it).count()
         };
         let (stats, arguments) = (of_processes("/stat"), of_processes("/cmdline"));
-        assert!(stats <= 2 && arguments == 1, "{words}: {opened:?}");
-        assert!(of_processes("") <= 6, "{words}: {opened:?}");
+        assert!(stats <= most && arguments == 1, "{words}: {opened:?}");
+        assert!(of_processes("") <= most + 4, "{words}: {opened:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::Signal;
 
-use crate::queue::{is_stopped, waiter_that_stops_at_its_grant};
+use crate::queue::{await_stop, waiter_that_stops_at_its_grant};
 use crate::sandbox::{Job, Sandbox, has, wait_until};
 use crate::storm::Dice;
 
@@ -90,7 +90,7 @@ on_every_store! {
             let holder = sandbox.holder("x");
             let (job, waiter) = waiter_that_stops_at_its_grant(sandbox, &[&newest[..], &["echo old >> order"]].concat());
             holder.wait().exits(0);
-            wait_until("it is stopped", || is_stopped(waiter));
+            await_stop(sandbox);
             let call = || sandbox.csalock([&newest[..], &["echo new >> order"]].concat());
             if comes_first {
                 call().run();

@@ -121,7 +121,9 @@ on_every_store! {
         sandbox.csalock(["lock", "--forever", "y"]).run();
         sandbox.csalock(["unlock", "-q", "--force", "y"]).capture().exits(0);
         let holder = sandbox.holder("x");
-        let _waiter = sandbox.waiter("x", "true");
+        let waiter = sandbox.csalock(["run", "-vw", "inf", "x", "dash", "-c", "true"]).spawn();
+        // Others see its commit before it has removed what it replaced.
+        wait_until("its commit is complete", || waiter.said().contains("waiting for lock x"));
         // When a waiter comes, the supervisor of the holder creates the file for its release in advance.
         holder.send(Signal::SIGSTOP);
         wait_until("it is stopped", || matches!(proc::stat(holder.pid()), Some(('T', _))));

@@ -104,6 +104,11 @@ pub(crate) fn waiter_that_stops_at_its_grant(sandbox: &Sandbox, words: &[&str]) 
     (job, waiter)
 }
 
+/// Waits until that waiter is stopped for good: strace stops it for moments before that.
+pub(crate) fn await_stop(sandbox: &Sandbox) {
+    wait_until("it is stopped", || sandbox.read("files/trace").contains("--- stopped by SIGSTOP ---"));
+}
+
 on_every_store_of_files! {
     fn a_waiter_that_stops_between_its_grant_and_its_start_hands_on(sandbox: &Sandbox) {
         require!(has("strace"));
@@ -111,7 +116,7 @@ on_every_store_of_files! {
             let holder = sandbox.holder("x");
             let (job, waiter) = waiter_that_stops_at_its_grant(sandbox, words);
             holder.wait().exits(0);
-            wait_until("it is stopped", || is_stopped(waiter));
+            await_stop(sandbox);
             sandbox.csalock(["run", "-w", "inf", "x", "dash", "-c", "echo second >> order"]).run();
             assert_eq!((sandbox.waiting("x"), is_stopped(waiter)), (1, true));
             kill(waiter, Signal::SIGCONT).unwrap();
@@ -140,7 +145,7 @@ on_every_store_of_files! {
         let (job, waiter) = waiter_that_stops_at_its_grant(sandbox, &["run", "-w", "2s", "x", "touch", "ran"]);
         let other = sandbox.holder("later");
         holder.wait().exits(0);
-        wait_until("it is stopped", || is_stopped(waiter));
+        await_stop(sandbox);
         sandbox.csalock(["run", "-q", "-w", "2s", "later", "true"]).capture().exits(75);
         other.wait().exits(0);
         kill(waiter, Signal::SIGCONT).unwrap();

@@ -34,7 +34,7 @@ fn await_renewals(sandbox: &Sandbox, name: &str, times: usize) {
 }
 
 /// The keepers that renew in this sandbox, which its environment tells.
-fn keepers(sandbox: &Sandbox) -> Vec<i32> {
+pub(crate) fn keepers(sandbox: &Sandbox) -> Vec<i32> {
     let store = format!("CSALOCK_STORE={}", sandbox.store());
     let processes =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
