@@ -22,6 +22,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal::*;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
@@ -32,7 +33,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 
 /// csalock ignores them: a broken pipe and a limit on file sizes cause an error message, not a silent death.
-pub const TAKEN: [Signal; 2] = [Signal::SIGPIPE, Signal::SIGXFSZ];
+pub const TAKEN: [Signal; 2] = [SIGPIPE, SIGXFSZ];
 
 /// Bit set: the number of each ignored signal of [`TAKEN`], and from [`CLOSED`] on a bit for each closed descriptor of
 /// 0, 1 and 2.
@@ -56,23 +57,18 @@ impl StartupState {
     }
 
     pub fn ignored(self, signal: Signal) -> bool {
-        match TAKEN.contains(&signal) {
-            true => self.0 & bit(signal as i32) != 0,
-            // csalock never changes the disposition of another signal that it asks about.
-            false => is_ignored(signal as i32),
-        }
+        // csalock never changes the disposition of another signal that it asks about.
+        if TAKEN.contains(&signal) { self.0 & bit(signal as i32) != 0 } else { is_ignored(signal as i32) }
     }
 
-    /// Returns the path of the file or directory that this process inherited as this descriptor, other than 0, 1 and 2.
-    /// The answer is right until csalock opens files of its own.
+    /// `None` for 0, 1 and 2. The answer is right until csalock opens files of its own.
     pub fn file(self, descriptor: u16) -> Option<PathBuf> {
         let path = (descriptor > 2).then(|| std::fs::read_link(format!("/proc/self/fd/{descriptor}")))?.ok()?;
         // A pipe or a socket has no path, and that of a device or a deleted file cannot be locked.
         std::fs::metadata(&path).is_ok_and(|found| found.is_file() || found.is_dir()).then_some(path)
     }
 
-    /// Returns true if this descriptor (0, 1 or 2) was closed. Since then it is /dev/null, so that no file of a store gets
-    /// its number.
+    /// Of 0, 1 and 2. A closed one is /dev/null by now, so that no file of a store gets its number.
     pub fn closed(self, descriptor: u32) -> bool {
         self.0 & (1 << (CLOSED + descriptor)) != 0
     }
@@ -113,24 +109,14 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 /// The signals that users and terminals commonly send.
-const COMMON: [Signal; 6] =
-    [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
+const COMMON: [Signal; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// The signals that csalock does not queue, beside SIGCHLD: no process can queue the first two, the kernel acts on those of
 /// job control, and csalock causes those of [`TAKEN`] itself. A fault in csalock ends it even though its signal is queued.
-const NOT_QUEUED: [Signal; 8] = [
-    Signal::SIGKILL,
-    Signal::SIGSTOP,
-    Signal::SIGCONT,
-    Signal::SIGTSTP,
-    Signal::SIGTTIN,
-    Signal::SIGTTOU,
-    Signal::SIGPIPE,
-    Signal::SIGXFSZ,
-];
+const NOT_QUEUED: [Signal; 8] = [SIGKILL, SIGSTOP, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU, SIGPIPE, SIGXFSZ];
 
 /// Signals without an effect on a process that does not handle them end no wait.
-const WITHOUT_EFFECT: [Signal; 3] = [Signal::SIGCHLD, Signal::SIGURG, Signal::SIGWINCH];
+const WITHOUT_EFFECT: [Signal; 3] = [SIGCHLD, SIGURG, SIGWINCH];
 
 /// A set of signals that end a wait and that a [`Signals`] of this process queues: see [`bit`].
 static QUEUED: AtomicU64 = AtomicU64::new(0);
@@ -149,7 +135,7 @@ pub struct ReceivedSignal {
 impl ReceivedSignal {
     /// csalock passes such a signal on to the command.
     pub fn is_forwarded(self) -> bool {
-        !self.from_terminal && self.signal != Signal::SIGCHLD as i32
+        !self.from_terminal && self.signal != SIGCHLD as i32
     }
 
     pub fn ends(self) -> bool {
@@ -176,10 +162,10 @@ pub struct Signals {
 impl Signals {
     /// Starts to queue the signals that csalock forwards, and SIGCHLD.
     pub fn listen() -> Result<Signals> {
-        let signals = Signals::queue(bit(Signal::SIGCHLD as i32))?;
+        let signals = Signals::queue(bit(SIGCHLD as i32))?;
         // A process that ignores SIGCHLD cannot wait for children.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-        let before = set_action(Signal::SIGCHLD, &action).map_err(failed)?;
+        let before = set_action(SIGCHLD, &action).map_err(failed)?;
         signals.descriptor()?;
         Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })
     }
@@ -191,7 +177,7 @@ impl Signals {
 
     /// Queues ignored signals too: [`Signals::next`] asks about a signal when it arrives, which costs no call before.
     fn queue(others: u64) -> Result<Signals> {
-        let never = NOT_QUEUED.into_iter().chain([Signal::SIGCHLD]);
+        let never = NOT_QUEUED.into_iter().chain([SIGCHLD]);
         let queued = !never.fold(0, |bits, signal| bits | bit(signal as i32));
         let mask = set_of(queued | others);
         let mut before = SigSet::empty();
@@ -230,11 +216,6 @@ impl Signals {
         ending.map_or(ErrorKind::System.into(), |received| Exit::Signal(received.signal))
     }
 
-    /// A signal that ends a wait is pending. It stays available to [`Signals::exit`].
-    pub fn pending(&self) -> bool {
-        !self.no_signal_within(Duration::ZERO)
-    }
-
     /// Waits at most `span` for a signal that ends a wait. Returns true if none arrived.
     pub fn no_signal_within(&self, span: Duration) -> bool {
         let Ok(interrupt) = self.interrupt() else { return !is_pending() };
@@ -250,7 +231,7 @@ impl Signals {
             let signal = info.ssi_signo as i32;
             // The kernel also sends SIGALRM, to csalock alone, if the caller had set an alarm.
             let from_terminal = info.ssi_code == libc::SI_KERNEL && FROM_TERMINAL.contains(&signal);
-            if signal == Signal::SIGCHLD as i32 || !is_ignored(signal) {
+            if signal == SIGCHLD as i32 || !is_ignored(signal) {
                 return Some(ReceivedSignal { signal, from_terminal });
             }
         }
@@ -260,14 +241,13 @@ impl Signals {
     pub fn restore(&self, inherited: StartupState) {
         // The command starts with the default disposition of SIGCHLD, if nothing ignored it.
         if self.ignored_children {
-            let _ = set_ignored(Signal::SIGCHLD, true);
+            let _ = set_ignored(SIGCHLD, true);
         }
         restore_most(inherited);
     }
 }
 
-/// Makes a program that this process starts have the signals that this process had at its start. Otherwise the signals
-/// that csalock queues could not end it.
+/// Otherwise the signals that csalock queues could not end a program that this process starts.
 pub fn restore_for(program: &mut Command) {
     let inherited = StartupState::of_this_process();
     // SAFETY: sigaction(2) and sigprocmask(2) may be called in a forked child (signal-safety(7)), and nothing else is.
@@ -294,8 +274,7 @@ impl Interrupt for Signals {
     }
 }
 
-/// Returns true if a queued signal that ends a wait is unread. Without [`Signals`] it returns false, because such a
-/// signal ends the process.
+/// A queued signal that ends a wait is unread, and stays so for [`Signals::exit`]. Without [`Signals`] it ends the process.
 pub fn is_pending() -> bool {
     let queued = QUEUED.load(Ordering::SeqCst);
     let mut set = MaybeUninit::uninit();
@@ -319,8 +298,7 @@ fn set_ignored(signal: Signal, is_ignored: bool) -> nix::Result<SigAction> {
     set_action(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty()))
 }
 
-/// Sets the action of a signal: a disposition without code, one that the process had before, or the handler of
-/// [`SigtstpHandler::call`]. Returns the previous action.
+/// A disposition without code, one that the process had before, or the handler of [`SigtstpHandler::call`].
 fn set_action(signal: Signal, action: &SigAction) -> nix::Result<SigAction> {
     // SAFETY: such a handler obeys signal-safety(7), and a previous action is as valid as before.
     unsafe { sigaction(signal, action) }
@@ -371,7 +349,7 @@ impl SigtstpHandler {
     /// Installs the handler. Returns `None` if Ctrl-Z is ignored. The handler must obey signal-safety(7).
     pub fn call(handler: extern "C" fn(libc::c_int)) -> Option<SigtstpHandler> {
         let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
-        let before = set_action(Signal::SIGTSTP, &action).ok()?;
+        let before = set_action(SIGTSTP, &action).ok()?;
         let ignored = matches!(before.handler(), SigHandler::SigIgn);
         let caught = SigtstpHandler(before);
         (!ignored).then_some(caught)
@@ -380,21 +358,21 @@ impl SigtstpHandler {
 
 impl Drop for SigtstpHandler {
     fn drop(&mut self) {
-        let _ = set_action(Signal::SIGTSTP, &self.0);
+        let _ = set_action(SIGTSTP, &self.0);
     }
 }
 
 /// Stops this process as Ctrl-Z does, unless Ctrl-Z is ignored. Returns after SIGCONT. Safe in a signal handler.
 pub fn stop() {
-    let Ok(action) = set_ignored(Signal::SIGTSTP, false) else { return };
+    let Ok(action) = set_ignored(SIGTSTP, false) else { return };
     if !matches!(action.handler(), SigHandler::SigIgn) {
         let (mut mask, mut before) = (SigSet::empty(), SigSet::empty());
-        mask.add(Signal::SIGTSTP);
-        let _ = raise(Signal::SIGTSTP);
+        mask.add(SIGTSTP);
+        let _ = raise(SIGTSTP);
         let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&mask), Some(&mut before));
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&before), None);
     }
-    let _ = set_action(Signal::SIGTSTP, &action);
+    let _ = set_action(SIGTSTP, &action);
 }
 
 /// Ends this process by a signal, so that its parent sees the signal. Returns if the signal does not end the process.

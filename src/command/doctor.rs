@@ -17,7 +17,7 @@ use crate::lock::{Liveness, Page, encode_auxiliary};
 use crate::name::{escape, is_directory, shell_quote};
 use crate::report::{OutputStyle, Zone, findings_text, json};
 use crate::run::timer::wait_readable;
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::store::{Call, CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
 
 /// Maximum width of a line in columns, however wide the terminal is.
@@ -44,14 +44,14 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
     // An interrupt is handled when none of our traces are left in the store.
     let signals = Signals::listen()?;
     let (url, findings) = match &location {
-        Ok(location) => (location.url(), examine(context, location, &signals)),
+        Ok(location) => (location.url(), examine(context, location)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
         Err(error) => {
             let typed = options.name.as_ref().or(options.common.store.as_ref());
             (typed.cloned().unwrap_or_default(), vec![Finding::failed("store", error)])
         }
     };
-    if signals.pending() {
+    if signals::is_pending() {
         return Ok(signals.exit());
     }
     if options.common.json {
@@ -65,7 +65,7 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
     Ok(if is_bad { ErrorKind::Unavailable.into() } else { Exit::Done })
 }
 
-fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Finding> {
+fn examine(context: &Context, location: &Location) -> Vec<Finding> {
     let engine = match context.engine(location) {
         Ok(engine) => engine.during(CALL),
         Err(error) => return vec![Finding::failed("store", &error)],
@@ -79,7 +79,7 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     // If the records cannot be read, a second wait for the store is useless.
     let is_readable = records.iter().all(|finding| finding.verdict != Verdict::Bad);
     findings.extend(records);
-    if is_readable && !signals.pending() {
+    if is_readable && !signals::is_pending() {
         findings.extend(
             use_store(context, location, engine).unwrap_or_else(|error| vec![Finding::failed("locks", &error)]),
         );

@@ -29,7 +29,7 @@ use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
 use crate::run::keeper;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
-use crate::signals::{Interrupt, Signals};
+use crate::signals::{self, Interrupt, Signals};
 
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(options)?;
@@ -293,7 +293,7 @@ impl RunCall<'_> {
 
     /// Without a signal for this process, the wait ended because the child did, and csalock ends as the child did.
     fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Result<Exit> {
-        let ended = child.filter(|_| !self.guarded.signals.pending()).and_then(SleepingChild::ended);
+        let ended = child.filter(|_| !signals::is_pending()).and_then(SleepingChild::ended);
         ended.unwrap_or_else(|| Ok(self.guarded.signals.exit()))
     }
 

@@ -108,8 +108,7 @@ impl ThisProcess {
         Ok(self.stat()?.session)
     }
 
-    /// What is known of the script that called this process if that script has ended. The leader of a session was
-    /// detached from its caller on purpose, or was never called by a script.
+    /// `None` unless the calling script has ended. The leader of a session was detached on purpose, or never called.
     pub fn orphan(&self, host: &dyn Host) -> Result<Option<Orphan>> {
         let stat = self.stat()?;
         let has_script = match self.caller() {
@@ -129,8 +128,7 @@ impl ThisProcess {
         self.caller.get_or_init(|| caller(stat)).as_ref().map_err(Error::clone)
     }
 
-    /// This process and those of the calling script, innermost first. This process counts, because a shell may have
-    /// become it for its last command.
+    /// Innermost first. This process counts, because a shell may have become it for its last command.
     pub fn with_caller(&self) -> Result<Vec<ProcessId>> {
         let above = match self.caller() {
             Ok(caller) => caller.owners.as_slice(),
@@ -203,8 +201,7 @@ pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
     true
 }
 
-/// Returns true if the owner of the locks of process `pid` may end with this call. Such an owner is not a shell. It
-/// began a session for this process or for the shell that called it, as sshd(8) does for a command.
+/// Such an owner of the locks of `pid` is not a shell, and began a session for it or for its shell, as sshd(8) does.
 pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
     if is_shell(owner) {
         return false;
@@ -285,7 +282,7 @@ pub(super) fn blocked_callers(called: i32, some_time_later: bool) -> Vec<Process
     let Ok(Some(mut below)) = processes::read(called) else { return Vec::new() };
     let itself = ProcessId { pid: called, start: below.start };
     let is_command = || processes::read(below.parent).is_ok_and(|it| it.is_some_and(|it| it.program == b"csalock"));
-    let may_hold = below.has_called_others() || is_command();
+    let may_hold = below.faults_of_children > 0 || is_command();
     let mut waiting: Vec<ProcessId> = may_hold.then_some(itself).into_iter().collect();
     let mut ignored_below = StartupState::of_this_process().ignored(Signal::SIGINT);
     // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
@@ -309,7 +306,7 @@ pub(super) fn blocked_callers(called: i32, some_time_later: bool) -> Vec<Process
                 ignored_below || (some_time_later && moved_on())
             };
             // Another thread may release the lock meanwhile.
-            if in_background || stat.has_threads() {
+            if in_background || stat.threads > 1 {
                 return waiting;
             }
             waiting.push(*owner);

@@ -52,11 +52,10 @@ pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
             found.iter_mut().filter(of_line).for_each(|(_, pids)| pids.extend([pid]));
         }
     }
-    let shown = found.into_iter().filter_map(|(lock, pids)| match pids.is_empty() {
-        true => Some((lock, callers(&file, lock.words())?)),
-        false => Some((lock, pids.into_iter().collect())),
-    });
-    shown.collect()
+    let pids_of = |lock: FileLock, seen: BTreeSet<i32>| {
+        if seen.is_empty() { callers(&file, lock.words()) } else { Some(seen.into_iter().collect()) }
+    };
+    found.into_iter().filter_map(|(lock, seen)| Some((lock, pids_of(lock, seen)?))).collect()
 }
 
 fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<String> {
@@ -78,18 +77,9 @@ fn has_word(line: &str, word: &str) -> bool {
 }
 
 /// Visible other processes, by ascending pid. This does not open the file, for the reason at [`file_locks`].
-pub fn posix_holders(path: &Path) -> Vec<i32> {
-    other_callers(path, "POSIX")
-}
-
-/// As [`posix_holders`], but exclusive locks only.
-pub fn exclusive_holders(path: &Path) -> Vec<i32> {
-    other_callers(path, "WRITE")
-}
-
-fn other_callers(path: &Path, word: &str) -> Vec<i32> {
+pub fn posix_holders(path: &Path, exclusive_only: bool) -> Vec<i32> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
-    let own = nix::unistd::Pid::this().as_raw();
+    let (word, own) = (if exclusive_only { "WRITE" } else { "POSIX" }, nix::unistd::Pid::this().as_raw());
     callers(&file, &[word]).unwrap_or_default().into_iter().filter(|pid| *pid != own).collect()
 }
 

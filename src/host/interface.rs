@@ -40,8 +40,7 @@ pub trait Host: Send + Sync {
         self.domain().map(PidSpace::from)
     }
 
-    /// Returns true if this process is not in the kernel's first pid and time namespaces. Processes of other namespaces
-    /// that use the same store then cannot see whether it lives.
+    /// Outside of the first pid and time namespaces: users of the same store may then not see if this process lives.
     fn is_in_container(&self) -> bool {
         false
     }
@@ -65,8 +64,7 @@ pub trait Host: Send + Sync {
 
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness;
 
-    /// Returns true if the process has ended, and its parent `supervisor` is running and has not yet waited for it. The
-    /// parent is then about to release the locks of the process.
+    /// It has ended, and its running parent `supervisor`, which has not waited for it yet, is about to release.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
 
     /// A process that is seen here, in a frozen control group.
@@ -74,8 +72,7 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Returns true if the command of a grant is stopped, and its supervisor and keeper were killed, which would end it with
-    /// the lease.
+    /// Its command is stopped, and its supervisor and keeper were killed, which would end it with the lease.
     fn is_abandoned(&self, _grant: &Grant) -> bool {
         false
     }
@@ -88,8 +85,7 @@ pub trait Host: Send + Sync {
     /// Records in this machine's memory, until shutdown, that this machine wrote the entry with this key.
     fn leave_witness(&self, key: &str);
 
-    /// Returns true if this user left a witness for the key. No other machine has the witness, even if it was resumed
-    /// from the same snapshot, provided that the entry is younger than the snapshot.
+    /// No other machine has it, even if resumed from the same snapshot, if the entry is younger than the snapshot.
     fn has_witness(&self, key: &str, uid: u32) -> bool;
 
     fn remove_witness(&self, key: &str);
@@ -104,16 +100,13 @@ pub trait Host: Send + Sync {
         self.random().map(|random| u64::from_be_bytes(*random.first_chunk().unwrap_or(&[0; 8])))
     }
 
-    /// Creates a wake set: from now on [`Host::wake`] with this handle hash reaches it. Its waits end when one
-    /// of the descriptors of the `interrupt` becomes readable.
+    /// From now on [`Host::wake`] with this handle hash reaches it. A readable `interrupt` ends its waits.
     fn wake_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>>;
 
-    /// Wakes the process that listens at this address, if it is in reach. Returns true if a process listens. A wake-up
-    /// can be lost, so no caller relies on it.
+    /// Tells if a process in reach listens. A wake-up can be lost, so no caller relies on it.
     fn wake(&self, listener: WakeAddress<'_>) -> bool;
 
-    /// Lets processes that this process has just woken run first. The kernel wakes the receiver of a message on the CPU
-    /// of the sender, because a sender usually sleeps next.
+    /// Lets woken processes run first: the kernel wakes a receiver on the CPU of the sender, which usually sleeps next.
     fn give_way(&self) {}
 }
 

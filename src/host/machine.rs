@@ -17,24 +17,16 @@ use crate::error::{Error, ErrorKind, Result};
 /// Returns `ID@NAME`. The ID is a hash, because machine-id(5) is confidential; it is empty without a machine-id. The
 /// call fails if the ID cannot be read, because this machine would look like another machine.
 pub(super) fn machine(name: &str) -> Result<String> {
-    let mut id = None;
-    for path in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
-        match read_short(path) {
-            Ok(found) => {
-                id = Some(found);
-                break;
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
-            Err(error) => {
-                let what = format!("cannot read {path}: {error}");
-                return Err(Error::new(
-                    ErrorKind::System,
-                    what,
-                    "see the kernel log and the limit of open files (ulimit -n)",
-                ));
-            }
-        }
-    }
+    let paths = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
+    let is_missing =
+        |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+    let mut found = paths.into_iter().map(|path| (path, read_short(path)));
+    let found = found.find(|(_, read)| !read.as_ref().is_err_and(is_missing));
+    let id = found.map(|(path, read)| {
+        let hint = "see the kernel log and the limit of open files (ulimit -n)";
+        read.map_err(|error| Error::new(ErrorKind::System, format!("cannot read {path}: {error}"), hint))
+    });
+    let id = id.transpose()?;
     let hash = id.filter(|id| id.trim_ascii().len() == 32).map(|id| {
         let digest = Sha256::new().chain_update(b"csalock").chain_update(id.trim_ascii()).finalize();
         digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>()
@@ -48,10 +40,7 @@ pub(super) fn is_this_machine(here: &str, there: &str) -> bool {
     else {
         return false;
     };
-    match here_id.is_empty() && there_id.is_empty() {
-        true => here_name == there_name,
-        false => here_id == there_id,
-    }
+    here_id == there_id && (!here_id.is_empty() || here_name == there_name)
 }
 
 /// Number of the kernel's first time namespace: TIME_NS_INIT_INO in linux/nsfs.h. Kernels without any have 0 here.
@@ -141,31 +130,27 @@ pub(super) fn now(clock: ClockId) -> Duration {
     clock_gettime(clock).map(Duration::from).unwrap_or_default()
 }
 
-pub(super) fn wall(time: Duration) -> Duration {
-    #[cfg(debug_assertions)]
-    let time = moved(time, 0);
-    time
+pub(super) fn wall() -> Duration {
+    moved(now(ClockId::CLOCK_REALTIME), 0)
 }
 
 /// All comparisons with a clock use it.
 pub fn file_time(seconds: i64, nanoseconds: i64) -> Duration {
-    let time = Duration::new(seconds.max(0) as u64, nanoseconds.max(0) as u32);
-    #[cfg(debug_assertions)]
-    let time = moved(time, 1);
-    time
+    moved(Duration::new(seconds.max(0) as u64, nanoseconds.max(0) as u32), 1)
 }
 
 /// In builds for tests moved as the times of files.
 pub fn server_time(time: Duration) -> Duration {
-    #[cfg(debug_assertions)]
-    let time = moved(time, 1);
-    time
+    moved(time, 1)
 }
 
-#[cfg(debug_assertions)]
-fn moved(time: Duration, clock: usize) -> Duration {
-    let by = OFFSETS.get().map_or(0, |offsets| offsets[clock]);
-    Duration::new(time.as_secs().saturating_add_signed(by), time.subsec_nanos())
+fn moved(time: Duration, _clock: usize) -> Duration {
+    #[cfg(debug_assertions)]
+    let time = {
+        let by = OFFSETS.get().map_or(0, |offsets| offsets[_clock]);
+        Duration::new(time.as_secs().saturating_add_signed(by), time.subsec_nanos())
+    };
+    time
 }
 
 #[cfg(test)]

@@ -33,14 +33,14 @@ pub(crate) struct ProcStat {
     /// File name, at most 15 bytes.
     pub(crate) program: Vec<u8>,
     state: u8,
-    threads: u64,
+    pub(super) threads: u64,
     pub(super) parent: i32,
     pub(super) session: i32,
     pub(super) group: i32,
     /// Forked without an exec since, so it runs its parent's program (PF_FORKNOEXEC).
     pub(crate) is_fork: bool,
-    /// Of children that it has waited for; every executed program causes some.
-    faults_of_children: u64,
+    /// Page faults of children that it has waited for, even before an exec; every executed program causes some.
+    pub(super) faults_of_children: u64,
     /// Process group in the foreground of its terminal; -1 without a terminal.
     pub(super) foreground: i32,
     /// Clock ticks after boot.
@@ -70,17 +70,7 @@ impl ProcStat {
         ProcessId { pid: self.pid, start: self.start }
     }
 
-    pub(super) fn has_threads(&self) -> bool {
-        self.threads > 1
-    }
-
-    /// Even before an exec it has waited for a program that it called.
-    pub(super) fn has_called_others(&self) -> bool {
-        self.faults_of_children > 0
-    }
-
-    /// Returns true if the process sleeps until an event, as a process that waits for a child does. A process that
-    /// waits for a CPU, or is stopped, does not sleep.
+    /// As a process that waits for a child does. One that waits for a CPU, or is stopped, does not sleep.
     pub(super) fn is_sleeping(&self) -> bool {
         self.state == b'S'
     }
@@ -209,8 +199,7 @@ pub(super) fn is_absent(process: &ProcessId) -> bool {
     kill(Pid::from_raw(process.pid), None) == Err(Errno::ESRCH) || is_zombie()
 }
 
-/// Returns true if this process is a zombie whose parent is its running supervisor. Such a parent saw the process end
-/// and releases its locks at this moment, unless it hangs. A stopped parent does not count.
+/// A running parent saw its end and releases its locks now, unless it hangs. A stopped parent does not count.
 pub(super) fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> bool {
     let stat = |pid| read(pid).ok().flatten();
     let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
@@ -250,8 +239,7 @@ pub(crate) fn children_of(pid: i32) -> io::Result<Vec<i32>> {
 /// Maximum number of searches for processes that fork and end meanwhile.
 pub(crate) const MOST_SEARCHES: usize = 16;
 
-/// Returns these processes and their descendants that live, parents first. Leaves out children for which `is_other` is
-/// true, and their descendants. A process that is forked meanwhile may be missing.
+/// With `of`, parents first, without children for which `is_other` is true. One that is just forked may be missing.
 pub(crate) fn descendants(of: &[ProcessId], is_other: &dyn Fn(&ProcStat) -> bool) -> Vec<ProcessId> {
     let children = || of.iter().map(|root| children_of(root.pid).ok()).collect::<Vec<_>>();
     for _ in 1..MOST_SEARCHES {

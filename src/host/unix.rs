@@ -13,7 +13,6 @@
 use std::fs;
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::time::ClockId;
@@ -41,7 +40,6 @@ pub struct Unix {
     boottime_offset: OnceLock<i64>,
     machine: OnceLock<String>,
     name: OnceLock<String>,
-    random: Random,
     released: FirstSight,
 }
 
@@ -78,7 +76,7 @@ impl Host for Unix {
     }
 
     fn wall(&self) -> Duration {
-        wall(now(ClockId::CLOCK_REALTIME))
+        wall()
     }
 
     fn domain(&self) -> Result<PidDomain> {
@@ -97,10 +95,10 @@ impl Host for Unix {
     }
 
     fn boottime_offset(&self) -> Result<i64> {
-        match is_in_first_time_namespace(&self.known_space()?.pids) {
-            true => Ok(0),
-            false => known(&self.boottime_offset, boottime_offset).copied(),
+        if is_in_first_time_namespace(&self.known_space()?.pids) {
+            return Ok(0);
         }
+        known(&self.boottime_offset, boottime_offset).copied()
     }
 
     fn name(&self) -> String {
@@ -209,11 +207,13 @@ impl Host for Unix {
     }
 
     fn random(&self) -> Result<[u8; 16]> {
-        self.random.bytes([self.wall(), self.boottime()])
-    }
-
-    fn unique_number(&self) -> Result<u64> {
-        self.random.unique_number([self.wall(), self.boottime()])
+        let mut random = [0; 16];
+        getrandom::fill(&mut random)
+            .map_err(|error| Error::new(ErrorKind::System, format!("no random numbers: {error}"), "try again"))?;
+        // Machines resumed from one snapshot may draw the same numbers, but hardly in the same nanosecond.
+        let times = [self.wall(), self.boottime()].map(|time| (time.as_nanos() as u64).to_ne_bytes());
+        random.iter_mut().zip(times.as_flattened()).for_each(|(byte, time)| *byte ^= time);
+        Ok(random)
     }
 
     fn wake_set<'a>(&self, proof: &HandleHash, interrupt: Vec<BorrowedFd<'a>>) -> Result<Box<dyn WakeSet + 'a>> {
@@ -256,39 +256,6 @@ const WITNESS: &str = "csalock-";
 
 fn witness(key: &str) -> String {
     format!("{MEMORY}/{WITNESS}{key}")
-}
-
-/// Random numbers from the kernel, each with a time in it: machines resumed from one snapshot may draw the same numbers,
-/// but hardly in the same nanosecond.
-#[derive(Debug, Default)]
-struct Random {
-    /// A number that was drawn together with others, or 0. A forked process may have the same one.
-    spare: AtomicU64,
-}
-
-impl Random {
-    fn bytes(&self, times: [Duration; 2]) -> Result<[u8; 16]> {
-        let (mut bytes, mut spare) = ([0; 24], [0; 8]);
-        getrandom::fill(&mut bytes)
-            .map_err(|error| Error::new(ErrorKind::System, format!("no random numbers: {error}"), "try again"))?;
-        spare.copy_from_slice(&bytes[16..]);
-        self.spare.store(u64::from_ne_bytes(spare), Ordering::Relaxed);
-        let mut random = [0; 16];
-        let times = times.map(|time| nanoseconds(time).to_ne_bytes());
-        random.iter_mut().zip(&bytes).zip(times.as_flattened()).for_each(|((to, from), time)| *to = from ^ time);
-        Ok(random)
-    }
-
-    fn unique_number(&self, times: [Duration; 2]) -> Result<u64> {
-        if self.spare.load(Ordering::Relaxed) == 0 {
-            self.bytes(times)?;
-        }
-        Ok(self.spare.swap(0, Ordering::Relaxed) ^ nanoseconds(times[0]))
-    }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    time.as_nanos() as u64
 }
 
 #[cfg(test)]

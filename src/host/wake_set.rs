@@ -54,8 +54,7 @@ impl WakeSocket {
         Some(WakeSocket { socket, second: AtomicU64::new(0), in_second: AtomicU64::new(0) })
     }
 
-    /// Returns true if a wake-up arrived since the last call. In a flood of wake-ups the call pauses first, so that they
-    /// use little of a processor.
+    /// In a flood of wake-ups the call pauses first, so that they use little of a processor.
     pub fn was_woken(&self) -> bool {
         let mut buffer = [0; 8];
         let receive = || rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT).ok();
@@ -171,8 +170,7 @@ impl<'a> LinuxWakeSet<'a> {
     }
 }
 
-/// Opens a pidfd. Returns `Err` if the process does not exist. Returns `None` on an old kernel or without free
-/// descriptors: the bounded wait must then suffice.
+/// `Err`: no such process. `None` on an old kernel or without free descriptors: the bounded wait must then suffice.
 pub(super) fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
     match Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
         Some(Ok(pidfd)) => Ok(Some(pidfd)),

@@ -40,9 +40,7 @@ impl<'a> Reporter<'a> {
     pub(crate) fn new(engine: &'a Engine) -> Reporter<'a> {
         Reporter { host: engine.host(), scope: engine.store().scope(), zone: Zone::Local }
     }
-}
 
-impl Reporter<'_> {
     /// First one that is not dead: its life counts now.
     pub(crate) fn owner(&self, party: &Owner) -> Option<ProcessId> {
         let lives = |owner: &&ProcessId| self.host.liveness(&party.domain, owner, self.scope).may_live_here();
@@ -98,8 +96,7 @@ impl Reporter<'_> {
         }
     }
 
-    /// Returns the processes that have locked the file of a lock with flock(2) or fcntl(2), unless these holders of the
-    /// lock are among them: a holder may wait for that file. The search takes time on a host with many open files.
+    /// `None` if these holders have locked it: a holder may wait for that file. Slow on a host with many open files.
     pub(crate) fn file_lock(&self, lock: &LockRef, holders: &[Grant]) -> Option<FileLocks> {
         let path = Path::new(OsStr::from_bytes(&lock.display_name));
         if !path.is_absolute() {
@@ -136,8 +133,7 @@ impl Reporter<'_> {
         grant.claim.is_none() && lasts
     }
 
-    /// Returns true if `unlock --force --end` ends the holder: it is seen alive here, or renews a lease until it is
-    /// asked.
+    /// `unlock --force --end` ends a holder that is seen alive here, or renews a lease until it is asked.
     pub(super) fn can_be_ended(&self, grant: &Grant) -> bool {
         let is_renewed = matches!(grant.lifetime, Lifetime::Keepalive(_));
         let ends_with_owner = grant.claim.is_none() && grant.lifetime != Lifetime::UntilReleased;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
-use serde_json::Value as JsonValue;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::history::signal_name;
 use super::holder::{holders, user};
@@ -45,15 +45,7 @@ pub(crate) fn json(document: &impl Serialize) -> serde_json::Result<String> {
 
 /// A JSON object whose fields keep the order in which they are added.
 #[derive(Debug, Default)]
-pub(crate) struct Document(Vec<(&'static str, Field)>);
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-pub(crate) enum Field {
-    Plain(JsonValue),
-    Document(Document),
-    Documents(Vec<Document>),
-}
+pub(crate) struct Document(Vec<(&'static str, Box<RawValue>)>);
 
 impl Document {
     pub(super) fn new() -> Document {
@@ -61,13 +53,14 @@ impl Document {
     }
 
     /// Adds a field. `None` becomes `null`.
-    pub(super) fn with(mut self, name: &'static str, value: impl Into<Field>) -> Document {
-        self.0.push((name, value.into()));
+    pub(super) fn with(mut self, name: &'static str, value: impl Serialize) -> Document {
+        // Only maps have no JSON text if their keys are not texts.
+        self.0.push((name, to_raw_value(&value).unwrap_or_default()));
         self
     }
 
     /// Adds a field, unless its value is `None`.
-    pub(crate) fn with_some(self, name: &'static str, value: Option<impl Into<Field>>) -> Document {
+    pub(crate) fn with_some(self, name: &'static str, value: Option<impl Serialize>) -> Document {
         match value {
             Some(value) => self.with(name, value),
             None => self,
@@ -75,11 +68,7 @@ impl Document {
     }
 
     pub(super) fn with_list(self, name: &'static str, documents: impl IntoIterator<Item = Document>) -> Document {
-        self.with(name, Field::Documents(documents.into_iter().collect()))
-    }
-
-    fn with_document(self, name: &'static str, document: Option<Document>) -> Document {
-        self.with(name, document.map_or(Field::Plain(JsonValue::Null), Field::Document))
+        self.with(name, documents.into_iter().collect::<Vec<_>>())
     }
 
     pub(super) fn and(mut self, other: Document) -> Document {
@@ -91,18 +80,6 @@ impl Document {
 impl Serialize for Document {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-    }
-}
-
-impl From<Document> for Field {
-    fn from(document: Document) -> Field {
-        Field::Document(document)
-    }
-}
-
-impl<T: Into<JsonValue>> From<T> for Field {
-    fn from(value: T) -> Field {
-        Field::Plain(value.into())
     }
 }
 
@@ -176,7 +153,7 @@ pub(crate) fn status(
 }
 
 /// A lock whose holders are all hidden has an entry without pid and command.
-fn file_locked_by(FileLocks(found): &FileLocks) -> Field {
+fn file_locked_by(FileLocks(found): &FileLocks) -> Vec<Document> {
     let entries = found.iter().flat_map(|(lock, holders)| {
         let seen = holders.iter().map(Some).chain(holders.is_empty().then_some(None));
         seen.map(|seen| {
@@ -184,7 +161,7 @@ fn file_locked_by(FileLocks(found): &FileLocks) -> Field {
             known.with("command", seen.map(|(_, command)| text(command))).with("lock", lock.name())
         })
     });
-    Field::Documents(entries.collect())
+    entries.collect()
 }
 
 fn holder(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> Document {
@@ -326,7 +303,7 @@ pub(crate) fn acquired(
         .with_some("tokens", (grants.len() > 1).then(|| tokens(grants)))
         .with_some("slot", slot)
         .with("expires", expires.map(rfc3339_millis))
-        .with_document("took_over", took_over)
+        .with("took_over", took_over)
 }
 
 fn names(locks: &[LockRef]) -> Vec<String> {
@@ -461,6 +438,6 @@ pub(crate) fn past(past: &Past) -> Document {
         .with("to", past.to.map(time))
         .with("waited", past.waited as f64 / 1000.0)
         .and(run(past))
-        .with_document("broken_by", past.broken_by.as_ref().map(who))
-        .with_document("ended_by", past.ended_by.as_ref().map(ended_by))
+        .with("broken_by", past.broken_by.as_ref().map(who))
+        .with("ended_by", past.ended_by.as_ref().map(ended_by))
 }

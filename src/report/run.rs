@@ -51,7 +51,7 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
         ),
         Notice::NotReleased(lock, error) => format!("{} could not be released: {error}", shown(lock)),
         Notice::Survivors(processes) => {
-            format!("{}; to end them too, use --tree", remaining("command", &names, processes))
+            format!("{}; to end them too, use --tree", survivors("command", &names, processes))
         }
         Notice::Silent => format!(
             "lock {names} could not be released: the store does not answer; it is released when that answers again, \
@@ -60,14 +60,14 @@ pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
     }
 }
 
-fn remaining(ended: &str, names: &str, processes: &[ProcessId]) -> String {
+fn survivors(ended: &str, names: &str, processes: &[ProcessId]) -> String {
     let pids: Vec<String> = processes.iter().map(|process| process.pid.to_string()).collect();
     format!("processes of the ended {ended} go on without lock {names}: pid {}", pids.join(", pid "))
 }
 
 /// A process that another one ended had started these.
 pub(crate) fn left_by_end(name: &str, holder: &Owner, processes: &[ProcessId]) -> String {
-    let left = remaining("holder", name, processes);
+    let left = survivors("holder", name, processes);
     // The supervisor of a tree is one of the owners, and a command without a supervisor is its own.
     let could_be_tree = holder.supervisor.is_some_and(|supervisor| !holder.processes.contains(&supervisor));
     let tree = if could_be_tree { "; `csalock run --tree` ends them too" } else { "" };

@@ -129,15 +129,13 @@ pub(super) fn shown_value(value: &Value) -> String {
     format!("{}{mode}", describe_value(value))
 }
 
-/// Returns the holders in the row of a lock, of which the first stands for all: those that hold the lock or, if no grant
-/// holds it any more, those that ended without a release.
+/// The first stands for all in the row. Those that ended without a release count if no grant holds the lock any more.
 fn shown_holders(status: &LockStatus) -> Vec<Holder<'_>> {
     let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.holds());
     if held.is_empty() { ended } else { held }
 }
 
-/// Returns the state of a lock: `held`, `shared` or `2/3`; a question mark means unknown liveness, and a word follows if
-/// its holder is dead or stopped.
+/// `held`, `shared` or `2/3`; a question mark means unknown liveness; a word follows if the holder is dead or stopped.
 fn held_as((grant, standing): &Holder<'_>, number: usize, status: &LockStatus, reporter: &Reporter<'_>) -> String {
     let how = match (grant.mode, standing) {
         (_, Standing::Ended(EndReason::Expired)) => return "expired".to_string(),

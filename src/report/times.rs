@@ -166,8 +166,7 @@ fn civil_moment(text: &str) -> Option<Moment> {
     (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
 }
 
-/// Returns a time of this zone in milliseconds since 1970. A time that the change to summer time skips means the time
-/// after the change.
+/// A time that the change to summer time skips means the time after the change.
 pub(crate) fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
     let time = zone.to_timestamp(at).unwrap_or(Timestamp::MAX);
     u64::try_from(time.as_millisecond()).unwrap_or(0)

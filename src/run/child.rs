@@ -27,8 +27,7 @@ use rustix::net::{
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, wait, waitid};
 
 use super::detach::exit_now;
-use super::exec::{CommandLine, GrantNumbers};
-use super::flock::{Flock, to_be_inherited};
+use super::exec::{CommandLine, GrantNumbers, to_be_inherited};
 use super::timer::wait_readable;
 use super::tree::cannot_follow;
 use crate::environment::Environment;
@@ -104,7 +103,7 @@ impl<'a> SleepingChild<'a> {
     }
 
     /// A child that has ended meanwhile is a command that has ended. If this fails, the child is killed.
-    pub fn start(self, numbers: GrantNumbers, files: &[Flock]) -> Result<RunningCommand> {
+    pub fn start(self, numbers: GrantNumbers, files: &[impl AsFd]) -> Result<RunningCommand> {
         for file in files {
             self.send(FILE, &[file.as_fd()])?;
         }
@@ -188,10 +187,6 @@ fn await_start(socket: &OwnedFd) -> nix::Result<Option<GrantNumbers>> {
 }
 
 impl RunningCommand {
-    pub fn pid(&self) -> Pid {
-        self.pid
-    }
-
     /// `None` if a signal ended the child, or it has executed the command.
     pub(super) fn exec_error(&mut self, status: Exit, by_signal: Option<i32>) -> Option<nix::errno::Errno> {
         self.learn_of_start();
@@ -223,8 +218,7 @@ impl RunningCommand {
         signals::send(self.pid, signal) != Err(nix::errno::Errno::EPERM)
     }
 
-    /// Reaps ended children that this process did not start. The first process of a container, for example, adopts
-    /// orphans that no other process can reap.
+    /// The first process of a container, for example, adopts orphans that no other process can reap.
     pub(super) fn reap_adopted(&self, keeper: Option<Pid>) {
         let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         let next = || nix::sys::wait::waitid(Id::All, peek).ok().and_then(|status| status.pid());
@@ -236,14 +230,12 @@ impl RunningCommand {
         }
     }
 
-    /// Reaps the command after its locks are released. Its CPU time then counts for this process, and no zombie stays
-    /// behind with a pid 1 that does not reap.
+    /// After the release: its CPU time then counts for this process, and no zombie stays if pid 1 does not reap.
     pub(super) fn reap(&self) {
         let _ = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
     }
 
-    /// Returns the status of the command if it has ended, and leaves it as a zombie. The zombie shows other processes
-    /// that a release is about to happen, so that they do not treat the lock as stale.
+    /// An ended command stays a zombie: it shows other processes that a release follows, so that the lock is not stale.
     pub(super) fn ended(&self) -> Result<Option<WaitIdStatus>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let pid = rustix::process::Pid::from_raw(self.pid.as_raw());
@@ -255,10 +247,9 @@ impl RunningCommand {
     }
 }
 
-/// Makes a child the supervisor of a tree if this process may have other children: those of a script that became csalock,
-/// and those that the first process of a container adopts. Returns `None` in the supervisor. The other process passes
+/// Makes a child the supervisor of a tree if this process may have other children: those of a script that became
+/// csalock, and those that the first process of a container adopts. Returns `None` in the supervisor. The other process passes
 /// signals on to it, and returns its exit.
-/// Fails if the kernel does not show the children of a process, or has no room for another process.
 pub fn supervise_in_child(is_tree: bool, signals: &Signals) -> Result<Option<Exit>> {
     if !is_tree {
         return Ok(None);

@@ -14,8 +14,7 @@ use nix::sys::stat::Mode;
 
 use crate::engine::Engine;
 
-/// Time for which a lock is held without protection. Cleaners look for files that are hours or days old, and most
-/// commands end sooner than this.
+/// Cleaners look for files that are hours or days old, and most commands end sooner than this.
 pub(crate) const UNPROTECTED_TIME: Duration = Duration::from_secs(1);
 
 /// Locks on the directories of stores. They end with this value or with the process.

@@ -6,10 +6,12 @@ use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::execvpe;
 
 use crate::environment::Environment;
@@ -26,6 +28,10 @@ const LONGEST_LINE: u64 = 256;
 
 /// Maximum length of the words that a hint repeats, in bytes.
 const LONGEST_HINT: usize = 500;
+
+/// Lowest numbers of descriptors that a command inherits, tried in order. Scripts that number their own descriptors
+/// stay below 200; the lower numbers are for a small `ulimit -n`.
+const NUMBERS: [i32; 3] = [200, 10, 3];
 
 #[derive(Debug, Clone)]
 pub struct CommandLine {
@@ -104,42 +110,36 @@ impl CommandLine {
 
     pub(super) fn cannot_execute(&self, errno: Errno) -> Error {
         let word = self.words[0].as_bytes();
-        let (kind, hint) = match errno {
+        let finds = |is_it: fn(&CStr) -> bool| find_in_path(&self.words[0]).is_some_and(|script| is_it(&script));
+        let kind = match errno {
+            Errno::ENOENT | Errno::ENOTDIR => ErrorKind::CommandNotFound,
+            Errno::EMFILE => ErrorKind::System,
+            _ => ErrorKind::CannotExecute,
+        };
+        let hint = match errno {
             Errno::ENOENT if is_assignment(word) => return self.is_not_env(errno),
-            Errno::ENOENT if word.contains(&b' ') => {
-                (ErrorKind::CommandNotFound, "use -c to run a string with a shell")
-            }
+            Errno::ENOENT if word.contains(&b' ') => "use -c to run a string with a shell",
             Errno::ENOENT if SHELL_BUILTINS.contains(&word) => {
-                (ErrorKind::CommandNotFound, "it is a command of the shell; use -c to run a string with a shell")
+                "it is a command of the shell; use -c to run a string with a shell"
             }
             Errno::ENOENT if word.iter().all(u8::is_ascii_digit) => {
-                (ErrorKind::CommandNotFound, "the word before it was taken as the name of the lock")
+                "the word before it was taken as the name of the lock"
             }
-            Errno::ENOENT
-                if find_in_path(&self.words[0]).is_some_and(|script| ends_first_line_with_return(&script)) =>
-            {
-                (
-                    ErrorKind::CommandNotFound,
-                    "its first line ends with a carriage return; remove those of all lines (dos2unix, or sed -i 's/\\r$//')",
-                )
+            Errno::ENOENT if finds(ends_first_line_with_return) => {
+                "its first line ends with a carriage return; remove those of all lines (dos2unix, or sed -i 's/\\r$//')"
             }
-            Errno::ENOENT if find_in_path(&self.words[0]).is_some() => {
-                (ErrorKind::CommandNotFound, "its interpreter does not exist: check its `#!` line")
-            }
-            Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "check the spelling and `$PATH`"),
+            Errno::ENOENT if finds(|_| true) => "its interpreter does not exist: check its `#!` line",
+            Errno::ENOENT | Errno::ENOTDIR => "check the spelling and `$PATH`",
             // A word without a slash is searched in PATH, whatever the current directory contains.
             Errno::EACCES if word.contains(&b'/') && Path::new(OsStr::from_bytes(word)).is_dir() => {
-                (ErrorKind::CannotExecute, "it is a directory; name a program")
+                "it is a directory; name a program"
             }
-            Errno::EMFILE => (ErrorKind::System, "raise the limit of open files (ulimit -n)"),
-            Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
-            Errno::ELOOP | Errno::ENAMETOOLONG => (ErrorKind::CannotExecute, "check its path"),
-            Errno::ETXTBSY => (ErrorKind::CannotExecute, "another process writes to it; try again later"),
-            Errno::ENOMEM | Errno::EIO | Errno::EAGAIN => (ErrorKind::CannotExecute, "try again"),
-            _ => (
-                ErrorKind::CannotExecute,
-                "check that it is executable (`chmod +x`) and that its `#!` line names an existing program",
-            ),
+            Errno::EMFILE => "raise the limit of open files (ulimit -n)",
+            Errno::E2BIG => "give it fewer or shorter arguments",
+            Errno::ELOOP | Errno::ENAMETOOLONG => "check its path",
+            Errno::ETXTBSY => "another process writes to it; try again later",
+            Errno::ENOMEM | Errno::EIO | Errno::EAGAIN => "try again",
+            _ => "check that it is executable (`chmod +x`) and that its `#!` line names an existing program",
         };
         Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }
@@ -176,6 +176,13 @@ fn close_again(inherited: StartupState) {
         // SAFETY: nothing in this process uses the descriptor any more, and closing a number touches no memory.
         unsafe { nix::libc::close(descriptor as i32) };
     }
+}
+
+/// Keeps an open file open across exec.
+pub(super) fn to_be_inherited(file: impl AsFd) -> nix::Result<()> {
+    let numbers = NUMBERS.into_iter().map(|from| fcntl(&file, FcntlArg::F_DUPFD(from)));
+    let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));
+    tried.next().unwrap_or(Err(Errno::EMFILE)).map(drop)
 }
 
 /// An interpreter with a carriage return in its name does not exist.

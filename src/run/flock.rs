@@ -26,6 +26,7 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 use super::child::{SleepingChild, in_spite_of_signals};
 use super::detach::exit_now;
+use super::exec::to_be_inherited;
 use super::timer::{pidfd_of, wait_readable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -36,10 +37,6 @@ use crate::signals::Signals;
 
 /// Maximum number of times that the file may be replaced during an attempt to lock it.
 const MOST_REPLACED: u32 = 100;
-
-/// Lowest numbers of descriptors that a command inherits, tried in order. Scripts that number their own descriptors
-/// stay below 200; the lower numbers are for a small `ulimit -n`.
-const NUMBERS: [i32; 3] = [200, 10, 3];
 
 /// A locked file. The lock ends when the last process has closed the file.
 #[derive(Debug)]
@@ -129,13 +126,6 @@ impl AsFd for Flock {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
-}
-
-/// Keeps an open file open across exec.
-pub(super) fn to_be_inherited(file: impl AsFd) -> nix::Result<()> {
-    let numbers = NUMBERS.into_iter().map(|from| fcntl(&file, FcntlArg::F_DUPFD(from)));
-    let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));
-    tried.next().unwrap_or(Err(Errno::EMFILE)).map(drop)
 }
 
 /// Opens the file as flock(1) does, without waiting for the other end of a pipe. The path is already resolved, so a
@@ -266,10 +256,9 @@ impl Helper {
             ForkResult::Parent { child } => Ok(Helper { pid: child, ended: Cell::new(None) }),
             ForkResult::Child => {
                 // The child inherits the blocked signals that end a wait, so only the parent ends it.
-                let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
-                    true => in_spite_of_signals(|| lock(kind, file, mode, true)),
-                    false => Err(Errno::ESRCH),
-                });
+                let wait = || in_spite_of_signals(|| lock(kind, file, mode, true));
+                let locked = set_pdeathsig(Signal::SIGKILL)
+                    .and_then(|()| if getppid() == parent { wait() } else { Err(Errno::ESRCH) });
                 // This runs no cleanup of the parent a second time.
                 exit_now(locked.err().map_or(0, |errno| errno as u8))
             }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{RunEnd, Use};
 use crate::lock::{Grant, Handle, ProcessId};
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::store::Call;
 
 pub struct GuardedCommand<'a> {
@@ -53,15 +53,14 @@ impl<'a> GuardedCommand<'a> {
         self.reports.is_some_and(|reports| reports.in_slot)
     }
 
-    /// Returns true while a success in a slot is not on record, and no other caller can have the lock. That is worth a wait
-    /// for the store, unless a signal ends it.
+    /// A success in a slot that is not on record is worth a wait, while the lock is ours and no signal came.
     pub(super) fn awaits_record(&self) -> bool {
         let Some(shared) = self.shared_lease_end.filter(|shared| shared.is_unrecorded()) else { return false };
-        shared.load().is_none_or(|ends| self.context.host.boottime() < ends) && !self.signals.pending()
+        shared.load().is_none_or(|ends| self.context.host.boottime() < ends) && !signals::is_pending()
     }
 
     pub(super) fn exit_without_record(&self) -> Exit {
-        if self.signals.pending() { self.signals.exit() } else { ErrorKind::Lost.into() }
+        if signals::is_pending() { self.signals.exit() } else { ErrorKind::Lost.into() }
     }
 
     pub fn keeper(&self, command: ProcessId) -> Option<KeeperConfig<'a>> {

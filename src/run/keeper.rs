@@ -9,17 +9,12 @@
 //! Both know the end of the lease by [`SharedLeaseEnd`]. If the supervisor cannot end the command, the keeper does. If
 //! the keeper dies, the supervisor starts another one.
 //!
-//! The first thread renews and may wait for the store. The second thread watches processes and clock and never waits.
-//!
-//! A [`Keeper`] is the keeper of a command as its supervisor sees it. A keeper without a supervisor has a parent that does
-//! nothing but wait for it. If the keeper is killed, the parent starts another one. If the parent is killed, the keeper
-//! becomes the parent of another keeper.
+//! A keeper without a supervisor has a parent that does nothing but wait for it. If the keeper is killed, the parent
+//! starts another one. If the parent is killed, the keeper becomes the parent of another keeper.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -31,16 +26,14 @@ use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSocket;
 use crate::lock::{Grant, HandleHash, ProcessId};
-use crate::run::detach;
-use crate::run::detach::Detach;
+use crate::run::child::in_spite_of_signals;
+use crate::run::detach::{self, Detach};
+use crate::run::lease_schedule::POLL_INTERVAL;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::wait_readable;
 use crate::run::tree::Tree;
 
 mod renew_or_kill;
-
-/// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of descriptors of a keeper: ten of its own, and those that a call of the store needs at the same time.
 const DESCRIPTORS: u64 = 20;
@@ -68,8 +61,7 @@ pub fn check_limit() -> Result<()> {
     Err(Error::new(ErrorKind::System, what, "raise the limit of open files (ulimit -n)"))
 }
 
-/// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores whose
-/// users cannot all see the owner need it, unless the owner's life does not count.
+/// Starts a keeper if only a keeper can record the death of the owner: not all users of the store see it.
 pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
     // Without an owner, no owner's death can end the grants.
     let has_lease = grants.iter().any(|grant| grant.lifetime.lease().is_some());
@@ -111,8 +103,7 @@ fn drain(event: BorrowedFd<'_>) -> bool {
 
 pub struct Keeper<'a> {
     config: KeeperConfig<'a>,
-    /// Receives a wake-up when the command renews or releases. It exists before the command starts, and each keeper
-    /// inherits it.
+    /// Receives a wake-up when the command renews or releases. It is older than the command, and keepers inherit it.
     wake_socket: Option<&'a WakeSocket>,
     /// An eventfd by which the keeper reports a new end of the lease.
     lease_changed: OwnedFd,
@@ -177,8 +168,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl KeeperConfig<'_> {
-    /// Starts a keeper, and another one as often as it is killed; `is_late` means that a keeper was there before. Returns
-    /// when a keeper has ended by itself.
+    /// Replaces a keeper that is killed; `is_late` means that one was there before. Returns when one ends by itself.
     fn run_in_child(&self, mut is_late: bool) {
         let _ = set_name(detach::PARENT_NAME);
         let this = Pid::this();
@@ -202,9 +192,7 @@ impl KeeperConfig<'_> {
             is_late = true;
         }
     }
-}
 
-impl KeeperConfig<'_> {
     /// Records the success of the owners' work in its slot, if the supervisor could not.
     fn record_success(&self, opened: &OpenLockSet<'_>) -> Result<()> {
         if self.shared_lease_end.is_unrecorded() {
@@ -217,10 +205,6 @@ impl KeeperConfig<'_> {
 
 /// Waits for the end of a keeper. Returns false if a signal ended it, or if it could not start.
 fn has_finished(keeper: Pid) -> bool {
-    loop {
-        match waitpid(keeper, None) {
-            Err(Errno::EINTR) => {}
-            status => return !matches!(status, Ok(WaitStatus::Signaled(..) | WaitStatus::Exited(_, 1..))),
-        }
-    }
+    let status = in_spite_of_signals(|| waitpid(keeper, None));
+    !matches!(status, Ok(WaitStatus::Signaled(..) | WaitStatus::Exited(_, 1..)))
 }

@@ -1,33 +1,7 @@
-//! The times at which a lease is renewed and a command is ended: pure arithmetic.
+//! The times at which a lease is renewed and a command is ended, and for which `run` waits for a store: pure arithmetic.
 //!
-//! All times are on CLOCK_BOOTTIME. The end of a lease counts from before the request for it, so a process of this host
-//! takes the lease for over before any store does. *Span* is the length of the lease: its time to live when it is
-//! requested, or the time that is left when a process first sees this end, because another process requested it.
-//!
-//! | case | process | counts from | at |
-//! |---|---|---|---|
-//! | any lease, command not started yet | supervisor: gives up | request of the lease | 3/10 of the span left |
-//! | any lease | supervisor: SIGTERM | first sight of this end | `--kill-after` before SIGKILL, at most 1/5 of the span |
-//! | | supervisor: SIGKILL | | 1/10 left |
-//! | | keeper: SIGTERM, if its supervisor is dead | first sight of this end | 3/10 left |
-//! | | keeper: SIGKILL, whatever the supervisor does | | 1/20 left |
-//! | `--on-lost warn` | neither ends the command | | |
-//! | any lease | keeper: first look at the command and the store | start of the keeper, or a change | 1/10 of the time left, at most 100 ms |
-//! | lease with keepalive | keeper, or the guard of the Rust API: renewal | request of the lease | 2/3 left |
-//! | | the same: next try, if the store did not answer | the failed try | each 1/30 |
-//! | | keeper without a supervisor: gives up | end of the lease | 4 spans later |
-//! | any lease, wait for the file of `--flock` | supervisor: renewal | request of the lease | 2/3 left, and when the wait ends |
-//! | `--ttl` set by `csalock renew` | as `--ttl`, from the end that the record then has | first sight of this end | |
-//! | the same on a local store, for a grant without a lease | supervisor; such a grant has no keeper | first sight of this end | |
-//! | no lease | nothing ends the command | | |
-//! | `--max-hold` | supervisor: SIGTERM | start of the command | after `--max-hold` |
-//! | | supervisor: SIGKILL | SIGTERM | after `--kill-after` |
-//! | `--tree` | the same signals, to all processes that come from the command | | |
-//! | both limits | supervisor: each signal at the earlier of its two times | | |
-//! | a limit of a lease with keepalive was missed, because this process did not run | both: SIGSTOP, until the keeper has renewed the lease | first sight | at once |
-//! | | both: SIGCONT | new end of the lease | at once |
-//! | | both: as if it had not been missed | loss of the lock, or a silent store | 1/30 of the span later; after a sleep 10 seconds, at least 1/2 of the span |
-//! | other limits on a suspended machine, in a stopped process | the same; a time that passed meanwhile is due at once | | |
+//! docs/dev/timeouts.md has the whole schedule. All times are on CLOCK_BOOTTIME. The end of a lease counts from before the
+//! request for it, so a process of this host takes the lease for over before any store does.
 
 use std::time::Duration;
 
@@ -44,6 +18,25 @@ const SHORTEST_SLEEP: Duration = Duration::from_secs(1);
 /// Minimum time that a command stays stopped for a store that does not answer: a machine that wakes up needs several seconds
 /// for its network.
 const SHORTEST_PAUSE_AFTER_SLEEP: Duration = Duration::from_secs(10);
+
+/// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its
+/// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
+pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(5);
+
+pub(super) const SILENCE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Maximum time that a store may take to answer a release, however long the lease is.
+pub(super) const LONGEST_RELEASE: Duration = Duration::from_secs(10);
+
+/// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Minimum time between two subscriptions, and before the first. Most commands have ended by then, and a record with a
+/// busy queue changes all the time.
+pub(super) const SUBSCRIPTION_PAUSE: Duration = Duration::from_secs(1);
+
+/// Time until a store that could not start a subscription is asked again.
+pub(super) const SUBSCRIPTION_RETRY: Duration = Duration::from_secs(20);
 
 /// When csalock ends a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,8 +100,7 @@ impl LeaseSchedule {
         StopTimes { term: self.last_start(), kill, why: StopReason::Lease }
     }
 
-    /// Returns the pause of a command if this process sees only now that the command had to receive SIGTERM. Then no keeper
-    /// of this machine ran in time either, and the lock may still be ours.
+    /// If SIGTERM is seen to be due only now, no keeper here ran in time either, and the lock may still be ours.
     pub fn pause(self, due: StopTimes, now: Duration) -> Option<Pause> {
         let (delay, soon) = (now.saturating_sub(due.term), now + retry_pause(self.span));
         let has_slept = delay >= SHORTEST_SLEEP.max(self.span / 20);
@@ -145,8 +137,7 @@ pub enum PauseStep {
 }
 
 impl Pause {
-    /// Returns the next step if the lease is now known to end at `ends`. The end of a lost lock is the time when the keeper
-    /// noticed the loss.
+    /// `ends` is the end as it is known now. That of a lost lock is the time when the keeper noticed the loss.
     pub fn step(self, ends: Duration, now: Duration) -> PauseStep {
         match ends {
             _ if ends > now && ends > self.lease_end + READING_TOLERANCE => PauseStep::Resume,

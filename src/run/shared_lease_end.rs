@@ -1,9 +1,7 @@
 //! The expiry time of the lease of a command, shared by two processes: the supervisor ends the command before that time,
 //! and the keeper renews the lease.
 //!
-//! The processes share the memory from before the fork. It has the expiry time on CLOCK_BOOTTIME in milliseconds, a flag
-//! if the keeper had to kill the command, one for its success, the end of a pause of the command, and for each lock its first lease, or that
-//! the command released it itself.
+//! The processes share the memory from before the fork. All times in it are milliseconds on CLOCK_BOOTTIME.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
@@ -34,7 +32,7 @@ struct Shared {
     killed: AtomicU64,
     /// 1 while the record lacks the success of the command in its slot.
     unrecorded: AtomicU64,
-    /// While csalock has stopped the command: the time until which at most, on CLOCK_BOOTTIME. Otherwise 0.
+    /// While csalock has stopped the command: the time until which at most. Otherwise 0.
     paused_until: AtomicU64,
     /// 1 while the leases in `locks` expire at `ends`, the earliest of them.
     is_first: AtomicU64,
@@ -126,8 +124,7 @@ impl SharedLeaseEnd {
     }
 }
 
-/// The pause of a command as one of the two processes knows it. Each of them stops and continues the command itself,
-/// because the other one may have been killed.
+/// Each of the two processes stops and continues the command itself, because the other one may have been killed.
 #[derive(Debug, Default)]
 pub struct CommandPause {
     pause: Option<Pause>,

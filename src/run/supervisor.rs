@@ -1,11 +1,8 @@
 //! The supervisor: the process that waits for the command's end and releases the locks, even if a store does not answer
 //! then.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
 
 use self::while_running::{EventLoop, ExitReport};
 use super::child::{RunningCommand, SleepingChild};
@@ -13,7 +10,7 @@ use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
 use super::keeper::{Keeper, KeeperConfig};
-use super::lease_schedule::StopReason;
+use super::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, SILENCE_CHECK_INTERVAL, StopReason};
 use super::shared_lease_end::SharedLeaseEnd;
 use super::tree::{Tree, survivors};
 use crate::engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
@@ -23,7 +20,7 @@ use crate::history::{RunEnd, Use};
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
 use crate::run::detach;
-use crate::store::{Call, Scope};
+use crate::store::Call;
 
 mod while_running;
 
@@ -35,7 +32,6 @@ pub struct Supervisor<'a> {
     /// An eventfd for the reports of the keeper, if there must be one.
     lease_changed: Option<OwnedFd>,
     report: &'a (dyn Fn(&Notice<'_>) + Sync),
-    released: RefCell<BTreeSet<usize>>,
 }
 
 pub enum Notice<'a> {
@@ -68,7 +64,7 @@ impl<'a> Supervisor<'a> {
     ) -> Result<Supervisor<'a>> {
         let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&guarded.handle.proof()));
         let lease_changed = guarded.shared_lease_end.map(|_| Keeper::lease_changed_event()).transpose()?;
-        Ok(Supervisor { guarded, opened, wake_socket, lease_changed, report, released: RefCell::default() })
+        Ok(Supervisor { guarded, opened, wake_socket, lease_changed, report })
     }
 
     /// Receives a wake-up when another process changes or ends a grant.
@@ -76,9 +72,8 @@ impl<'a> Supervisor<'a> {
         self.wake_socket.as_ref()
     }
 
-    /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end and
-    /// releases the locks. Returns the exit of csalock.
-    /// Returns an error if the command could not be executed; the locks are then released.
+    /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end
+    /// and releases the locks, even if the command could not be executed, which is an error.
     pub fn run(
         mut self,
         child: SleepingChild<'_>,
@@ -104,7 +99,8 @@ impl<'a> Supervisor<'a> {
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.guarded.context.host.domain();
         let watched = (process, tree.as_ref());
-        let event_loop = EventLoop::new(&self, &mut command, watched, keeper.as_ref(), wake_socket.as_ref());
+        let event_loop =
+            EventLoop::new(self.guarded, self.opened, &mut command, watched, keeper.as_ref(), wake_socket.as_ref());
         // The command has started, so it need not wait for this.
         self.opened.each().for_each(|(_, engine)| engine.retract_granted());
         let ended = event_loop.run()?;
@@ -163,7 +159,7 @@ impl<'a> Supervisor<'a> {
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.guarded.limits.ttl.is_some() || keeper.is_none();
         let release = || {
-            self.report_success(exit);
+            self.report_success(ended, exit);
             self.release(ended, spare_socket)
         };
         // The keeper goes on if the store does not answer.
@@ -182,40 +178,6 @@ impl<'a> Supervisor<'a> {
         ended.was_paused.then_some(Notice::Paused).iter().chain(&why).for_each(self.report);
         if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }
     }
-
-    /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not
-    /// answer, but `known` if this process only lacks a descriptor. `None` means that no lock has a lease, or that the
-    /// command released the locks with leases.
-    fn lease_left(&self, known: Option<Duration>) -> Option<Duration> {
-        let lefts = self.opened.each().enumerate().map(|(at, (target, engine))| {
-            let mine = |grant: &Grant| grant.proof == self.guarded.handle.proof();
-            if self.is_released(at) {
-                return None;
-            }
-            let is_local = engine.store().scope() == Scope::Local;
-            let record = match engine.read(&target.name) {
-                Ok((_, record)) => record,
-                // The store has no leases of its own, so other callers see that the owner lives.
-                Err(error) if is_local || error.kind() == ErrorKind::System => return known,
-                Err(_) => return Some(Duration::ZERO),
-            };
-            match record.holders.iter().find(|grant| mine(grant)).map(|grant| &grant.lifetime) {
-                Some(Lifetime::ExpiresAt(lease)) => {
-                    Some(engine.store().leases().ttl(engine.call(), lease).unwrap_or_default())
-                }
-                Some(_) => None,
-                None => {
-                    let ending = record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
-                    let is_released = ending.is_some_and(|ending| ending.reason == EndReason::Released);
-                    if is_released {
-                        self.acknowledge_release(at, target, engine);
-                    }
-                    (!is_released).then_some(Duration::ZERO)
-                }
-            }
-        });
-        lefts.flatten().min()
-    }
 }
 
 /// `by_time` means that a lease without renewal ended the command.
@@ -227,8 +189,7 @@ fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
     Some(Notice::Ended(stop, by_time))
 }
 
-/// Returns the end of the command for the history. That of a command that csalock ended is the exit of csalock: its own
-/// may be a success, if it had left others behind.
+/// A command that csalock ended has the exit of csalock: its own may be a success, if it had left others behind.
 fn run_end(ended: &ExitReport) -> RunEnd {
     let exit = if ended.stopped.is_some() { exit_of_report(ended).code() } else { ended.run.exit };
     RunEnd { exit, ..ended.run }
@@ -243,15 +204,6 @@ fn exit_of_report(ended: &ExitReport) -> Exit {
         (None, None) => ended.exit,
     }
 }
-
-/// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its
-/// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
-const LONGEST_SILENCE: Duration = Duration::from_secs(5);
-
-const SILENCE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Maximum time that a store may take to answer a release, however long the lease is.
-const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
 impl Supervisor<'_> {
     /// Runs `what`. Ends the process if a store is silent for too long, with `exit` if the record lacks no success.
@@ -284,7 +236,7 @@ impl Supervisor<'_> {
     }
 
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
-    fn report_success(&self, exit: Exit) {
+    fn report_success(&self, ended: &ExitReport, exit: Exit) {
         let Some(success) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
         let (engine, target) = (self.opened.engine(0), self.opened.target(0));
         let shared = self.guarded.shared_lease_end.filter(|_| success.in_slot);
@@ -299,12 +251,12 @@ impl Supervisor<'_> {
                 }
             }
             Ok(Err(NotHolder { ending, .. })) => {
-                let is_released = ending.map_or(self.is_released(0), |ending| ending.reason == EndReason::Released);
-                let (what, hint) = match is_released {
-                    true => {
-                        ("the command had released the lock itself", "let csalock release it when the command ends")
-                    }
-                    false => ("the lock was lost before", "see `csalock history`"),
+                let is_released =
+                    ending.map_or(self.is_released(ended, 0), |ending| ending.reason == EndReason::Released);
+                let (what, hint) = if is_released {
+                    ("the command had released the lock itself", "let csalock release it when the command ends")
+                } else {
+                    ("the lock was lost before", "see `csalock history`")
                 };
                 (self.report)(&Notice::NotReported(target, &Error::new(ErrorKind::NotHeld, what, hint)));
             }
@@ -313,9 +265,8 @@ impl Supervisor<'_> {
         shared.inspect(|shared| shared.set_unrecorded(false));
     }
 
-    /// Releases the locks of a command that has ended like this. If descriptors are scarce, the release takes that of
-    /// the `spare_socket`. Returns whether a lock was lost while the command ran, and whether the last lease of a lock was
-    /// a time limit that a caller set.
+    /// If descriptors are scarce, the release takes that of the `spare_socket`. Returns whether a lock was lost while
+    /// the command ran, and whether the last lease of a lock was a time limit that a caller set.
     fn release(&self, ended: &ExitReport, spare_socket: Option<WakeSocket>) -> (bool, bool) {
         let now = self.guarded.context.host.boottime();
         let opened = self.opened;
@@ -343,7 +294,7 @@ impl Supervisor<'_> {
             match released {
                 Ok(Ok(grant)) => had_limit |= matches!(grant.lifetime, Lifetime::ExpiresAt(_)),
                 // The command released the lock, and the supervisor or the keeper knows it.
-                Ok(Err(NotHolder { ending: None, .. })) if self.is_released(at) => {}
+                Ok(Err(NotHolder { ending: None, .. })) if self.is_released(ended, at) => {}
                 // The command released the lock, or another process saw its end before the supervisor did.
                 Ok(Err(NotHolder { ending: Some(ending), .. }))
                     if matches!(ending.reason, EndReason::Died | EndReason::Released) => {}
@@ -359,15 +310,7 @@ impl Supervisor<'_> {
         (lost, had_limit)
     }
 
-    fn is_released(&self, at: usize) -> bool {
-        self.released.borrow().contains(&at)
-            || self.guarded.shared_lease_end.is_some_and(|shared_lease_end| shared_lease_end.is_released(at))
-    }
-
-    /// Notes that the command released this lock, so that the record need not keep its end any longer.
-    fn acknowledge_release(&self, at: usize, target: &LockRef, engine: &Engine) {
-        self.released.borrow_mut().insert(at);
-        // If that fails, the record keeps it until the command has ended.
-        let _ = engine.release(&target.name, self.guarded.handle.proof());
+    fn is_released(&self, ended: &ExitReport, at: usize) -> bool {
+        ended.released.contains(&at) || self.guarded.shared_lease_end.is_some_and(|shared| shared.is_released(at))
     }
 }

@@ -40,8 +40,7 @@ impl Tree {
         Ok(Tree { supervisor, command, earlier_children: children.filter(|child| *child != command).collect() })
     }
 
-    /// Returns true if a process other than the command, which has ended, may live. Reaps the others that have ended. Only
-    /// the supervisor may call this; `keeper` is its keeper.
+    /// Tells if others than the ended command may live, and reaps those that have ended. For the supervisor only.
     pub(super) fn has_survivors(&self, keeper: Option<Pid>) -> bool {
         for _ in 0..MOST_SEARCHES {
             let Ok(children) = processes::children_of(self.supervisor.pid) else { return true };
@@ -107,8 +106,7 @@ pub(crate) fn descendants_of(process: ProcessId) -> impl Iterator<Item = Process
     processes::descendants(&[process], &is_keeper).into_iter().skip(1)
 }
 
-/// Returns which of these processes go on. Some may have received the signal that ended their parent, and are about to
-/// end, so this takes up to 100 ms.
+/// Some may have received the signal that ended their parent, and are about to end, so this takes up to 100 ms.
 pub(crate) fn survivors(host: &dyn Host, processes: BTreeSet<ProcessId>) -> Vec<ProcessId> {
     let mut survivors: Vec<ProcessId> = processes.into_iter().collect();
     for _ in 0..SURVIVOR_CHECKS {

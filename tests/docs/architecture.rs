@@ -18,7 +18,7 @@ fn drawn() -> Vec<String> {
 }
 
 /// The source files below a path, without those of tests.
-fn sources(path: &Path) -> Vec<PathBuf> {
+pub(super) fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_path_buf()];
     }

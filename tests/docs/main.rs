@@ -14,6 +14,7 @@ mod man;
 mod pictures;
 mod security;
 mod shells;
+mod timeouts;
 
 /// The examples in the documentation of the crate, as tests.
 mod examples {

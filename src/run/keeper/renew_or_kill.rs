@@ -1,4 +1,5 @@
-//! The process of a keeper: one thread renews, and the other watches the owners and the end of the lease.
+//! The process of a keeper: one thread renews and may wait for the store; the other watches the owners and the end of
+//! the lease, and never waits.
 //!
 //! If the store reports changes of records, the keeper sees at once, not only at the next renewal, that another host
 //! acquires a lost lock.
@@ -11,15 +12,16 @@ use std::time::Duration;
 use nix::unistd::{Pid, getppid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::{KeeperConfig, POLL_INTERVAL, drain, new_event, notify, pause, retry_until_ok};
+use super::{KeeperConfig, drain, new_event, notify, pause, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
-use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped};
-use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, OwnerDied, ProcessId};
+use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, send};
+use crate::lock::{EndReason, EndedGrant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
 use crate::run::lease_schedule::{
-    IDLE_BEFORE_REST, LeaseSchedule, STOP_CHECK_INTERVAL, StopTimes, renewal_pause, retry_pause, settling_pause,
+    IDLE_BEFORE_REST, LeaseSchedule, POLL_INTERVAL, STOP_CHECK_INTERVAL, SUBSCRIPTION_PAUSE, SUBSCRIPTION_RETRY,
+    StopTimes, renewal_pause, retry_pause, settling_pause,
 };
 use crate::run::shared_lease_end::CommandPause;
 use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
@@ -30,13 +32,6 @@ const EXIT_FAILED: u8 = 1;
 
 /// Maximum number of records that are subscribed to: each takes a connection.
 const MOST_SUBSCRIPTIONS: usize = 16;
-
-/// Minimum time between two subscriptions, and before the first. Most commands have ended by then, and a record with a
-/// busy queue changes all the time.
-const SUBSCRIPTION_PAUSE: Duration = Duration::from_secs(1);
-
-/// Time until a store that could not start a subscription is asked again.
-const SUBSCRIPTION_RETRY: Duration = Duration::from_secs(20);
 
 /// Owners that have not ended, each with a pidfd that becomes readable at its end, if the keeper can observe it now.
 type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
@@ -111,8 +106,7 @@ impl KeeperConfig<'_> {
         })
     }
 
-    /// Watches the owners until they have ended, and ends them before their lease ends. Returns false if the parent
-    /// has ended before.
+    /// Ends the owners before their lease ends. Returns true when all have ended, false if the parent has ended before.
     fn watch(
         &self,
         (parent, supervisor): (&Option<Parent>, Option<Pid>),
@@ -147,8 +141,7 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// Ends the owners if their lease is about to end. While the supervisor lives, it sends SIGTERM itself. Returns the
-    /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
+    /// While the supervisor lives, it sends SIGTERM itself. Returns the time of the next step; `None` if no lease ends.
     fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, supervisor: Option<Pid>) -> Option<Duration> {
         let Some(ends) = self.shared_lease_end.load().filter(|_| self.kills) else {
             return self.pause(watch, owners, None, supervisor);
@@ -196,18 +189,14 @@ impl KeeperConfig<'_> {
         next_check
     }
 
-    /// Without a pidfd (Linux before 5.3, some sandboxes), the pid counts as long as it still is that of the owner.
     fn signal(&self, owners: &Owners<'_>, signal: Signal) {
         // The supervisor of a tree is an owner, too, but none of its processes.
         for (owner, pidfd) in owners.iter().filter(|(owner, _)| self.tree.is_none_or(|tree| tree.supervisor != **owner))
         {
-            let pid = rustix::process::Pid::from_raw(owner.pid);
-            let _ = match (pidfd, pid) {
-                (Some(pidfd), _) => pidfd_send_signal(pidfd, signal),
-                (None, Some(pid)) if self.context.host.process(owner.pid).is_ok_and(|found| found == Some(**owner)) => {
-                    rustix::process::kill_process(pid, signal)
-                }
-                (None, _) => Ok(()),
+            let _ = match pidfd {
+                Some(pidfd) => pidfd_send_signal(pidfd, signal).is_ok(),
+                // Linux before 5.3, and some sandboxes.
+                None => send(owner, signal.as_raw()).is_ok(),
             };
         }
         if let Some(tree) = self.tree {
@@ -215,17 +204,14 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// Returns when no supervisor releases the locks. A running supervisor does so itself, however long the store takes;
-    /// then it ends the keeper.
+    /// A running supervisor releases the locks itself, however long the store takes; then it ends the keeper.
     fn await_release(&self, supervisor: Option<Pid>) {
-        let releases = |supervisor: Pid| self.is_reported || is_at_work(supervisor.as_raw());
-        while is_guarded(supervisor) && supervisor.is_some_and(releases) {
+        while is_guarded(supervisor) && (self.is_reported || is_at_work(getppid().as_raw())) {
             pause();
         }
     }
 
-    /// Returns false if the owner has ended, and observes it if it was not observed yet. An owner that cannot be
-    /// observed is not dead: descriptors or memory may be exhausted.
+    /// False if it has ended. An owner that cannot be observed is not dead: descriptors or memory may be exhausted.
     fn is_alive(&self, owner: &ProcessId, pidfd: &mut Option<OwnedFd>) -> bool {
         if pidfd.is_none() {
             let Some(pid) = rustix::process::Pid::from_raw(owner.pid) else { return false };
@@ -262,24 +248,7 @@ impl KeeperConfig<'_> {
             pause();
         }
     }
-}
 
-fn is_guarded(parent: Option<Pid>) -> bool {
-    parent == Some(getppid())
-}
-
-enum RenewResult {
-    /// `None` means that no lease limits it.
-    Held(Known),
-    GivenBack,
-    /// Another process may hold it.
-    Lost,
-}
-
-/// A lease that held a lock when it was last read, and its end on CLOCK_BOOTTIME.
-type Known = Option<(Lease, Duration)>;
-
-impl KeeperConfig<'_> {
     /// Renews each lease in good time. Returns when no lock is held any more, or the owners have `ended`.
     ///
     /// Each new end of the lease is stored, and then the `listeners` are notified. The eventfd `renew_now` starts a renewal.
@@ -300,7 +269,7 @@ impl KeeperConfig<'_> {
         let schedule = |ends| LeaseSchedule { ends, span };
         let mut next = self.shared_lease_end.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
-            timer.set(Some(next.min(changes.due())));
+            timer.set(Some(next.min(changes.due)));
             let _ = wait_readable([renew_now, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
             drain(renew_now);
             changes.take_notifications();
@@ -385,9 +354,8 @@ impl KeeperConfig<'_> {
             return Ok(RenewResult::GivenBack);
         }
         let (now, span) = (self.context.host.boottime(), self.context.lease());
-        let mine = |grant: &Grant| grant.proof == self.proof;
         let (_, record) = engine.read(name)?;
-        match record.holders.iter().find(|grant| mine(grant)).map(|grant| grant.lifetime.clone()) {
+        match record.holder(&self.proof).map(|grant| grant.lifetime.clone()) {
             Some(Lifetime::Keepalive(lease)) => {
                 let ends = match known {
                     Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
@@ -413,12 +381,14 @@ impl KeeperConfig<'_> {
                 Ok(if ends <= now { RenewResult::Lost } else { RenewResult::Held(Some((lease, ends))) })
             }
             Some(_) => Ok(RenewResult::Held(None)),
-            None => self.ended(at, name, engine, record.ended_grants.into_iter().find(|ending| mine(&ending.grant))),
+            None => {
+                let ending = record.ended_grants.into_iter().find(|ending| ending.grant.proof == self.proof);
+                self.ended(at, name, engine, ending)
+            }
         }
     }
 
-    /// Returns when a lease that another process requested ends, on CLOCK_BOOTTIME. The process that acquired the lock
-    /// for us knows the time better than a store that counts in seconds.
+    /// On CLOCK_BOOTTIME. The process that acquired the lock knows the time better than a store that counts in seconds.
     fn expiry_of(&self, at: usize, lease: &Lease, engine: &Engine) -> Result<Duration> {
         engine.settle()?;
         let now = self.context.host.boottime();
@@ -440,6 +410,21 @@ impl KeeperConfig<'_> {
     }
 }
 
+fn is_guarded(parent: Option<Pid>) -> bool {
+    parent == Some(getppid())
+}
+
+enum RenewResult {
+    /// `None` means that no lease limits it.
+    Held(Known),
+    GivenBack,
+    /// Another process may hold it.
+    Lost,
+}
+
+/// A lease that held a lock when it was last read, and its end on CLOCK_BOOTTIME.
+type Known = Option<(Lease, Duration)>;
+
 struct Changes {
     subscriptions: Vec<Option<Box<dyn Subscription>>>,
     /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.
@@ -450,11 +435,6 @@ struct Changes {
 impl Changes {
     fn new(now: Duration) -> Changes {
         Changes { subscriptions: Vec::new(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
-    }
-
-    /// On CLOCK_BOOTTIME.
-    fn due(&self) -> Duration {
-        self.due
     }
 
     /// Postpones all subscriptions until then, because the store does not answer.
@@ -475,8 +455,7 @@ impl Changes {
         }
     }
 
-    /// Subscribes to the records that have no subscription, if that is due. Returns true if a subscription started: the
-    /// keeper must read the records again, because it is not notified of earlier changes.
+    /// After the start of a subscription the keeper reads the records again: it is not notified of earlier changes.
     fn listen(&mut self, opened: &OpenLockSet<'_>, now: Duration) -> bool {
         if now < self.due {
             return false;

@@ -10,19 +10,21 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rustix::process::WaitIdStatus;
 
-use super::Supervisor;
+use crate::engine::{Engine, LockRef, OpenLockSet};
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::RunEnd;
 use crate::host::{WakeSocket, is_stopped};
-use crate::lock::ProcessId;
+use crate::lock::{EndReason, Lifetime, ProcessId};
 use crate::run::child::RunningCommand;
 use crate::run::cleaners::{self, CleanerGuard};
+use crate::run::guarded_command::GuardedCommand;
 use crate::run::keeper::{Keeper, pause};
 use crate::run::lease_schedule::{IDLE_BEFORE_REST, LeaseSchedule, StopReason, StopTimes};
 use crate::run::shared_lease_end::{CommandPause, SharedLeaseEnd};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::run::tree::{Tree, descendants_of};
+use crate::store::Scope;
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
 const LONGEST_WAIT_WITHOUT_TIMER: Duration = Duration::from_secs(1);
@@ -57,10 +59,13 @@ pub(super) struct ExitReport {
     pub(super) was_paused: bool,
     /// Processes that the command had started when it was asked to end, without `--tree`.
     pub(super) descendants: BTreeSet<ProcessId>,
+    /// Indices of the locks that the command is known to have released, without a keeper.
+    pub(super) released: BTreeSet<usize>,
 }
 
 pub(super) struct EventLoop<'a> {
-    supervisor: &'a Supervisor<'a>,
+    guarded: &'a GuardedCommand<'a>,
+    opened: &'a OpenLockSet<'a>,
     command: &'a mut RunningCommand,
     process: ProcessId,
     tree: Option<&'a Tree>,
@@ -85,15 +90,17 @@ pub(super) struct EventLoop<'a> {
 
 impl<'a> EventLoop<'a> {
     pub(super) fn new(
-        supervisor: &'a Supervisor<'a>,
+        guarded: &'a GuardedCommand<'a>,
+        opened: &'a OpenLockSet<'a>,
         command: &'a mut RunningCommand,
         (process, tree): (ProcessId, Option<&'a Tree>),
         keeper: Option<&'a Keeper<'a>>,
         wake_socket: Option<&'a WakeSocket>,
     ) -> EventLoop<'a> {
-        let began = supervisor.guarded.context.host.boottime();
+        let began = guarded.context.host.boottime();
         EventLoop {
-            supervisor,
+            guarded,
+            opened,
             command,
             process,
             tree,
@@ -118,26 +125,26 @@ impl<'a> EventLoop<'a> {
                 lease_ends: None,
                 was_paused: false,
                 descendants: BTreeSet::new(),
+                released: BTreeSet::new(),
             },
         }
     }
 
-    /// Waits for the end of the command, forwards signals to it, and ends it at one of its deadlines. The deadlines are
-    /// read at the start, at a deadline, which may have moved, and after an event.
+    /// Deadlines are read at the start, at a deadline, which may have moved, and after an event.
     pub(super) fn run(mut self) -> Result<ExitReport> {
-        let limits = &self.supervisor.guarded.limits;
+        let limits = &self.guarded.limits;
         if limits.max_hold.is_some() || limits.ttl.is_some() || self.keeper.is_some() {
             self.read_limits();
         }
         let mut timer: Option<BoottimeTimer> = None;
-        let mut cleaners = CleanerGuard::of(self.supervisor.opened.each().map(|(_, engine)| engine));
+        let mut cleaners = CleanerGuard::of(self.opened.each().map(|(_, engine)| engine));
         loop {
             let next = self.next_limit();
             if next.is_some() && timer.is_none() {
                 timer = BoottimeTimer::new().ok();
             }
             timer.iter().for_each(|timer| timer.set(next));
-            let signals = self.supervisor.guarded.signals.all_events()?;
+            let signals = self.guarded.signals.all_events()?;
             let events = [Some(signals), self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(LONGEST_WAIT_WITHOUT_TIMER);
@@ -177,7 +184,7 @@ impl<'a> EventLoop<'a> {
             self.read_limits();
         }
         if self.rests_at.take_if(|at| *at <= now).is_some() {
-            self.supervisor.opened.rest();
+            self.opened.rest();
         }
         self.send_due_signals(self.boottime())
     }
@@ -201,7 +208,7 @@ impl<'a> EventLoop<'a> {
     }
 
     fn boottime(&self) -> Duration {
-        self.supervisor.guarded.context.host.boottime()
+        self.guarded.context.host.boottime()
     }
 
     fn events(&self) -> Option<BorrowedFd<'_>> {
@@ -220,7 +227,7 @@ impl<'a> EventLoop<'a> {
 
     /// Ensures that a keeper runs, if there must be one, and reads the deadlines of the command.
     fn read_limits(&mut self) {
-        let guarded = self.supervisor.guarded;
+        let guarded = self.guarded;
         if let Some(keeper) = self.keeper {
             keeper.ensure_running();
         }
@@ -229,7 +236,7 @@ impl<'a> EventLoop<'a> {
             Some(shared_lease_end) => shared_lease_end.load(),
             None => {
                 let known = self.lease.map(|lease| lease.ends.saturating_sub(now));
-                self.supervisor.lease_left(known).map(|left| now + left)
+                self.lease_left(known).map(|left| now + left)
             }
         };
         self.lease = ends.map(|ends| LeaseSchedule::seen(self.lease, ends, now));
@@ -243,11 +250,52 @@ impl<'a> EventLoop<'a> {
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Returns true while the command must not run, because its lease may be over unnoticed. Without a keeper no lease is
-    /// renewed, and one with a time limit never is.
+    /// Of the shortest lease: zero if it is over, the grant was lost, or the store did not answer, but `known` if this
+    /// process only lacks a descriptor. `None`: no lock has a lease, or the command released those that have one.
+    fn lease_left(&mut self, known: Option<Duration>) -> Option<Duration> {
+        let locks = self.opened.each().enumerate();
+        locks.filter_map(|(at, (target, engine))| self.left_of_lock(at, target, engine, known)).min()
+    }
+
+    fn left_of_lock(
+        &mut self,
+        at: usize,
+        target: &LockRef,
+        engine: &Engine,
+        known: Option<Duration>,
+    ) -> Option<Duration> {
+        if self.report.released.contains(&at) {
+            return None;
+        }
+        let proof = self.guarded.handle.proof();
+        let record = match engine.read(&target.name) {
+            Ok((_, record)) => record,
+            // The store has no leases of its own, so other callers see that the owner lives.
+            Err(error) if engine.store().scope() == Scope::Local || error.kind() == ErrorKind::System => return known,
+            Err(_) => return Some(Duration::ZERO),
+        };
+        match record.holder(&proof).map(|grant| &grant.lifetime) {
+            Some(Lifetime::ExpiresAt(lease)) => {
+                Some(engine.store().leases().ttl(engine.call(), lease).unwrap_or_default())
+            }
+            Some(_) => None,
+            None => {
+                let ending = record.ended_grants.into_iter().find(|ending| ending.grant.proof == proof);
+                if ending.is_none_or(|ending| ending.reason != EndReason::Released) {
+                    return Some(Duration::ZERO);
+                }
+                self.report.released.insert(at);
+                // The record need not keep this end any longer. If that fails, it does until the command has ended.
+                let _ = engine.release(&target.name, proof);
+                None
+            }
+        }
+    }
+
+    /// Its lease may be over unnoticed. Without a keeper no lease is renewed, and one with a time limit never is.
     fn is_paused(&mut self, now: Duration) -> bool {
-        let limits = &self.supervisor.guarded.limits;
-        let shared = self.supervisor.guarded.shared_lease_end.filter(|_| limits.kills && limits.ttl.is_none());
+        let limits = &self.guarded.limits;
+        let shared = self.guarded.shared_lease_end.filter(|_| limits.kills && limits.ttl.is_none());
         let Some(shared) = shared else { return false };
         let lease = self.lease.map(|lease| (lease, lease.supervisor(limits.kill_after)));
         let (tree, process, keeper) = (self.tree, self.process, self.keeper_pid());
@@ -283,7 +331,7 @@ impl<'a> EventLoop<'a> {
                     self.send(Signal::SIGCONT);
                 }
                 self.limits[at].term = Duration::MAX;
-                let kill = now.saturating_add(self.supervisor.guarded.limits.kill_after);
+                let kill = now.saturating_add(self.guarded.limits.kill_after);
                 self.limits[at].kill = self.limits[at].kill.min(kill);
             }
         }
@@ -301,10 +349,9 @@ impl<'a> EventLoop<'a> {
         times.chain(self.ends_before_exec.map(|(_, at)| at)).min().filter(|next| *next < Duration::MAX)
     }
 
-    /// Forwards a signal that arrived, to the whole tree if it is a common request to end. The terminal sends its signals to
-    /// the command itself.
+    /// To the whole tree if it is a common request to end. The terminal sends its signals to the command itself.
     fn forward_signal(&mut self) {
-        if let Some(came) = self.supervisor.guarded.signals.next() {
+        if let Some(came) = self.guarded.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD as i32;
             let comes_first = came.ends() && self.command.is_starting();
             let is_repeated = self.report.shared_signal == Some(came.signal);
@@ -343,7 +390,7 @@ impl<'a> EventLoop<'a> {
 
     fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
         let ran = self.boottime().saturating_sub(self.began).as_millis() as u64;
-        let (guarded, report) = (self.supervisor.guarded, self.report);
+        let (guarded, report) = (self.guarded, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
         let last =
             std::iter::from_fn(|| guarded.signals.next()).filter(|came| came.from_terminal && came.ends()).last();

@@ -8,7 +8,7 @@ use rusqlite::ErrorCode;
 
 use super::checks;
 use crate::error::{Error, ErrorKind};
-use crate::host::{command_of, exclusive_holders, is_stopped, posix_holders, start_of};
+use crate::host::{command_of, is_stopped, posix_holders, start_of};
 use crate::name::{escape, escape_path, shell_quote};
 use crate::store::with_suffix;
 
@@ -67,9 +67,9 @@ impl Cause {
 pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     let kind = if has_deadline { ErrorKind::Busy } else { ErrorKind::Unavailable };
     // A process with an open log has a lock on the database all the time, but one on the index only while it writes.
-    let mut holders = exclusive_holders(&with_suffix(path, "-shm"));
+    let mut holders = posix_holders(&with_suffix(path, "-shm"), true);
     if holders.is_empty() {
-        holders = posix_holders(path);
+        holders = posix_holders(path, false);
     }
     // Other csalock calls hold the lock only briefly. The process that keeps it is stopped or started before this call.
     let (by, cure) = match holders.into_iter().map(|pid| (!is_stopped(pid), start_of(pid), pid)).min() {
