@@ -102,8 +102,11 @@ impl<'a> HolderEnd<'a> {
         (self.is_killed, self.searches_in_vain) = (false, 0);
         self.send(&process, libc::SIGTERM)?;
         // A stopped process hears TERM when it goes on, and a stopped supervisor never reports the end of its command.
-        let supervisor = self.grant.owner.supervisor.filter(host::is_csalock);
-        supervisor.iter().chain([&process]).try_for_each(|process| self.send(process, libc::SIGCONT))?;
+        if let Some(supervisor) = self.grant.owner.supervisor.filter(host::is_csalock) {
+            // The first process of a container gets no signal, and its command ends all the same.
+            let _ = host::send_for(self.grant.owner.uid, &supervisor, libc::SIGCONT);
+        }
+        self.send(&process, libc::SIGCONT)?;
         Ok(self.kill_after)
     }
 

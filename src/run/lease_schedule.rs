@@ -15,6 +15,9 @@ pub const IDLE_BEFORE_REST: Duration = Duration::from_secs(2);
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 const SHORTEST_SLEEP: Duration = Duration::from_secs(1);
 
+/// Minimum time between two looks of a keeper.
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
+
 /// Minimum time that a command stays stopped for a store that does not answer: a machine that wakes up needs several seconds
 /// for its network.
 const SHORTEST_PAUSE_AFTER_SLEEP: Duration = Duration::from_secs(10);
@@ -157,6 +160,15 @@ pub fn settling_pause(left: Duration) -> Duration {
     (left / 10).min(Duration::from_millis(100))
 }
 
+/// The time of the next look at a lease that `ends` then, after a look at `now`. A lease that began a moment after `now` is
+/// due that much later: an earlier look would not renew it.
+pub fn next_look(ends: Option<Duration>, span: Duration, now: Duration) -> Duration {
+    let renewal = ends.map_or(Duration::ZERO, |ends| LeaseSchedule { ends, span }.renewal());
+    let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
+    let next = if renewal > now { renewal } else { now + renewal_pause(left) };
+    next.max(now + SHORTEST_LOOK)
+}
+
 /// Between two tries to renew a lease of this length, if the store does not answer.
 pub fn retry_pause(span: Duration) -> Duration {
     span / 30
@@ -204,6 +216,19 @@ mod tests {
             assert!(first + retry_pause(lease.span) * 10 < lease.supervisor(Duration::MAX).term, "{lease:?}");
             assert!(lease.give_up() == lease.ends + lease.span * 4);
         }
+    }
+
+    #[test]
+    fn a_keeper_looks_when_the_renewal_is_due_and_no_moment_before() {
+        let (now, span, moment) = (1000 * SECOND, 9 * SECOND, Duration::from_millis(1));
+        let next = |left: Duration| next_look(Some(now + left), span, now) - now;
+        // The lease was requested after the clock was read.
+        assert_eq!(next(span + moment), 3 * SECOND + moment);
+        assert_eq!(next(7 * SECOND), SECOND);
+        // A time limit is not renewed, and a renewal that is due was refused.
+        assert_eq!([6, 3].map(|left| next(left * SECOND)), [2, 1].map(|left| left * SECOND));
+        assert_eq!(next(Duration::ZERO), SHORTEST_LOOK);
+        assert_eq!(next_look(None, span, now) - now, 3 * SECOND);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::{CLOCK, Call, Job, Kind, Sandbox, has_namespaces, proc, skip, wait_until};
+use crate::sandbox::{CLOCK, Call, Job, Kind, Sandbox, has, has_namespaces, proc, skip, wait_until};
 
 /// A call in namespaces of its own. `None`: only root can make them.
 fn contained<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Option<Call<'a>> {
@@ -152,6 +152,52 @@ on_every_store! {
         holder.wait().exits(143);
         assert_eq!(sandbox.state("x"), "free");
     }
+}
+
+/// Calls csalock inside a container that `unshare` made.
+fn inside<'a>(sandbox: &'a Sandbox, container: &Job, words: &[&str]) -> Call<'a> {
+    let first = proc::children(container.pid())[0].to_string();
+    let by = ["nsenter", "-t", &first, "-p", "-m"].map(str::to_string);
+    sandbox.csalock_by(&by, words)
+}
+
+#[test]
+fn the_first_process_of_a_container_is_not_ended_although_it_holds_the_lock() {
+    require!(has("nsenter"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    // The kernel keeps signals from a first process that does not handle them.
+    let script = "trap 'touch asked' TERM; csalock lock x; echo; while read line; do :; done";
+    let Some(container) = container(&sandbox, &["dash", "-c", script]) else { return };
+    let container = container.ready();
+    let before = sandbox.stored();
+    let said = "csalock: lock x: pid 1 cannot be ended, csalock never ends pid 1: held by pid 1 on ";
+    for (call, said) in [
+        (&["unlock", "--force", "--end", "--kill-after", "1ms", "x"][..], said),
+        (
+            &["run", "--busy", "replace", "--kill-after", "1ms", "x", "true"],
+            ", csalock never ends pid 1: held by pid 1 on ",
+        ),
+    ] {
+        inside(&sandbox, &container, call).capture().says(77, said);
+    }
+    assert_eq!((sandbox.path("files/asked").exists(), sandbox.stored()), (false, before));
+    container.wait().exits(0);
+}
+
+#[test]
+fn the_command_of_csalock_as_first_process_is_ended() {
+    require!(has("nsenter"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let script =
+        "trap 'touch asked; until [ -e over ]; do sleep 0.01; done; exit 3' TERM; echo; while :; do sleep 0.01; done";
+    let Some(container) = container(&sandbox, &["csalock", "run", "x", "dash", "-c", script]) else { return };
+    let container = container.ready();
+    let end = inside(&sandbox, &container, &["unlock", "--force", "--end", "--kill-after", "1h", "x"]).spawn();
+    wait_until("it is asked", || sandbox.path("files/asked").exists());
+    sandbox.file("files/over", "");
+    container.wait().complains(3, "");
+    // The kernel ends it with the container, if it does not see the end of the command before.
+    assert_eq!(end.wait().stderr, "");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::sandbox::proc::{children, lives, private_kibibytes, stat_field};
-use crate::sandbox::{Call, Job, Sandbox, has_namespaces, wait_until};
+use crate::sandbox::{Call, Job, Kind, Sandbox, has_namespaces, wait_until};
 use csalock::store::Call as StoreCall;
 
 /// Short, but long enough for a machine that has other things to do.
@@ -440,6 +440,26 @@ on_every_shared_store! {
             assert!(done.stderr.contains("CSALOCK_LEASE") && (lease == "soon" || done.stderr.contains(why)), "{done:?}");
         }
     }
+}
+
+/// Every keeper that does not look at once looks after a second, so one quick end among many is enough.
+#[test]
+fn a_keeper_that_replaces_another_one_sees_at_once_what_that_missed() {
+    let sandbox = Sandbox::new(Kind::Shared);
+    let takes = || {
+        let job = sandbox.script("dash", "csalock lock x; echo; cat; :").env("CSALOCK_LEASE", "1000s").ready();
+        let keeper = the_keeper(&sandbox);
+        let parent = parent_of(keeper);
+        send(keeper, Signal::SIGSTOP);
+        sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
+        let begun = std::time::Instant::now();
+        send(keeper, Signal::SIGKILL);
+        wait_until("the next keeper has ended, and its parent", || !lives(parent));
+        let took = begun.elapsed();
+        job.wait().exits(0);
+        took
+    };
+    assert!((0..20).any(|_| takes() < std::time::Duration::from_millis(700)), "it always looks late");
 }
 
 fn open_files(pid: i32) -> Vec<std::path::PathBuf> {

@@ -280,3 +280,15 @@ fn a_command_that_cannot_be_told_to_start_is_reported() {
     // The number of an exit means nothing if the command was executed.
     sandbox.csalock(["run", "x", "dash", "-c", "exit 12"]).status(12).stderr("").run();
 }
+
+#[test]
+fn a_child_that_cannot_wait_for_its_start_ends_the_wait_for_the_lock() {
+    require!(has("strace"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let holder = sandbox.holder("x");
+    let fault = ["-f", "-qq", "-o", "/dev/null", "-e", "inject=recvmsg:error=ENOMEM"];
+    let words = [&fault[..], &["csalock", "run", "-w", "inf", "x", "touch", "ran"]].concat();
+    sandbox.call("strace", words).status(126).stderr("csalock: cannot run touch: Out of memory; try again\n").run();
+    assert_eq!((sandbox.waiters("x").len(), sandbox.path("files/ran").exists()), (0, false));
+    holder.wait().exits(0);
+}

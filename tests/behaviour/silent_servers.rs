@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::etcd::fair::is_within;
 use crate::postgres::Server;
-use crate::sandbox::{Call, Kind, Sandbox, wait_until};
+use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
 use crate::ssh_outages::instead_of_ssh;
 
 /// The longest time in which a busy machine hears a signal, far below that of a call.
@@ -139,7 +139,9 @@ fn a_caller_waits_for_a_table_that_is_locked_for_longer_than_a_call() {
 
 /// A server with eight connections for the user `app`.
 fn small_server() -> Option<Server> {
-    let server = Server::start(&["max_connections=11", "superuser_reserved_connections=3", "max_wal_senders=0"])?;
+    let settings =
+        ["max_connections=11", "superuser_reserved_connections=3", "max_wal_senders=0", "log_connections=on"];
+    let server = Server::start(&settings)?;
     server.sql("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
     Some(server)
 }
@@ -184,6 +186,62 @@ fn a_held_lock_has_no_connection_between_its_renewals() {
     [&mut job, &mut script].into_iter().for_each(|holder| holder.tell("end"));
     assert_eq!((job.wait().code, script.wait().code), (Some(0), Some(0)));
     assert_eq!(["x", "y"].map(|name| sandbox.state(name)), ["free", "free"]);
+}
+
+#[test]
+fn a_guard_of_the_library_has_no_connection_between_its_renewals() {
+    let Some(server) = small_server() else { return };
+    let sandbox = Sandbox::in_database(&server.url("").replace("test@", "app@"));
+    let words = ["renewed::holder_by_the_library", "--exact", "--ignored", "--nocapture"];
+    let job = sandbox.call(std::env::current_exe().unwrap(), words).env("CSALOCK_LEASE", "9s").spawn();
+    wait_until("it holds", || sandbox.state("x") == "held");
+    let ends = || sandbox.sight("x")["holders"][0]["renewed_until"].to_string();
+    let before = ends();
+    wait_until("it is renewed", || ends() != before);
+    wait_until("it has left", || connections(&server) == 0);
+    job.wait().exits(0);
+}
+
+/// A server half of whose connections for the user `app` are taken, which is crowded for a caller, and lock x of the
+/// sandbox is held there.
+fn crowded(server: &Server, sandbox: &Sandbox) -> (Job, Vec<Child>) {
+    let holder = sandbox.csalock(["run", "x", "sh", "-c", "echo; cat"]).env("CSALOCK_LEASE", LONG).ready();
+    wait_until("the holder has left", || connections(server) == 0);
+    (holder, occupy(server, 4))
+}
+
+/// A lease that is not renewed during a test.
+const LONG: &str = "1000s";
+
+#[test]
+fn a_waiter_on_a_crowded_server_looks_seldom_and_leaves_between_its_looks() {
+    let Some(server) = small_server() else { return };
+    let sandbox = Sandbox::in_database(&server.url("").replace("test@", "app@"));
+    let (holder, idle) = crowded(&server, &sandbox);
+    let logins = || server.log().matches("connection authorized: user=app").count();
+    for words in [&["wait", "-w", "inf", "x"][..], &["run", "-w", "inf", "--backoff", "10ms..10ms", "x", "true"]] {
+        let (before, begun) = (logins(), Instant::now());
+        let waiter = sandbox.csalock(words).env("CSALOCK_LEASE", LONG).spawn();
+        wait_until("it has looked again and again", || logins() >= before + 5);
+        // Three pauses of one and a half seconds are the least.
+        assert!(begun.elapsed() > Duration::from_secs(4), "{words:?}: {:?}", begun.elapsed());
+        drop(waiter);
+    }
+    idle.into_iter().for_each(Server::end);
+    holder.wait().exits(0);
+}
+
+#[test]
+fn a_waiter_on_a_crowded_server_leaves_after_its_search_for_a_deadlock() {
+    let Some(server) = small_server() else { return };
+    let sandbox = Sandbox::in_database(&server.url("").replace("test@", "app@"));
+    let (holder, idle) = crowded(&server, &sandbox);
+    let words = ["run", "y", "csalock", "run", "-w", "inf", "--backoff", "200s..200s", "x", "true"];
+    let waiter = sandbox.csalock(words).env("CSALOCK_LEASE", LONG).spawn();
+    wait_until("its wait is published", || sandbox.internal() > 0);
+    wait_until("it has left", || connections(&server) == 4);
+    idle.into_iter().for_each(Server::end);
+    [holder, waiter].into_iter().for_each(|job| job.wait().exits(0));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
 use crate::run::lease_schedule::{
     IDLE_BEFORE_REST, LeaseSchedule, POLL_INTERVAL, STOP_CHECK_INTERVAL, SUBSCRIPTION_PAUSE, SUBSCRIPTION_RETRY,
-    StopTimes, renewal_pause, retry_pause, settling_pause,
+    StopTimes, next_look, retry_pause, settling_pause,
 };
 use crate::run::shared_lease_end::CommandPause;
 use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
@@ -299,10 +299,7 @@ impl KeeperConfig<'_> {
             }
             let Some(opened) = &opened else { continue };
             cleaners.get_or_insert_with(|| CleanerGuard::of(opened.each().map(|(_, engine)| engine))).protect();
-            // A lease that began a moment after `now` is due that much later: an earlier look would not renew it.
-            let renewal = ends.map_or(Duration::ZERO, |ends| schedule(ends).renewal());
-            let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
-            next = if renewal > now { renewal } else { now + renewal_pause(left) }.max(now + Duration::from_millis(10));
+            next = next_look(ends, span, now);
             if changes.listen(opened, now) {
                 next = now;
             }
