@@ -93,7 +93,8 @@ pub(super) fn is_elsewhere(path: &Path, id: FileId) -> bool {
 fn check_journals(path: &Path) -> Result<()> {
     for behind in ["-journal", "-wal"] {
         let journal = with_suffix(path, behind);
-        if std::fs::symlink_metadata(&journal).is_ok_and(|found| !found.is_file()) {
+        let found = lstat(&journal).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
+        if found.is_ok_and(|kind| kind != SFlag::S_IFREG) {
             let what = format!("{} is not a file, so it is not a journal of the database", escape_path(&journal));
             return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
         }
