@@ -63,7 +63,7 @@ pub struct Directory {
     /// Device and number of the directory that this process committed to last.
     committed_in: Mutex<Option<(u64, u64)>>,
     /// The place and the listing of the last read or commit, which save a commit of that version, or of no record, a new
-    /// listing.
+    /// listing. Without it, `csalock run` of a free lock makes 18 more system calls, and reads the record that it wrote.
     seen: Mutex<Option<(Entry, Option<Listing>)>>,
     leases: Seen,
 }
