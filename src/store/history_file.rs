@@ -111,8 +111,7 @@ impl HistoryFile<'_> {
         }
     }
 
-    /// Gives the new file the store's owner, group and mode, for the users who may write the store. If that is not
-    /// permitted, other users' lines are lost.
+    /// The file is for the users who may write the store. If that is not permitted, other users' lines are lost.
     fn share(&self, made: &OwnedFd, most: Mode) {
         let like = fstatat(self.at, &self.like, AtFlags::AT_SYMLINK_NOFOLLOW);
         let (Ok(like), Ok(found)) = (like, fstat(made)) else { return };
@@ -159,7 +158,7 @@ impl HistoryFile<'_> {
     }
 }
 
-/// Returns the permissions of the users who may write: the history has command lines, which other users may not see.
+/// Permissions of the users who may write: the history has command lines, which other users may not see.
 /// The group of a store that others cannot read may read, because its owner has chosen that group.
 fn of_writers(store: Mode) -> Mode {
     let (write, others) = (Mode::S_IWGRP | Mode::S_IWOTH, Mode::S_IROTH | Mode::S_IXOTH);
@@ -197,10 +196,6 @@ const MOST_READ: u64 = 1 << 30;
 /// Maximum number of reads if another host replaces the files meanwhile.
 const MOST_REREADS: usize = 3;
 
-/// Oldest first.
-#[derive(Debug, Default)]
-struct Generations(Vec<Generation>);
-
 #[derive(Debug)]
 struct Generation {
     /// It is open, so that its number is not used again.
@@ -214,7 +209,7 @@ struct Generation {
 impl HistoryFile<'_> {
     /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
     pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let mut known = Generations::default();
+        let mut known = Vec::new();
         for _ in 0..MOST_REREADS {
             if self.read_once(&mut known, path, visit)? {
                 return Ok(());
@@ -224,23 +219,24 @@ impl HistoryFile<'_> {
     }
 
     /// `false` if a file that has a name was gone when it was read: another host has replaced it.
-    fn read_once(&self, known: &mut Generations, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    /// The known generations are those that the reader has visited, oldest first.
+    fn read_once(&self, known: &mut Vec<Generation>, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
         let newer = self.open_to_read(&self.name, path)?;
         let older = self.open_to_read(&self.older(), path)?;
         let mut named = Vec::new();
         for (id, file) in [older, newer].into_iter().flatten() {
             named.push(id);
-            match known.0.iter_mut().find(|generation| generation.id == id) {
+            match known.iter_mut().find(|generation| generation.id == id) {
                 Some(generation) if generation.is_stale => (generation.file, generation.is_stale) = (file, false),
                 Some(_) => {}
-                None => known.0.push(Generation { file, id, visited: 0, is_stale: false }),
+                None => known.push(Generation { file, id, visited: 0, is_stale: false }),
             }
         }
         let (mut done, mut is_complete) = (Ok(()), true);
         // A process that was rotating appends late lines to the older generation, so the reader stays with both. A
         // generation without a name is read a last time.
-        known.0.retain_mut(|generation| {
+        known.retain_mut(|generation| {
             let has_name = named.contains(&generation.id);
             match generation.visit_new(visit) {
                 Err(error) if error.raw_os_error() == Some(Errno::ESTALE as i32) => {
@@ -251,24 +247,22 @@ impl HistoryFile<'_> {
             }
             has_name
         });
-        let errno = |error: &io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(0));
-        done.map_err(|error| Error::os(errno(&error), "read the history", path))?;
+        done.map_err(|error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path))?;
         Ok(is_complete)
     }
 
     /// Also its device and number.
     fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<((u64, u64), File)>> {
-        let strange = || {
-            let what =
-                format!("{} or its older generation is not a plain file, so there is no history", escape_path(path));
-            Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
-        };
         let opened = openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty());
         match opened.and_then(|file| Ok((fstat(&file)?, File::from(file)))) {
             Ok((found, file)) if found.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits() => {
                 Ok(Some(((found.st_dev, found.st_ino), file)))
             }
-            Ok(_) | Err(Errno::ELOOP | Errno::ENXIO) => Err(strange()),
+            Ok(_) | Err(Errno::ELOOP | Errno::ENXIO) => {
+                let path = escape_path(path);
+                let what = format!("{path} or its older generation is not a plain file, so there is no history");
+                Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"))
+            }
             Err(Errno::ENOENT) => Ok(None),
             Err(errno @ (Errno::EACCES | Errno::EPERM)) => {
                 let hint = "only users who may write the store may read its history: ask one of them";
@@ -280,8 +274,7 @@ impl HistoryFile<'_> {
 }
 
 impl Generation {
-    /// Returns the first position from `at` on that has data, or `length`. A hole in the file has no lines, and may be
-    /// large although it takes no space.
+    /// `length` if no data follow. A hole in the file has no lines, and may be large although it takes no space.
     fn file_data_from(&self, at: u64, length: u64) -> u64 {
         match lseek(&self.file, at as i64, Whence::SeekData) {
             Ok(found) => (found as u64).min(length),
@@ -503,7 +496,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let directory = File::open(place.path()).unwrap();
         let history_file = HistoryFile { at: directory.as_fd(), name: "history".into(), like: ".".into() };
-        let mut known = Generations::default();
+        let mut known = Vec::new();
         let mut new = || {
             let mut lines = Vec::new();
             let mut visit = |line: &[u8]| lines.push(String::from_utf8_lossy(line).trim_end().to_string());

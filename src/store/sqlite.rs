@@ -16,8 +16,6 @@
 //! all earlier transactions. The store uses POSIX locks, because the kernel drops them with their process.
 //! A process has the database open until it ends, but locks it for writing only during a commit.
 //!
-//! **Processes.** Before a fork all connections are closed ([`close_before_fork`]): a child has no POSIX locks.
-//!
 //! **The file** is created by the first commit, with a mode from the umask; its directory must exist. The file has all
 //! records, so the store refuses a commit whose record fewer users may read than the file. All users need write
 //! permission for both, because the log is in the directory of the database. A file with a second name, by a hard link
@@ -48,7 +46,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{OptionalExtension, Row};
 
 use self::database::Shared;
 pub(crate) use self::database::close_before_fork;
@@ -245,11 +243,11 @@ impl Upkeep for Sqlite {
     fn diagnose(&self, call: Call) -> Vec<Finding> {
         let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
         let mut findings = health::of_files("SQLite database", &self.path, checked);
-        let version = |connection: &Connection| {
+        let version = self.reading(call, |connection| {
             Ok(connection.query_row("PRAGMA schema_version", [], |row| row.get::<_, i64>(0))?)
-        };
+        });
         // Another file that is named by mistake keeps its mode.
-        if self.reading(call, version).is_ok_and(|version| version > 0) {
+        if version.is_ok_and(|version| version > 0) {
             findings.extend(health::readers(&self.path));
         }
         findings

@@ -79,8 +79,8 @@ impl Commit<'_> {
         }
     }
 
-    /// Returns the listing of the last read or commit if it shows what the caller expects, else a new one. Reuse is as safe
-    /// as a pause after a listing: the rename fails if another process was faster. A removal of nothing renames nothing.
+    /// Reuse of a listing is as safe as a pause after it: the rename fails if another process was faster. A removal of
+    /// nothing renames nothing.
     fn list(&self, expect: Option<&Version>, body: Option<&[u8]>) -> Result<Option<Listing>> {
         let renames = expect.is_some() || body.is_some();
         if let Some((entry, listing)) = guarded(&self.store.seen).take()
@@ -141,22 +141,19 @@ impl Commit<'_> {
     fn put_in_place(&self, drafts: &OwnedFd, unnumbered: &Pointer, body: &[u8]) -> nix::Result<OwnedFd> {
         let Entry { root, file_name } = self.entry;
         let draft = format!("{NEW}{}", unnumbered.ident);
-        let fill = |directory: &OwnedFd| {
-            self.write(directory, &unnumbered.name(), body)?;
+        let made = sys::make_directory(drafts, draft.as_str(), root.inner_mode, root.ownership);
+        let put = made.and_then(|directory| {
+            let mut put = self.write(&directory, &unnumbered.name(), body);
             // The target of a name must be on disk before the name is.
             if self.options.durability == Durability::Durable {
-                sys::sync_directory(directory)?;
+                put = put.and_then(|()| sys::sync_directory(&directory));
             }
-            sys::rename(drafts, draft.as_str(), &root.directory, file_name.as_os_str())
-        };
-        let made = sys::make_directory(drafts, draft.as_str(), root.inner_mode, root.ownership);
-        let put = made.and_then(|directory| match fill(&directory) {
-            Ok(()) => Ok(directory),
-            Err(errno) => {
+            put = put.and_then(|()| sys::rename(drafts, draft.as_str(), &root.directory, file_name.as_os_str()));
+            if put.is_err() {
                 // This removes only our own file: if the rename happened after all, other processes use the directory.
                 let _ = sys::remove_file(&directory, unnumbered.name().as_str());
-                Err(errno)
             }
+            put.map(|()| directory)
         });
         if put.is_err() {
             let _ = sys::remove_directory(drafts, draft.as_str());
@@ -164,8 +161,7 @@ impl Commit<'_> {
         put
     }
 
-    /// Writes a record into a directory. The mode of the file is never wider than its final mode, and a file with a
-    /// restricted mode keeps its writer as the owner.
+    /// The mode is never wider than the final one, and a file with a restricted mode keeps its writer as the owner.
     fn write(&self, directory: &OwnedFd, name: &str, body: &[u8]) -> nix::Result<()> {
         let Root { uncached, file_mode, ownership, .. } = **self.root();
         let (mode, ownership) = match self.options.mode {
@@ -275,8 +271,8 @@ impl Commit<'_> {
         Ok(true)
     }
 
-    /// Decides if our rename happened although it found no source. Another process may have numbered our record, or the
-    /// reply was lost. (If others went on from there, the caller finds itself in the record.)
+    /// Our rename may have happened although it found no source: another process has numbered our record, or the reply was
+    /// lost. (If others went on from there, the caller finds itself in the record.)
     fn outcome_of_rename(&self, ident: UniqueId) -> Result<CommitResult> {
         let listing = self.entry.list()?;
         self.sync_names(listing.as_ref())?;
@@ -288,34 +284,33 @@ impl Commit<'_> {
         }
     }
 
-    /// Returns a conflict with the record that this listing shows, which saves the caller a read. On a shared store a lost
-    /// reply may hide that the change was made.
+    /// A conflict with the record that this listing shows saves the caller a read. On a shared store a lost reply may hide
+    /// that the change was made.
     fn conflict(&self, listing: Option<Listing>) -> CommitResult {
-        let Some(mut listing) = listing.filter(|_| self.root().scope == Scope::Local) else {
-            return CommitResult::Conflict(None);
-        };
-        let pointer = listing.pointer.filter(Pointer::is_in_use);
-        let found = pointer.and_then(|pointer| listing.read_record(&pointer, self.host()).ok().flatten());
-        if found.is_some() {
+        if self.root().scope == Scope::Local
+            && let Some(mut listing) = listing
+            && let Some(pointer) = listing.pointer.filter(Pointer::is_in_use)
+            && let Ok(Some(found)) = listing.read_record(&pointer, self.host())
+        {
             self.store.keep_listing(listing);
+            return CommitResult::Conflict(Some(found));
         }
-        CommitResult::Conflict(found)
+        CommitResult::Conflict(None)
     }
 
-    /// Returns true if another process has certainly changed a record in use since the listing. A look costs less than a
-    /// file that is created in vain. A free record seldom has a rival, and on a shared store a look costs a request.
+    /// A look costs less than a file that is created in vain. A free record seldom has a rival, and on a shared store a look
+    /// costs a request.
     fn is_overtaken(&self, listing: &Listing, pointer: &Pointer) -> bool {
         pointer.is_in_use()
             && self.root().scope == Scope::Local
             && sys::is_there(&listing.directory, Path::new(&pointer.name())) == Ok(false)
     }
 
-    /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
-    /// the numbers above it were issued as tokens. The clock is above them all.
+    /// After a power cut a record may be at an earlier version than before, and the numbers above it were issued as tokens.
+    /// The clock is above them all.
     fn number_after(&self, pointer: &Pointer) -> Result<u64> {
         let next = next_version(pointer.number).ok_or_else(|| used_up(&self.entry.path()))?;
-        let is_of_this_boot = pointer.ident.boot == self.store.boot()?;
-        if is_of_this_boot || self.root().scope == Scope::Shared {
+        if pointer.ident.boot == self.store.boot()? || self.root().scope == Scope::Shared {
             return Ok(next);
         }
         Ok(next.max(self.root().next_number(self.host())?))
@@ -347,8 +342,7 @@ impl Commit<'_> {
 /// pointer names, `remove_replaced` the files that we replaced, `purge` the directory of a tombstone, and `clear` a
 /// directory without a pointer.
 impl Listing {
-    /// Renames the pointer: the compare-and-swap of this store, because only one process can rename a name that exists.
-    /// Returns `false` if another process was faster.
+    /// The compare-and-swap of this store: only one process can rename a name that exists. `false` if another was faster.
     fn advance(&self, from: &Pointer, to: &Pointer) -> Result<bool> {
         match sys::rename(&self.directory, from.name().as_str(), &self.directory, to.name().as_str()) {
             Ok(()) => Ok(true),
@@ -357,7 +351,6 @@ impl Listing {
         }
     }
 
-    /// Gives an unnumbered record its version number, even if another process created it. Returns the new pointer, or
     /// `None` if another process was faster.
     pub(super) fn number(&self, unnumbered: &Pointer, host: &dyn Host) -> Result<Option<Pointer>> {
         let number = self.entry.root.next_number(host)?;
@@ -365,8 +358,7 @@ impl Listing {
         Ok(self.advance(unnumbered, &numbered)?.then_some(numbered))
     }
 
-    /// Returns the listing after a commit that put this pointer, and the record `body`, in place, provided that no other
-    /// process commits.
+    /// The listing after a commit, provided that no other process commits.
     fn moved_to(mut self, pointer: Pointer, body: Option<&[u8]>) -> Listing {
         self.replaced.append(&mut self.records);
         if pointer.stage == Stage::Current {
@@ -399,14 +391,12 @@ impl Listing {
         if durability == Durability::Durable {
             root.sync_token()?;
         }
-        let shows_tombstone = self.pointer == Some(*end);
-        if !shows_tombstone {
-            self.remove_records();
-        }
-        if self.remove_pointer(end)? || !shows_tombstone {
-            if shows_tombstone {
-                self.remove_records();
-            }
+        if self.pointer != Some(*end) {
+            self.remove_all(&self.records);
+            self.remove_pointer(end)?;
+            self.remove_directory()?;
+        } else if self.remove_pointer(end)? {
+            self.remove_all(&self.records);
             self.remove_directory()?;
         }
         root.remove_if_empty();
@@ -433,16 +423,15 @@ impl Listing {
         self.remove_directory()
     }
 
-    /// Removes the records that were there before the pointer was renamed. Their writers can no longer succeed: the
-    /// pointer that they must rename is gone. The next commit or the sweep removes a file that stays.
-    fn remove_records(&self) {
-        for record in &self.records {
-            let _ = sys::remove_file(&self.directory, record.record().as_str());
-        }
+    pub(super) fn remove_replaced(&mut self) {
+        let replaced = std::mem::take(&mut self.replaced);
+        self.remove_all(&replaced);
     }
 
-    pub(super) fn remove_replaced(&mut self) {
-        for record in self.replaced.drain(..) {
+    /// Removes records that were there before the pointer was renamed. Their writers can no longer succeed: the pointer
+    /// that they must rename is gone. The next commit or the sweep removes a file that stays.
+    fn remove_all(&self, records: &[UniqueId]) {
+        for record in records {
             let _ = sys::remove_file(&self.directory, record.record().as_str());
         }
     }

@@ -92,8 +92,8 @@ pub(super) fn is_draft(name: &[u8]) -> bool {
     [NEW, CLOCK, CHANNEL, DEAD].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
 }
 
-/// Returns the name of a record's directory for a lock's name. Letters, digits, `_`, `-` and inner dots stay; other
-/// bytes become `%XX`. Only file names of long names contain `~`, before the SHA-256 of the name.
+/// Letters, digits, `_`, `-` and inner dots stay; other bytes become `%XX`. Only file names of long names contain `~`,
+/// before the SHA-256 of the name.
 pub(crate) fn file_name(name: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(name.len());
     for (at, byte) in name.iter().enumerate() {
@@ -113,8 +113,9 @@ pub(crate) fn file_name(name: &[u8]) -> Vec<u8> {
 
 /// csalock ignores other names in a store; `..` is not valid either.
 pub(super) fn is_file_name(name: &[u8]) -> bool {
-    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte);
-    !name.is_empty() && name[0] != b'.' && name.iter().all(is_plain)
+    !name.is_empty()
+        && name[0] != b'.'
+        && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte))
 }
 
 /// `None` for the file name of a long name and for an invalid file name.
@@ -179,7 +180,7 @@ const KINDS: [(u32, u8); 5] =
     [(0xEF53, LOCAL), (0x5846_5342, LOCAL), (0x0102_1994, LOCAL), (0x6969, NFS), (0x9123_683E, BTRFS)];
 
 /// Magic number of overlayfs: layers of directories, as in a container.
-const OVERLAYFS: u32 = 0x794C_7630;
+pub(super) const OVERLAYFS: u32 = 0x794C_7630;
 
 pub(crate) enum Name {
     Pointer(Pointer),
@@ -192,11 +193,10 @@ impl UniqueId {
     }
 
     fn parse(text: &str) -> Option<UniqueId> {
-        if text.len() != 24 || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-            return None;
-        }
-        let (boot, mark) = text.split_at(8);
-        Some(UniqueId { boot: u32::from_str_radix(boot, 16).ok()?, mark: u64::from_str_radix(mark, 16).ok()? })
+        let (boot, mark) = text.split_at_checked(8)?;
+        let (boot, mark) = (u32::from_str_radix(boot, 16).ok()?, u64::from_str_radix(mark, 16).ok()?);
+        let ident = UniqueId { boot, mark };
+        (ident.to_string() == text).then_some(ident)
     }
 }
 
@@ -211,8 +211,7 @@ impl Pointer {
         matches!(self.stage, Stage::Inline | Stage::Current)
     }
 
-    /// Returns true if this name was certainly made in another directory. In doubt it was not: a record of a live holder
-    /// must not seem to be a copy.
+    /// In doubt the name was made here: a record of a live holder must not seem to be a copy.
     pub(super) fn is_copy_in(&self, root: &Root) -> bool {
         let Some(origin) = self.place else { return false };
         // What is in a layer was written before the layers were mounted.
@@ -246,10 +245,6 @@ impl Place {
         Some(Place { kind, number: (directory.st_ino ^ (directory.st_ino >> 32)) as u32 })
     }
 
-    pub(super) fn is_layered(file_system: FsType) -> bool {
-        file_system.0 as u32 == OVERLAYFS
-    }
-
     fn differs_from(self, other: Place) -> bool {
         let is_comparable = self.kind == other.kind || (self.kind != BTRFS && other.kind != BTRFS);
         is_comparable && self.number != other.number
@@ -270,8 +265,7 @@ impl fmt::Display for Place {
 }
 
 impl Name {
-    /// Parses a name; returns `None` for a foreign name, even if it is another spelling of ours (`cur.007.…`). A rename
-    /// would not find such a name under the spelling that csalock writes.
+    /// `None` for a foreign name, even if it is another spelling of ours (`cur.007.…`): a rename would not find it.
     pub(crate) fn parse(name: &[u8]) -> Option<Name> {
         let parts: Vec<&str> = std::str::from_utf8(name).ok()?.split('.').collect();
         match parts[..] {
@@ -295,7 +289,7 @@ impl Name {
     }
 }
 
-/// Parses a number in the spelling that csalock writes; returns `None` for any other.
+/// `None` for any other spelling than that of csalock.
 pub(super) fn number_of(digits: &str) -> Option<u64> {
     let number: u64 = digits.parse().ok()?;
     (number <= HIGHEST && number.to_string() == digits).then_some(number)

@@ -62,8 +62,7 @@ impl Entry {
         self.root.path.join(&self.file_name)
     }
 
-    /// Returns false for an auxiliary object. Its name contains a NUL, but the file name of a long name shows only its
-    /// beginning.
+    /// An auxiliary object has a NUL in its name, but the file name of a long name shows only its beginning.
     pub(super) fn is_record(&self) -> bool {
         !self.file_name.as_bytes().windows(3).any(|three| three == b"%00")
     }
@@ -225,13 +224,12 @@ impl Listing {
         Ok(self.stored.clone())
     }
 
-    /// Returns the record that was read from here, or written, if the pointer to it still stands. The look begins at the
-    /// store, because a user may have moved the record's directory away. On a shared store it would not save a request.
-    pub(super) fn unchanged_record(&self) -> Option<Versioned> {
-        let stored = self.stored.as_ref()?;
+    /// The record that was read from here, or written, if the pointer to it still stands. The look begins at the store,
+    /// because a user may have moved the record's directory away. On a shared store it would not save a request.
+    pub(super) fn unchanged_record(&self) -> Option<&Versioned> {
         let Entry { root, file_name } = &self.entry;
         let pointer = Path::new(file_name).join(self.pointer?.name());
         let stands = root.scope == Scope::Local && sys::is_there(&root.directory, &pointer) == Ok(true);
-        stands.then(|| stored.clone())
+        if stands { self.stored.as_ref() } else { None }
     }
 }

@@ -13,7 +13,7 @@ use nix::sys::statfs::{FUSE_SUPER_MAGIC, FsType, NFS_SUPER_MAGIC, fstatfs};
 use nix::unistd::geteuid;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::layout::{LOCKS, NEW, Name, Place, REMOVED_WHILE_OPEN, WORK};
+use super::layout::{LOCKS, NEW, Name, OVERLAYFS, Place, REMOVED_WHILE_OPEN, WORK};
 use super::sys::{self, Ownership};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{escape, escape_path};
@@ -101,7 +101,7 @@ impl Root {
             path: path.to_path_buf(),
             id: (found.st_dev, found.st_ino),
             place: Place::of(&found, kind),
-            is_layered: Place::is_layered(kind),
+            is_layered: kind.0 as u32 == OVERLAYFS,
             sticky: None,
             // A process that does not know that other hosts share the store would not see their grants.
             scope: if is_network || found.st_mode & MARK != 0 { Scope::Shared } else { Scope::Local },
@@ -162,8 +162,7 @@ impl Root {
         }
     }
 
-    /// Returns true if the store's directory or its directory for drafts was removed while open. A new open makes an
-    /// NFS client ask the server.
+    /// A new open makes an NFS client ask the server.
     pub(super) fn is_gone(&self) -> bool {
         if self.work.get().is_some_and(sys::is_removed) {
             return true;
@@ -227,8 +226,8 @@ fn look_at(directory: &OwnedFd, layout: Layout) -> nix::Result<(FileStat, FsType
     Ok((found, fstatfs(directory)?.filesystem_type(), has_work, has_locks))
 }
 
-/// Opens a store's directory; follows a link in its place only if no other user can have put it there. (Linux can
-/// enforce this itself: protected_symlinks, proc_sys_fs(5).)
+/// Follows a link only if no other user can have put it there. (Linux can enforce this itself: protected_symlinks,
+/// proc_sys_fs(5).)
 fn open_through(path: &Path, links: bool) -> nix::Result<OwnedFd> {
     // If the directory is removed while an NFS client opens it, the path is unused or leads to a new directory.
     let opened = (0..OPENINGS).map(|_| open_once(path, links)).find(|opened| !matches!(opened, Err(Errno::ESTALE)));
@@ -253,20 +252,22 @@ fn open_once(path: &Path, links: bool) -> nix::Result<OwnedFd> {
     }
 }
 
-/// Adds the cause if the default store of this user would be in the home directory of another one: su(1) and sudo(8) may
-/// keep HOME.
+/// The default store may be in the home directory of another user: su(1) and sudo(8) may keep HOME.
 fn of_home(error: Error, path: &Path, layout: Layout) -> Error {
     let is_below_home = layout == Layout::Default && path.ends_with(".local/state/csalock");
-    let home = path.ancestors().nth(3).filter(|_| is_below_home);
-    let is_foreign = |home: &&Path| stat(*home).is_ok_and(|found| found.st_uid != geteuid().as_raw());
-    match home.filter(|_| error.kind() == ErrorKind::Denied && !geteuid().is_root()).filter(is_foreign) {
-        Some(home) => error.with_hint(format!(
-            "{} belongs to another user: set HOME if it is not the home of this one (su -, sudo -H), or name another store \
-             with --store or CSALOCK_STORE",
-            escape_path(home)
-        )),
-        None => error,
+    let home = path.ancestors().nth(3).unwrap_or(path);
+    if !is_below_home
+        || error.kind() != ErrorKind::Denied
+        || geteuid().is_root()
+        || stat(home).map_or(true, |found| found.st_uid == geteuid().as_raw())
+    {
+        return error;
     }
+    error.with_hint(format!(
+        "{} belongs to another user: set HOME if it is not the home of this one (su -, sudo -H), or name another store \
+         with --store or CSALOCK_STORE",
+        escape_path(home)
+    ))
 }
 
 fn cannot_open(errno: Errno, path: &Path) -> Error {
@@ -284,8 +285,7 @@ fn cannot_open(errno: Errno, path: &Path) -> Error {
     }
 }
 
-/// Returns true if there are records in a directory that is not known to be a store. Fails if other things are in it:
-/// csalock must not create files at a mistyped path.
+/// Fails if other things are in the directory: csalock must not create files at a mistyped path.
 fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {
     let mut has_records = false;
     let mut foreign = None;
@@ -294,11 +294,12 @@ fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {
             if name.starts_with(b".") || name == b"lost+found" || foreign.is_some() {
                 return Ok(());
             }
-            if may_be_record(directory, name) {
-                has_records = true;
-            } else {
-                foreign = Some(escape(name));
-            }
+            let may_be_record = match sys::open_directory(directory, name).and_then(stranger_in) {
+                Ok(stranger) => stranger.is_none(),
+                Err(errno) => !matches!(errno, Errno::ENOTDIR | Errno::ELOOP),
+            };
+            has_records |= may_be_record;
+            foreign = (!may_be_record).then(|| escape(name));
             Ok(())
         })
     });
@@ -310,13 +311,6 @@ fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {
             let what = format!("{} is not a store: {name} is in it", escape_path(path));
             Err(Error::new(ErrorKind::Corrupt, what, "check the path; name a new directory, or an empty one"))
         }
-    }
-}
-
-fn may_be_record(store: &OwnedFd, name: &[u8]) -> bool {
-    match sys::open_directory(store, name).and_then(stranger_in) {
-        Ok(stranger) => stranger.is_none(),
-        Err(errno) => !matches!(errno, Errno::ENOTDIR | Errno::ELOOP),
     }
 }
 

@@ -84,9 +84,8 @@ fn sweep_drafts(root: &Root, drafts: &OwnedFd, now: Duration, dry_run: bool) -> 
     let now = if root.scope == Scope::Shared { root.file_system_time()? } else { now };
     let mut old = Vec::new();
     sys::each_name(drafts, &mut |name| {
-        let is_old = |changed| now.saturating_sub(changed) > DRAFT_LASTS;
         if is_draft(name)
-            && sys::changed_at(drafts, name).is_ok_and(is_old)
+            && sys::changed_at(drafts, name).is_ok_and(|changed| now.saturating_sub(changed) > DRAFT_LASTS)
             && !(name.starts_with(CHANNEL.as_bytes()) && channel::notify_file(drafts, name))
         {
             old.push(name.to_vec());

@@ -68,8 +68,8 @@ impl Root {
 
     pub(super) fn file_system_time(&self) -> Result<Duration> {
         let drafts = self.drafts().map_err(|errno| self.no_work(errno))?;
-        let failed = |errno| Error::os(errno, "ask for the time of the file system of", &self.path);
-        sys::fresh_time(drafts, self.file_mode).map_err(failed)
+        sys::fresh_time(drafts, self.file_mode)
+            .map_err(|errno| Error::os(errno, "ask for the time of the file system of", &self.path))
     }
 
     /// A version number above all used ones, for a name whose directory was just put in place.
@@ -110,8 +110,7 @@ impl Root {
         })
     }
 
-    /// Parks a record if the parked ones have had their time. Returns those that it replaces, or `None` if the record may
-    /// not be parked.
+    /// Returns the parked records that this one replaces, or `None` if they have not had their time.
     pub(super) fn park(&self, file_name: &[u8], now: Duration) -> Result<Option<Vec<Vec<u8>>>> {
         let mark = parked(file_name);
         self.in_work(|work| {
@@ -119,9 +118,11 @@ impl Root {
                 return Ok(Some(Vec::new()));
             }
             let (_, others) = self.marks(work)?;
-            let since = |name: &Vec<u8>| sys::changed_at(work, parked(name).as_str()).unwrap_or_default();
-            if others.iter().any(|name| now.saturating_sub(since(name)) < PARKED_AT_LEAST) {
-                return Ok(None);
+            for name in &others {
+                let since = sys::changed_at(work, parked(name).as_str()).unwrap_or_default();
+                if now.saturating_sub(since) < PARKED_AT_LEAST {
+                    return Ok(None);
+                }
             }
             for name in &others {
                 sys::remove_file(work, parked(name).as_str())?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, SFlag, lstat, mknod, stat};
-use nix::sys::statfs::{Statfs, statfs};
+use nix::sys::statfs::statfs;
 use nix::unistd::{AccessFlags, eaccess, getegid, geteuid};
 use rustix::fs::lgetxattr;
 
@@ -80,8 +80,7 @@ pub(super) fn file_id(path: &Path) -> Option<FileId> {
     (found.st_nlink == 1).then_some((found.st_dev, found.st_ino))
 }
 
-/// Returns true if this path names another file than the one with this identity, or none. It returns false if that
-/// cannot be found out.
+/// `false` if it cannot be found out.
 pub(super) fn is_elsewhere(path: &Path, id: FileId) -> bool {
     match lstat(path) {
         // Another name of the file, as a backup may make it, does not move the file.
@@ -153,14 +152,14 @@ pub(super) fn obstacle(path: &Path) -> Option<Error> {
         return Some(Error::os(errno, "create the database's journal in", directory));
     }
     // A journal is a new file, which needs an inode. Some file systems do not count inodes.
-    let has_no_inode = |found: Statfs| found.files() > 0 && found.files_free() == 0;
     foreign_journal(path, directory).or_else(|| {
-        statfs(directory).is_ok_and(has_no_inode).then(|| Error::os(Errno::ENOSPC, "write the database", path))
+        let has_no_inode = statfs(directory).is_ok_and(|found| found.files() > 0 && found.files_free() == 0);
+        has_no_inode.then(|| Error::os(Errno::ENOSPC, "write the database", path))
     })
 }
 
-/// Returns an error for a journal that this process cannot remove because of the sticky bit. A process that is killed
-/// during a write leaves such a journal, which the next process plays back and removes.
+/// A process that is killed during a write leaves a journal, which the next process plays back and removes. The sticky bit
+/// may prevent that.
 fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     let place = stat(directory).ok()?;
     let journal = lstat(&with_suffix(path, "-journal")).ok()?;
@@ -183,8 +182,8 @@ pub(super) fn cannot_make_log(path: &Path) -> bool {
     is_whole && (may_not(path) || directory_of(path).is_ok_and(may_not))
 }
 
-/// Returns true if each user who may create a log next to the database may write the database, and each user of the
-/// database could use that log. SQLite gives a log the mode of the database, but the group of the process.
+/// Each user who may create a log next to the database must be able to write the database, and each user of the database
+/// to use that log. SQLite gives a log the mode of the database, but the group of the process.
 pub(super) fn may_have_log(path: &Path) -> bool {
     let (Ok(file), Some(directory)) = (lstat(path), path.parent().and_then(|directory| stat(directory).ok())) else {
         return false;

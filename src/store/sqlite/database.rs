@@ -7,10 +7,8 @@
 //! them, even a read creates them again. If a user of the database could not write them, the database keeps SQLite's
 //! rollback journal.
 //!
-//! **Schema.** The views read the JSON of the records, so they cannot disagree with them:
-//!
-//! - `holders`: name, pid, host, uid, command, label, since, expires, share, token
-//! - `waiters`: name, pid, host, uid, command, label, since, share; the waiters of a name in order of arrival
+//! **Schema.** The views read the JSON of the records, so they cannot disagree with them. `waiters` has the waiters of a
+//! name in order of arrival.
 //!
 //! Rows whose name contains a NUL are auxiliary objects. The ends of long queues are NAME NUL PAGE; the views show
 //! their waiters. Long values are NAME NUL value.MARK; the views skip them, because they may be large. Commit records
@@ -93,15 +91,10 @@ impl Sqlite {
         if database.is_none() && !checks::check_file(&self.path)? {
             return Ok(T::default());
         }
-        let read = |connection: &Connection| {
-            work(connection).or_else(|cause| {
-                if is_schema_missing(connection, cause)? { Ok(T::default()) } else { work(connection) }
-            })
-        };
-        let mut done = self.with_retries(call, &mut database, |database| read(&database.connection));
+        let mut done = self.with_retries(call, &mut database, |database| read(&database.connection, &work));
         // A user who may only read looks at the database also when it has no log, which this user may not create.
         if done.as_ref().is_err_and(Cause::is_refused) && checks::cannot_make_log(&self.path) {
-            let read = self.connect_without_log().map_err(Cause::from).and_then(|connection| read(&connection));
+            let read = self.connect_without_log().map_err(Cause::from).and_then(|found| read(&found, &work));
             // Without a log, no other process has changed the file meanwhile.
             if checks::cannot_make_log(&self.path) {
                 done = read;
@@ -232,8 +225,8 @@ impl Sqlite {
         let _ = open.connection.query_row(statement, [], |_| Ok(()));
     }
 
-    /// Returns true if the database was replaced since the last commit of this process, or its log since the first commit
-    /// of this connection. No other process removes the log meanwhile, except by mistake.
+    /// The database was replaced since the last commit of this process, or its log since the first commit of this
+    /// connection. No other process removes the log meanwhile, except by mistake.
     pub(super) fn has_other_files(&self) -> bool {
         let log = guarded(&self.database).as_ref().and_then(|open| open.log);
         guarded(&self.committed_in).is_some_and(|file| checks::is_elsewhere(&self.path, file))
@@ -256,8 +249,11 @@ impl Sqlite {
     }
 }
 
-/// Returns the statement that sets how far the next transactions sync to the disk.
-///
+fn read<T: Default>(connection: &Connection, work: impl Fn(&Connection) -> Done<T>) -> Done<T> {
+    work(connection)
+        .or_else(|cause| if is_schema_missing(connection, cause)? { Ok(T::default()) } else { work(connection) })
+}
+
 /// With a log, NORMAL syncs nothing: a power cut may undo the last commits, but later ones before earlier ones, and
 /// each as a whole. EXTRA syncs the log, and with it all earlier commits.
 ///
@@ -272,12 +268,10 @@ fn synchronous(durability: Durability) -> &'static str {
     }
 }
 
-/// Returns the connection after it has lost triggers and views: a user who may write the database can add them, and they
-/// would run as this user or never end.
+/// A user who may write the database can add triggers and views, which would run as this user or never end.
 fn harmless(connection: Connection) -> rusqlite::Result<Connection> {
-    for harmful in [DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW] {
-        connection.set_db_config(harmful, false)?;
-    }
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
     Ok(connection)
 }
 
@@ -312,8 +306,7 @@ CREATE VIEW waiters AS
 SELECT name, pid, host, uid, command, label, since, share FROM entries WHERE list = 'waiters';
 "#;
 
-/// Returns true if `cause` came from a database that is still empty. Returns an error if the database has other content
-/// or the cause is different.
+/// `true` if the database is still empty. An error if it has other content, or if it is not the cause.
 fn is_schema_missing(connection: &Connection, cause: Cause) -> Done<bool> {
     if !cause.is_of_schema() {
         return Err(cause);
