@@ -32,6 +32,7 @@ pub use self::serve::serve;
 use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::errors::CallError;
+use super::net::host_and_port;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Version,
     Versioned, Visit, WriteSet,
@@ -60,14 +61,9 @@ impl Remote {
         if user.is_some_and(|user| user.contains(':') || user.to_ascii_lowercase().contains("%3a")) {
             return Err("a password does not belong there, where every user sees it; ssh(1) uses keys and agents");
         }
-        let (host, port) = match server.rsplit_once(':') {
-            Some((host, port)) if !port.contains(']') => {
-                let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or("the port is not a number")?;
-                (host, Some(port))
-            }
-            _ => (server, None),
-        };
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let (host, port) = host_and_port(server);
+        let port = port.map(|port| port.parse().ok().filter(|port| *port > 0).ok_or("the port is not a number"));
+        let port: Option<u16> = port.transpose()?;
         // ssh(1) would take a word with a dash for an option, and a shell in its configuration may see the others.
         let is_plain = |word: &str| {
             let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-._%:".contains(&byte);
@@ -240,10 +236,6 @@ impl Leases for Ssh {
         let asked = self.client.host.boottime();
         let span = self.span(call, &WireRequest::Ttl(lease.clone()))?;
         Ok(span.saturating_sub(self.client.host.boottime().saturating_sub(asked)))
-    }
-
-    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
     }
 
     fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {

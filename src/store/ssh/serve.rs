@@ -119,9 +119,7 @@ impl Server<'_> {
             WireRequest::NewSightings(wanted, seen) => {
                 Reply::of(leases.new_sightings(call, &wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
             }
-            WireRequest::Subscribe(waiter) => {
-                self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?
-            }
+            WireRequest::Subscribe(waiter) => self.subscribe(id, &waiter)?,
             WireRequest::Unsubscribe(_) => Reply::Done,
             WireRequest::History => self.history(id)?,
             WireRequest::Sweep { dry_run } => Reply::of(store.sweep(call, dry_run)?),
@@ -170,11 +168,12 @@ impl Server<'_> {
         }))
     }
 
-    fn subscribe(&mut self, id: u64, topic: Topic<'_>) -> Result<Reply> {
+    fn subscribe(&mut self, id: u64, waiter: &HandleHash) -> Result<Reply> {
         let no = |what| Error::new(ErrorKind::System, what, "");
         if self.subscriptions.len() >= MOST_SUBSCRIPTIONS {
             return Err(no("too many subscriptions"));
         }
+        let topic = Topic::Channel(&waiter.channel(), Version::default());
         let subscription = self.store.subscribe(Call::default(), topic).ok_or_else(|| no("no notifications here"))?;
         self.subscriptions.push((id, subscription));
         Ok(Reply::Done)
@@ -194,17 +193,11 @@ impl Server<'_> {
 fn print(message: &impl serde::Serialize) -> Result<()> {
     let mut stdout = io::stdout().lock();
     let printed = stdout.write_all(&line(message)).and_then(|()| stdout.flush());
-    printed.map_err(|error| {
-        let what = format!("cannot answer the client: {error}");
-        Error::new(ErrorKind::InputOutput, what, "")
-    })
+    printed.map_err(|error| Error::new(ErrorKind::InputOutput, format!("cannot answer the client: {error}"), ""))
 }
 
 fn strange() -> Error {
     let what = "serve: standard input is not a client of csalock";
-    Error::new(
-        ErrorKind::InvalidInput,
-        what,
-        "use the store ssh://HOST/PATH, which starts this command; see csalock(7)",
-    )
+    let hint = "use the store ssh://HOST/PATH, which starts this command; see csalock(7)";
+    Error::new(ErrorKind::InvalidInput, what, hint)
 }
