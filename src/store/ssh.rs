@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use self::client::{Client, Subscribed};
 use self::errors::SshCause;
 pub use self::serve::serve;
-use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
+use self::wire::{Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::errors::CallError;
 use super::net::host_and_port;
@@ -125,9 +125,14 @@ impl Ssh {
     }
 }
 
+/// The waiter with this channel.
+fn waiter(channel: &[u8]) -> Option<HandleHash> {
+    HandleHash::parse(std::str::from_utf8(channel).ok()?)
+}
+
 impl Store for Ssh {
     fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
-        self.ask(call, &WireRequest::Read(Bytes(name.to_vec())))
+        self.ask(call, &WireRequest::Read(name.to_vec()))
     }
 
     fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
@@ -138,24 +143,23 @@ impl Store for Ssh {
             }
             _ => Err(self.nonsense()),
         })?;
-        if let Reply::Done = last { Ok(()) } else { Err(self.nonsense()) }
+        self.answer(last)
     }
 
     fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         let change = |change: &super::Write<'_>| Change {
-            name: Bytes(change.name.to_vec()),
+            name: change.name.to_vec(),
             expect: change.expect,
-            body: change.body.map(|body| Bytes(body.to_vec())),
+            body: change.body.map(<[u8]>::to_vec),
             options: change.options,
         };
         let leases = |leases: &[&Lease]| leases.iter().copied().cloned().collect();
-        let waiter = |channel: &Vec<u8>| HandleHash::parse(std::str::from_utf8(channel).ok()?);
         let commit = Commit {
             change: set.change.as_ref().map(change),
             expired: leases(&set.expired),
             ended: leases(&set.ended),
             wake: set.wake.iter().filter_map(|(channel, _)| waiter(channel)).collect(),
-            closed: set.closed.iter().filter_map(waiter).collect(),
+            closed: set.closed.iter().filter_map(|channel| waiter(channel)).collect(),
             history: set.history.to_vec(),
             limits: set.limits,
         };
@@ -168,12 +172,8 @@ impl Store for Ssh {
     }
 
     fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        let request = match topic {
-            Topic::Channel(channel, _) => {
-                WireRequest::Subscribe(HandleHash::parse(std::str::from_utf8(channel).ok()?)?)
-            }
-            Topic::Record(_) => return None,
-        };
+        let Topic::Channel(channel, _) = topic else { return None };
+        let request = WireRequest::Subscribe(waiter(channel)?);
         Subscribed::new(&self.client, call, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
     }
 
@@ -193,7 +193,7 @@ impl Upkeep for Ssh {
 
     fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let last = self.client.list(call, &WireRequest::History, &mut |line| match line {
-            Reply::Line(Bytes(line)) => {
+            Reply::Line(line) => {
                 visit(&line);
                 Ok(())
             }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::link::MOST_SUBSCRIPTIONS;
-use super::wire::{Bytes, Change, Commit, Greeting, Lines, Reply, VERSION, WireRequest, line};
+use super::wire::{Change, Commit, Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, WakeAddress, WakeSocket};
 use crate::lock::{Handle, HandleHash, Lease};
@@ -106,10 +106,10 @@ impl Server<'_> {
         let milliseconds = |span: Duration| Reply::of(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
         Ok(match request {
             WireRequest::After(earlier) => self.await_end(&earlier)?,
-            WireRequest::Read(Bytes(name)) => Reply::of(store.read(call, &name)?),
+            WireRequest::Read(name) => Reply::of(store.read(call, &name)?),
             WireRequest::Scan => {
                 store.scan(call, &mut |place, stored| print(&(id, Reply::Entry(place.to_string(), stored))))?;
-                Reply::Done
+                Reply::of(())
             }
             WireRequest::Commit(commit) => self.commit(&commit)?,
             WireRequest::Grant(span) => Reply::of(leases.grant(call, Duration::from_millis(span))?),
@@ -144,9 +144,9 @@ impl Server<'_> {
 
     fn commit(&self, commit: &Commit) -> Result<Reply> {
         let change = commit.change.as_ref().map(|Change { name, expect, body, options }| Writing {
-            name: &name.0,
+            name,
             expect: *expect,
-            body: body.as_ref().map(|body| body.0.as_slice()),
+            body: body.as_deref(),
             options: WriteOptions { mode: options.mode.map(|mode| mode & 0o777), ..*options },
         });
         let is_line = |line: &&String| line.ends_with('\n') && line.matches('\n').count() == 1;
@@ -183,7 +183,7 @@ impl Server<'_> {
         let mut printed = Ok(());
         let is_kept = self.store.read_history(Call::default(), &mut |text| {
             if printed.is_ok() {
-                printed = print(&(id, Reply::Line(Bytes(text.to_vec()))));
+                printed = print(&(id, Reply::Line(text.to_vec())));
             }
         })?;
         printed.map(|()| Reply::of(is_kept))
