@@ -340,10 +340,6 @@ impl Leases for Directory {
         left.map(Option::unwrap_or_default)
     }
 
-    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
-    }
-
     fn time_to_expiry(&self, _call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
         self.leases.until_over(self.host.as_ref(), lease, seen, || self.file_system_time())
     }

@@ -63,6 +63,7 @@ use self::api::{Pair, RangeAnswer, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
 use super::net::errors::{CallError, NetError};
+use super::net::host_and_port;
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep, Variables,
@@ -109,16 +110,13 @@ impl Cluster {
 }
 
 fn endpoint(typed: &str) -> Option<String> {
-    let is_bracketed = typed.starts_with('[') && typed.contains(']');
-    let after = if is_bracketed { &typed[typed.find(']')? + 1..] } else { typed };
-    let (host, port) = match after.rsplit_once(':') {
-        Some((_, port)) => (&typed[..typed.len() - port.len() - 1], port.parse::<u16>().ok().filter(|port| *port > 0)?),
-        None => (typed, PORT),
-    };
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let is_one = !bare.is_empty() && (is_bracketed || !bare.contains(':'));
-    let is_plain = bare.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:%".contains(&byte));
-    (is_one && is_plain).then(|| format!("{host}:{port}"))
+    let (host, port) = host_and_port(typed);
+    let port: u16 = port.map_or(Some(PORT), |port| port.parse().ok())?;
+    let is_bracketed = typed.starts_with('[');
+    let is_one = !host.is_empty() && (is_bracketed || !host.contains(':'));
+    let is_plain = host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:%".contains(&byte));
+    let host = if is_bracketed { format!("[{host}]") } else { host.to_string() };
+    (is_one && is_plain && port > 0).then(|| format!("{host}:{port}"))
 }
 
 #[derive(Debug, Clone, Default)]

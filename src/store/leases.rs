@@ -27,9 +27,9 @@ pub trait Leases {
     /// Minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
     fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration>;
 
-    /// Like [`Leases::ttl`], but cheaper.
+    /// Whether other users may take the lease for over. May be cheaper than the others.
     fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
-        Ok(self.ttl(call, lease)?.is_zero())
+        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
     }
 
     /// Finds out about many leases at once, so that the next questions about them cost less.

@@ -20,8 +20,6 @@ struct Inside {
     versions: u64,
     records: BTreeMap<Vec<u8>, Versioned>,
     history: Vec<String>,
-    /// Number of lines that the limit removed from the history.
-    forgotten: u64,
 }
 
 impl Memory {
@@ -61,7 +59,6 @@ impl Store for Memory {
         inside.history.extend(set.history.iter().cloned());
         while inside.history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
             inside.history.remove(0);
-            inside.forgotten += 1;
         }
     }
 

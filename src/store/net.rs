@@ -160,7 +160,7 @@ impl Connector {
 
     pub(super) fn encrypt(&self, server: &str, mut socket: Socket) -> Result<Wire, NetError> {
         let Some(config) = &self.tls else { return Err(NetError::Tls("it is not configured".to_string())) };
-        let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| NetError::Unresolved)?;
+        let name = ServerName::try_from(host_and_port(server).0.to_string()).map_err(|_| NetError::Unresolved)?;
         let mut tls = ClientConnection::new(config.clone(), name).map_err(|error| NetError::Tls(error.to_string()))?;
         match tls.complete_io(&mut socket).map_err(NetError::from) {
             Err(NetError::Closed) => Err(NetError::Tls("it closed the connection".to_string())),
@@ -169,15 +169,16 @@ impl Connector {
     }
 
     fn addresses(&self, server: &str, at_most: Duration) -> Result<Vec<SocketAddr>, NetError> {
-        let port = server.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
-        if let Ok(address) = host_of(server).parse::<IpAddr>() {
+        let (host, port) = host_and_port(server);
+        let port = port.and_then(|port| port.parse().ok()).unwrap_or_default();
+        if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
         let known = guarded(&LOOKED_UP).get(server).cloned();
         match known {
             Some((until, found)) if self.host.boottime() < until => found,
             earlier => {
-                let found = look_up(server, port, at_most);
+                let found = look_up(host, port, at_most);
                 let until = self.host.boottime() + if found.is_ok() { BELIEVED } else { DOUBTED };
                 let found = found.or_else(|error| earlier.and_then(|(_, found)| found.ok()).ok_or(error));
                 guarded(&LOOKED_UP).insert(server.to_string(), (until, found.clone()));
@@ -191,8 +192,8 @@ fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
 }
 
-fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, NetError> {
-    let found = addresses_of(host_of(server), at_most).map_err(|error| match error.kind() {
+fn look_up(host: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, NetError> {
+    let found = addresses_of(host, at_most).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => NetError::NamesSilent,
         _ => NetError::NamesFailed(error.to_string()),
     })?;
@@ -200,9 +201,13 @@ fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>
     if found.is_empty() { Err(NetError::Unresolved) } else { Ok(found) }
 }
 
-fn host_of(server: &str) -> &str {
-    let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
-    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+/// The parts of `HOST[:PORT]`. An IPv6 address is in brackets, which are not a part of it.
+pub(super) fn host_and_port(server: &str) -> (&str, Option<&str>) {
+    let (host, port) = match server.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (server, None),
+    };
+    (host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host), port)
 }
 
 pub(super) struct CallDeadline {
@@ -394,12 +399,8 @@ fn wrong_file(variable: &str, path: &Path, error: &pem::Error) -> Error {
     match error {
         pem::Error::Io(error) => {
             let errno = Errno::from_raw(error.raw_os_error().unwrap_or(0));
-            let found = Error::os(errno, "read", path);
-            Error::new(
-                found.kind(),
-                format!("{variable}: cannot read {}: {}", escape_path(path), errno.desc()),
-                "set it right",
-            )
+            let what = format!("{variable}: cannot read {}: {}", escape_path(path), errno.desc());
+            Error::new(Error::os(errno, "read", path).kind(), what, "set it right")
         }
         _ => useless_file(variable, path, "it has nothing of that kind in PEM"),
     }

@@ -59,7 +59,7 @@ use self::client::Client;
 use self::session::Row;
 use self::settings::{Settings, is_known};
 use super::leases::{Seen, lend_shared, remaining_shared};
-use super::net::{CallDeadline, Connector};
+use super::net::{CallDeadline, Connector, host_and_port};
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,
@@ -148,12 +148,8 @@ impl Database {
     fn parts(&self) -> Option<Parts> {
         let (user, servers) = self.address.rsplit_once('@').map_or((None, &self.address[..]), |(u, s)| (Some(u), s));
         let host = |server: &str| {
-            let (host, port) = match server.rsplit_once(':') {
-                Some((host, port)) if !port.contains(']') => (host, Some(port.to_string())),
-                _ => (server, None),
-            };
-            let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-            Some((decoded(host)?, port))
+            let (host, port) = host_and_port(server);
+            Some((decoded(host)?, port.map(str::to_string)))
         };
         let user = user.map(decoded).map_or(Some(None), |user| user.map(Some))?;
         Some((user, servers.split(',').map(host).collect::<Option<_>>()?))
@@ -182,7 +178,9 @@ pub struct Postgres {
     client: Client,
     schema: String,
     place: String,
-    leases: KnownLeases,
+    seen: Seen,
+    /// CLOCK_BOOTTIME of an answer, and the server's time in it.
+    server_time: Mutex<Option<(Duration, Duration)>>,
     /// Numbers of the buckets in which the last reads found no record.
     absences: Absences,
 }
@@ -200,7 +198,8 @@ impl Postgres {
             client: Client::new(host, connector, settings),
             schema: database.schema(),
             place: escape(database.url().as_bytes()),
-            leases: KnownLeases::default(),
+            seen: Seen::default(),
+            server_time: Mutex::default(),
             absences: Absences::default(),
         })
     }
@@ -235,7 +234,7 @@ impl Store for Postgres {
             return Ok(None);
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
-        self.leases.note_time(&*self.client.host, number(row, 4));
+        self.note_time(number(row, 4));
         self.note_origin(row, 3);
         let bucket = number(row, 2).map(i64::unsigned_abs);
         let found = self.stored(row, name);
@@ -269,10 +268,8 @@ impl Store for Postgres {
         if set.change.is_none() && set.history.is_empty() {
             return Ok(CommitResult::Done(Version::default()));
         }
-        for lease in &set.expired {
-            if !self.leases().is_expired(call, lease)? {
-                return Ok(CommitResult::Conflict(None));
-            }
+        if !set.leases_are_over(call, self)? {
+            return Ok(CommitResult::Conflict(None));
         }
         self.transact(call, set)
     }
@@ -337,31 +334,20 @@ const TIME: &str = "SELECT floor(1000 * extract(epoch FROM clock_timestamp()))::
 /// Time for which the server's time in an answer counts: in steps of this host's clock, it is that much older.
 const TIME_LASTS: Duration = Duration::from_secs(5);
 
-/// Knowledge of this process about leases, and the server's time.
-#[derive(Default)]
-struct KnownLeases {
-    seen: Seen,
-    /// CLOCK_BOOTTIME of an answer, and the server's time in it.
-    time: Mutex<Option<(Duration, Duration)>>,
-}
-
-impl KnownLeases {
-    /// Notes the server's time in an answer that has just come, in milliseconds since 1970.
-    fn note_time(&self, host: &dyn Host, time: Option<i64>) {
-        let time = time.map(|time| server_time(Duration::from_millis(time.unsigned_abs())));
-        *guarded(&self.time) = time.map(|time| (host.boottime(), time));
-    }
-
-    fn time(&self, host: &dyn Host) -> Option<Duration> {
-        let (at, time) = (*guarded(&self.time))?;
-        let since = host.boottime().saturating_sub(at);
-        (since < TIME_LASTS).then(|| time + since)
-    }
-}
-
 impl Postgres {
+    /// Notes the server's time in an answer that has just come, in milliseconds since 1970.
+    fn note_time(&self, time: Option<i64>) {
+        let time = time.map(|time| server_time(Duration::from_millis(time.unsigned_abs())));
+        *guarded(&self.server_time) = time.map(|time| (self.client.host.boottime(), time));
+    }
+
     fn recent_time(&self, call: Call) -> Result<Duration> {
-        self.leases.time(&*self.client.host).map_or_else(|| self.time(call), Ok)
+        let known = *guarded(&self.server_time);
+        let known = known.map(|(at, time)| (time, self.client.host.boottime().saturating_sub(at)));
+        match known {
+            Some((time, since)) if since < TIME_LASTS => Ok(time + since),
+            _ => self.time(call),
+        }
     }
 }
 
@@ -373,7 +359,7 @@ impl Leases for Postgres {
     fn time(&self, call: Call) -> Result<Duration> {
         let rows = self.query(call, TIME, &[])?.unwrap_or_default();
         let time = rows.first().and_then(|row| number(row, 0)).ok_or_else(|| self.nonsense())?;
-        self.leases.note_time(&*self.client.host, Some(time));
+        self.note_time(Some(time));
         Ok(server_time(Duration::from_millis(time.unsigned_abs())))
     }
 
@@ -381,15 +367,11 @@ impl Leases for Postgres {
         remaining_shared(&*self.client.host, lease, || self.recent_time(call))
     }
 
-    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
-    }
-
     fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        self.leases.seen.until_over(&*self.client.host, lease, seen, || self.recent_time(call))
+        self.seen.until_over(&*self.client.host, lease, seen, || self.recent_time(call))
     }
 
     fn new_sightings(&self, call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        self.leases.seen.to_note(&*self.client.host, leases, seen, || self.recent_time(call))
+        self.seen.to_note(&*self.client.host, leases, seen, || self.recent_time(call))
     }
 }

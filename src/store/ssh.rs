@@ -29,9 +29,10 @@ use serde::de::DeserializeOwned;
 use self::client::{Client, Subscribed};
 use self::errors::SshCause;
 pub use self::serve::serve;
-use self::wire::{Bytes, Change, Commit, Reply, WireRequest};
+use self::wire::{Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::errors::CallError;
+use super::net::host_and_port;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Version,
     Versioned, Visit, WriteSet,
@@ -60,14 +61,9 @@ impl Remote {
         if user.is_some_and(|user| user.contains(':') || user.to_ascii_lowercase().contains("%3a")) {
             return Err("a password does not belong there, where every user sees it; ssh(1) uses keys and agents");
         }
-        let (host, port) = match server.rsplit_once(':') {
-            Some((host, port)) if !port.contains(']') => {
-                let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or("the port is not a number")?;
-                (host, Some(port))
-            }
-            _ => (server, None),
-        };
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let (host, port) = host_and_port(server);
+        let port = port.map(|port| port.parse().ok().filter(|port| *port > 0).ok_or("the port is not a number"));
+        let port: Option<u16> = port.transpose()?;
         // ssh(1) would take a word with a dash for an option, and a shell in its configuration may see the others.
         let is_plain = |word: &str| {
             let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-._%:".contains(&byte);
@@ -129,9 +125,14 @@ impl Ssh {
     }
 }
 
+/// The waiter with this channel.
+fn waiter(channel: &[u8]) -> Option<HandleHash> {
+    HandleHash::parse(std::str::from_utf8(channel).ok()?)
+}
+
 impl Store for Ssh {
     fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
-        self.ask(call, &WireRequest::Read(Bytes(name.to_vec())))
+        self.ask(call, &WireRequest::Read(name.to_vec()))
     }
 
     fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
@@ -142,24 +143,23 @@ impl Store for Ssh {
             }
             _ => Err(self.nonsense()),
         })?;
-        if let Reply::Done = last { Ok(()) } else { Err(self.nonsense()) }
+        self.answer(last)
     }
 
     fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
         let change = |change: &super::Write<'_>| Change {
-            name: Bytes(change.name.to_vec()),
+            name: change.name.to_vec(),
             expect: change.expect,
-            body: change.body.map(|body| Bytes(body.to_vec())),
+            body: change.body.map(<[u8]>::to_vec),
             options: change.options,
         };
         let leases = |leases: &[&Lease]| leases.iter().copied().cloned().collect();
-        let waiter = |channel: &Vec<u8>| HandleHash::parse(std::str::from_utf8(channel).ok()?);
         let commit = Commit {
             change: set.change.as_ref().map(change),
             expired: leases(&set.expired),
             ended: leases(&set.ended),
             wake: set.wake.iter().filter_map(|(channel, _)| waiter(channel)).collect(),
-            closed: set.closed.iter().filter_map(waiter).collect(),
+            closed: set.closed.iter().filter_map(|channel| waiter(channel)).collect(),
             history: set.history.to_vec(),
             limits: set.limits,
         };
@@ -172,12 +172,8 @@ impl Store for Ssh {
     }
 
     fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        let request = match topic {
-            Topic::Channel(channel, _) => {
-                WireRequest::Subscribe(HandleHash::parse(std::str::from_utf8(channel).ok()?)?)
-            }
-            Topic::Record(_) => return None,
-        };
+        let Topic::Channel(channel, _) = topic else { return None };
+        let request = WireRequest::Subscribe(waiter(channel)?);
         Subscribed::new(&self.client, call, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
     }
 
@@ -197,7 +193,7 @@ impl Upkeep for Ssh {
 
     fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let last = self.client.list(call, &WireRequest::History, &mut |line| match line {
-            Reply::Line(Bytes(line)) => {
+            Reply::Line(line) => {
                 visit(&line);
                 Ok(())
             }
@@ -240,10 +236,6 @@ impl Leases for Ssh {
         let asked = self.client.host.boottime();
         let span = self.span(call, &WireRequest::Ttl(lease.clone()))?;
         Ok(span.saturating_sub(self.client.host.boottime().saturating_sub(asked)))
-    }
-
-    fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(call, lease, &[])?.is_zero())
     }
 
     fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {

@@ -127,12 +127,14 @@ impl<'a> WriteSet<'a> {
         leases: &dyn Leases,
         replace: impl FnOnce(&Write<'a>) -> Result<CommitResult>,
     ) -> Result<CommitResult> {
-        for lease in &self.expired {
-            if !leases.is_expired(call, lease)? {
-                return Ok(CommitResult::Conflict(None));
-            }
+        if !self.leases_are_over(call, leases)? {
+            return Ok(CommitResult::Conflict(None));
         }
         self.change.as_ref().map_or(Ok(CommitResult::Done(Version::default())), replace)
+    }
+
+    pub(super) fn leases_are_over(&self, call: Call, leases: &dyn Leases) -> Result<bool> {
+        self.expired.iter().try_fold(true, |are_over, lease| Ok(are_over && leases.is_expired(call, lease)?))
     }
 }
 

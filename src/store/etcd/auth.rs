@@ -46,11 +46,8 @@ impl Auth {
             (Some(user), None, Some(path)) => Some((user.clone(), first_line(path)?.into())),
             (Some(_), None, None) => {
                 let what = "CSALOCK_ETCD_USER is set without a password";
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    what,
-                    "set CSALOCK_ETCD_PASSWORD_FILE, or CSALOCK_ETCD_PASSWORD",
-                ));
+                let hint = "set CSALOCK_ETCD_PASSWORD_FILE, or CSALOCK_ETCD_PASSWORD";
+                return Err(Error::new(ErrorKind::InvalidInput, what, hint));
             }
         };
         let mut hash = Sha256::new();

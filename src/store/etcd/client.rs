@@ -186,7 +186,7 @@ impl Client {
     }
 
     /// Sends requests together. Returns the answer to the last one, or the first failure: the others must succeed, or
-    /// find that their lease exists.
+    /// find that their lease exists. The connection stays open if the server leaves it open.
     fn post<A: DeserializeOwned>(
         &self,
         state: &mut State,
@@ -194,25 +194,6 @@ impl Client {
         requests: &[HttpRequest<'_>],
         token: Option<&str>,
     ) -> Answered<A> {
-        let mut answers = self.exchange(state, at, requests, token)?;
-        let last = answers.pop().ok_or(NetError::Closed)?;
-        for Answer { status, body, .. } in answers {
-            match understood::<Anything>(status, &body) {
-                Err(error) if !is_lease_there(&error) => return Err(error),
-                _ => {}
-            }
-        }
-        understood(last.status, &last.body)
-    }
-
-    /// Sends requests together, and returns all answers. The connection stays open if the server leaves it open.
-    fn exchange(
-        &self,
-        state: &mut State,
-        at: usize,
-        requests: &[HttpRequest<'_>],
-        token: Option<&str>,
-    ) -> Answered<Vec<Answer>> {
         let server = &self.cluster.endpoints[at];
         let mut open = state.idle[at].take().filter(Connection::is_idle);
         let mut answers: Vec<Answer> = Vec::new();
@@ -224,7 +205,14 @@ impl Client {
             open = Some(line).filter(|_| answers.last().is_some_and(|answer| answer.keeps_open));
         }
         state.idle[at] = open;
-        Ok(answers)
+        let last = answers.pop().ok_or(NetError::Closed)?;
+        for Answer { status, body, .. } in answers {
+            match understood::<Anything>(status, &body) {
+                Err(error) if !is_lease_there(&error) => return Err(error),
+                _ => {}
+            }
+        }
+        understood(last.status, &last.body)
     }
 
     pub(super) fn ask_one<A: DeserializeOwned>(

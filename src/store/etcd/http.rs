@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
 use rustls::ClientConfig;
 
@@ -58,7 +59,7 @@ impl Connection {
 
     /// Unexpected data mean that the connection has ended.
     pub(super) fn is_idle(&self) -> bool {
-        self.incoming.is_empty() && !is_readable(self.wire.socket().as_fd())
+        self.incoming.0.is_empty() && !is_readable(self.wire.socket().as_fd())
     }
 }
 
@@ -105,19 +106,16 @@ enum Framing {
 
 /// Bytes that a connection received and that belong to no answer yet.
 #[derive(Default)]
-struct Incoming {
-    bytes: Vec<u8>,
-    used: usize,
-}
+struct Incoming(BytesMut);
 
 type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
 
 impl Incoming {
     fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, NetError> {
         let Head { status, framing, keeps_open, date, .. } = loop {
-            match head(self.unused())? {
+            match head(&self.0)? {
                 Some(head) => {
-                    self.used += head.length;
+                    self.0.advance(head.length);
                     // An interim answer precedes the final one.
                     if head.status >= 200 {
                         break head;
@@ -134,24 +132,15 @@ impl Incoming {
         Ok(Answer { status, body, keeps_open, date })
     }
 
-    fn is_empty(&self) -> bool {
-        self.unused().is_empty()
-    }
-
-    fn unused(&self) -> &[u8] {
-        &self.bytes[self.used..]
-    }
-
     /// Receives more bytes, unless there are `most` already. Fails at the end of the connection.
     fn fill(&mut self, receive: &mut Receive<'_>, most: usize) -> Result<(), NetError> {
-        if self.unused().len() >= most {
+        let length = self.0.len();
+        if length >= most {
             return Err(NetError::TooLong);
         }
-        self.bytes.drain(..std::mem::take(&mut self.used));
-        let length = self.bytes.len();
-        self.bytes.resize(length + PIECE, 0);
-        let received = receive(&mut self.bytes[length..]);
-        self.bytes.truncate(length + received.as_ref().copied().unwrap_or(0));
+        self.0.resize(length + PIECE, 0);
+        let received = receive(&mut self.0[length..]);
+        self.0.truncate(length + received.as_ref().copied().unwrap_or(0));
         if received? == 0 { Err(NetError::Closed) } else { Ok(()) }
     }
 
@@ -159,24 +148,22 @@ impl Incoming {
         if length > MOST_OF_ANSWER {
             return Err(NetError::TooLong);
         }
-        while self.unused().len() < length {
+        while self.0.len() < length {
             self.fill(receive, length)?;
         }
-        let taken = self.unused()[..length].to_vec();
-        self.used += length;
-        Ok(taken)
+        Ok(self.0.split_to(length).into())
     }
 
     fn chunks(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
         let mut body = Vec::new();
         loop {
             let (length, size) = loop {
-                match parse_chunk_size(self.unused()).map_err(|_| strange("a chunk without a size"))? {
+                match parse_chunk_size(&self.0).map_err(|_| strange("a chunk without a size"))? {
                     Status::Complete(found) => break found,
                     Status::Partial => self.fill(receive, MOST_OF_HEAD)?,
                 }
             };
-            self.used += length;
+            self.0.advance(length);
             if size == 0 {
                 // Trailers end with an empty line, as a head does.
                 while !self.line(receive)?.is_empty() {}
@@ -193,11 +180,11 @@ impl Incoming {
         }
     }
 
-    fn line(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
+    fn line(&mut self, receive: &mut Receive<'_>) -> Result<BytesMut, NetError> {
         loop {
-            if let Some(length) = self.unused().windows(2).position(|two| two == b"\r\n") {
-                let line = self.unused()[..length].to_vec();
-                self.used += length + 2;
+            if let Some(length) = self.0.windows(2).position(|two| two == b"\r\n") {
+                let line = self.0.split_to(length);
+                self.0.advance(2);
                 return Ok(line);
             }
             self.fill(receive, MOST_OF_HEAD)?;
@@ -208,7 +195,7 @@ impl Incoming {
         loop {
             match self.fill(receive, MOST_OF_ANSWER) {
                 Ok(()) => {}
-                Err(NetError::Closed) => return Ok(self.bytes.split_off(self.used)),
+                Err(NetError::Closed) => return Ok(self.0.split().into()),
                 Err(error) => return Err(error),
             }
         }

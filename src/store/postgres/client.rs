@@ -71,7 +71,8 @@ impl SqlRequest<'_> {
 impl Postgres {
     /// `$.` stands for the store's schema. Also returns true if the statement was sent more than once.
     pub(super) fn call(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Done<(Vec<Row>, bool)> {
-        self.send(call, &SqlRequest::Statement(&self.named(sql), parameters))
+        let sql = sql.replace("$origin", ORIGIN).replace("$.", &format!("\"{}\".", self.schema));
+        self.send(call, &SqlRequest::Statement(&sql, parameters))
     }
 
     /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
@@ -148,10 +149,6 @@ impl Postgres {
                 is_crowded
             }
         }
-    }
-
-    fn named(&self, sql: &str) -> String {
-        sql.replace("$origin", ORIGIN).replace("$.", &format!("\"{}\".", self.schema))
     }
 
     fn send(&self, call: Call, request: &SqlRequest<'_>) -> Done<(Vec<Row>, bool)> {

@@ -249,11 +249,8 @@ impl Methods {
         let names: Vec<String> = words.iter().map(|word| word.trim_start_matches('!').to_string()).collect();
         let is_one_kind = words.iter().all(|word| word.starts_with('!') == are_refused);
         if !is_one_kind || !names.iter().all(|name| KNOWN.contains(&&name[..])) {
-            return Err(wrong(
-                "require_auth",
-                list,
-                &format!("a list of {}, all with or all without \"!\"", KNOWN.join(", ")),
-            ));
+            let expected = format!("a list of {}, all with or all without \"!\"", KNOWN.join(", "));
+            return Err(wrong("require_auth", list, &expected));
         }
         Ok(Methods { names, are_refused })
     }

@@ -79,10 +79,7 @@ impl Client {
     fn try_once(&self, call: Call, id: u64, request: &WireRequest) -> std::result::Result<Reply, SshError> {
         let mut slot = guarded(&self.slot);
         let done = self.try_on(call, &mut slot, id, request);
-        if done.is_err() {
-            slot.lose();
-        }
-        done
+        done.inspect_err(|_| slot.lose())
     }
 
     fn try_on(&self, call: Call, slot: &mut Slot, id: u64, ask: &WireRequest) -> std::result::Result<Reply, SshError> {

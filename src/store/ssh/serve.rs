@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::link::MOST_SUBSCRIPTIONS;
-use super::wire::{Bytes, Change, Commit, Greeting, Lines, Reply, VERSION, WireRequest, line};
+use super::wire::{Change, Commit, Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, WakeAddress, WakeSocket};
 use crate::lock::{Handle, HandleHash, Lease};
@@ -106,10 +106,10 @@ impl Server<'_> {
         let milliseconds = |span: Duration| Reply::of(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
         Ok(match request {
             WireRequest::After(earlier) => self.await_end(&earlier)?,
-            WireRequest::Read(Bytes(name)) => Reply::of(store.read(call, &name)?),
+            WireRequest::Read(name) => Reply::of(store.read(call, &name)?),
             WireRequest::Scan => {
                 store.scan(call, &mut |place, stored| print(&(id, Reply::Entry(place.to_string(), stored))))?;
-                Reply::Done
+                Reply::of(())
             }
             WireRequest::Commit(commit) => self.commit(&commit)?,
             WireRequest::Grant(span) => Reply::of(leases.grant(call, Duration::from_millis(span))?),
@@ -119,9 +119,7 @@ impl Server<'_> {
             WireRequest::NewSightings(wanted, seen) => {
                 Reply::of(leases.new_sightings(call, &wanted.iter().collect::<Vec<&Lease>>(), &seen)?)
             }
-            WireRequest::Subscribe(waiter) => {
-                self.subscribe(id, Topic::Channel(&waiter.channel(), Version::default()))?
-            }
+            WireRequest::Subscribe(waiter) => self.subscribe(id, &waiter)?,
             WireRequest::Unsubscribe(_) => Reply::Done,
             WireRequest::History => self.history(id)?,
             WireRequest::Sweep { dry_run } => Reply::of(store.sweep(call, dry_run)?),
@@ -146,9 +144,9 @@ impl Server<'_> {
 
     fn commit(&self, commit: &Commit) -> Result<Reply> {
         let change = commit.change.as_ref().map(|Change { name, expect, body, options }| Writing {
-            name: &name.0,
+            name,
             expect: *expect,
-            body: body.as_ref().map(|body| body.0.as_slice()),
+            body: body.as_deref(),
             options: WriteOptions { mode: options.mode.map(|mode| mode & 0o777), ..*options },
         });
         let is_line = |line: &&String| line.ends_with('\n') && line.matches('\n').count() == 1;
@@ -170,11 +168,12 @@ impl Server<'_> {
         }))
     }
 
-    fn subscribe(&mut self, id: u64, topic: Topic<'_>) -> Result<Reply> {
+    fn subscribe(&mut self, id: u64, waiter: &HandleHash) -> Result<Reply> {
         let no = |what| Error::new(ErrorKind::System, what, "");
         if self.subscriptions.len() >= MOST_SUBSCRIPTIONS {
             return Err(no("too many subscriptions"));
         }
+        let topic = Topic::Channel(&waiter.channel(), Version::default());
         let subscription = self.store.subscribe(Call::default(), topic).ok_or_else(|| no("no notifications here"))?;
         self.subscriptions.push((id, subscription));
         Ok(Reply::Done)
@@ -184,7 +183,7 @@ impl Server<'_> {
         let mut printed = Ok(());
         let is_kept = self.store.read_history(Call::default(), &mut |text| {
             if printed.is_ok() {
-                printed = print(&(id, Reply::Line(Bytes(text.to_vec()))));
+                printed = print(&(id, Reply::Line(text.to_vec())));
             }
         })?;
         printed.map(|()| Reply::of(is_kept))
@@ -194,17 +193,11 @@ impl Server<'_> {
 fn print(message: &impl serde::Serialize) -> Result<()> {
     let mut stdout = io::stdout().lock();
     let printed = stdout.write_all(&line(message)).and_then(|()| stdout.flush());
-    printed.map_err(|error| {
-        let what = format!("cannot answer the client: {error}");
-        Error::new(ErrorKind::InputOutput, what, "")
-    })
+    printed.map_err(|error| Error::new(ErrorKind::InputOutput, format!("cannot answer the client: {error}"), ""))
 }
 
 fn strange() -> Error {
     let what = "serve: standard input is not a client of csalock";
-    Error::new(
-        ErrorKind::InvalidInput,
-        what,
-        "use the store ssh://HOST/PATH, which starts this command; see csalock(7)",
-    )
+    let hint = "use the store ssh://HOST/PATH, which starts this command; see csalock(7)";
+    Error::new(ErrorKind::InvalidInput, what, hint)
 }

@@ -28,16 +28,12 @@ pub(super) struct Greeting {
     pub(super) session: Result<HandleHash, Error>,
 }
 
-/// Bytes that need not be UTF-8.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Bytes(#[serde(with = "text")] pub(super) Vec<u8>);
-
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum WireRequest {
     /// Waits for the end of the server processes of earlier connections, so that none of them carries out a late request.
     After(Vec<HandleHash>),
-    Read(Bytes),
+    Read(#[serde(with = "text")] Vec<u8>),
     Scan,
     Commit(Box<Commit>),
     Grant(u64),
@@ -59,7 +55,7 @@ pub(super) enum WireRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
-    /// End of a list, or of a request without a result.
+    /// The end of a request without a result.
     Done,
     Failed(Error),
     /// The result of the call of the store trait. Times are in milliseconds.
@@ -67,7 +63,7 @@ pub(super) enum Reply {
     /// An entry of a scan: its place, and the record or the error of its read.
     Entry(String, Result<Versioned, Error>),
     /// A line of history.
-    Line(Bytes),
+    Line(#[serde(with = "text")] Vec<u8>),
     /// The subscription with this id has ended.
     Notified,
 }
@@ -85,9 +81,11 @@ pub(super) struct Commit {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Change {
-    pub(super) name: Bytes,
+    #[serde(with = "text")]
+    pub(super) name: Vec<u8>,
     pub(super) expect: Option<Version>,
-    pub(super) body: Option<Bytes>,
+    #[serde(with = "text")]
+    pub(super) body: Option<Vec<u8>>,
     pub(super) options: WriteOptions,
 }
 
