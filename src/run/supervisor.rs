@@ -27,8 +27,8 @@ mod while_running;
 pub struct Supervisor<'a> {
     guarded: &'a GuardedCommand<'a>,
     opened: &'a OpenLockSet<'a>,
-    /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
-    wake_socket: Option<WakeSocket>,
+    /// Receives a wake-up when the command or another process changes or ends a grant. The keeper reads it, if there is one.
+    pub wake_socket: Option<WakeSocket>,
     /// An eventfd for the reports of the keeper, if there must be one.
     lease_changed: Option<OwnedFd>,
     report: &'a (dyn Fn(&Notice<'_>) + Sync),
@@ -65,11 +65,6 @@ impl<'a> Supervisor<'a> {
         let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&guarded.handle.proof()));
         let lease_changed = guarded.shared_lease_end.map(|_| Keeper::lease_changed_event()).transpose()?;
         Ok(Supervisor { guarded, opened, wake_socket, lease_changed, report })
-    }
-
-    /// Receives a wake-up when another process changes or ends a grant.
-    pub fn wake_socket(&self) -> Option<&WakeSocket> {
-        self.wake_socket.as_ref()
     }
 
     /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end
