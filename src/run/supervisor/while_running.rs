@@ -144,7 +144,7 @@ impl<'a> EventLoop<'a> {
                 timer = boottime_timer().ok();
             }
             timer.iter().for_each(|timer| set_timer(timer, next));
-            let signals = self.guarded.signals.all_events()?;
+            let signals = self.guarded.signals.all_events()?.as_fd();
             let events = [Some(signals), self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(LONGEST_WAIT_WITHOUT_TIMER);
