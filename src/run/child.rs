@@ -260,7 +260,7 @@ pub fn supervise_in_child(is_tree: bool, signals: &Signals) -> Result<Option<Exi
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     let ForkResult::Parent { child } = unsafe { fork() }.map_err(cannot_follow)? else { return Ok(None) };
     loop {
-        let _ = wait_readable([signals.all_events()?], None);
+        let _ = wait_readable([signals.all_events()?.as_fd()], None);
         for came in std::iter::from_fn(|| signals.next()).filter(|came| came.is_forwarded()) {
             let _ = signals::send(child, came.signal);
         }

@@ -227,7 +227,7 @@ impl FlockWait<'_> {
                 look_at = self.look_again_at()?;
             }
             let next = self.until.into_iter().chain(look_at).min();
-            let events = [self.signals.all_events()?].into_iter().chain(self.wake_socket.map(AsFd::as_fd));
+            let events = [self.signals.all_events()?.as_fd()].into_iter().chain(self.wake_socket.map(AsFd::as_fd));
             wait_readable(events, next.map(|next| next.saturating_sub(now))).map_err(|errno| {
                 Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again")
             })?;
