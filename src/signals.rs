@@ -166,7 +166,7 @@ impl Signals {
         // A process that ignores SIGCHLD cannot wait for children.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         let before = set_action(SIGCHLD, &action).map_err(failed)?;
-        signals.descriptor()?;
+        signals.all_events()?;
         Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })
     }
 
@@ -195,15 +195,11 @@ impl Signals {
             open(&set_of(ending.map(bit).sum())).ok()
         });
         // Without a free descriptor, the end of a child only ends a wait too early.
-        interrupt.as_ref().map_or_else(|| self.all_events(), |interrupt| Ok(interrupt.as_fd()))
+        interrupt.as_ref().map_or_else(|| self.all_events(), Ok).map(AsFd::as_fd)
     }
 
     /// Readable when a signal is in the queue. This never fails after [`Signals::listen`].
-    pub fn all_events(&self) -> Result<BorrowedFd<'_>> {
-        Ok(self.descriptor()?.as_fd())
-    }
-
-    fn descriptor(&self) -> Result<&SignalFd> {
+    pub fn all_events(&self) -> Result<&SignalFd> {
         if self.descriptor.get().is_none() {
             let _ = self.descriptor.set(open(&self.all)?);
         }
@@ -227,7 +223,7 @@ impl Signals {
     pub fn next(&self) -> Option<ReceivedSignal> {
         const FROM_TERMINAL: [i32; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH];
         loop {
-            let info = self.descriptor().ok()?.read_signal().ok().flatten()?;
+            let info = self.all_events().ok()?.read_signal().ok().flatten()?;
             let signal = info.ssi_signo as i32;
             // The kernel also sends SIGALRM, to csalock alone, if the caller had set an alarm.
             let from_terminal = info.ssi_code == libc::SI_KERNEL && FROM_TERMINAL.contains(&signal);

@@ -220,7 +220,7 @@ struct Held {
 fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
     let tell = |message: &Notice<'_>| call.options.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
-    let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket())? {
+    let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket.as_ref())? {
         ControlFlow::Continue(held) => held,
         ControlFlow::Break(exit) => return Ok(exit),
     };

@@ -53,8 +53,8 @@ pub trait Host: Send + Sync {
 
     fn process(&self, pid: i32) -> Result<Option<ProcessId>>;
 
-    /// Returns the visible processes that may hold locks and continue only when this process ends, innermost first.
-    /// With `some_time_later` the answer is more precise.
+    /// Visible ones that may hold locks and continue only when this process ends, innermost first; `some_time_later` more
+    /// precisely.
     fn blocked_callers(&self, called: i32, some_time_later: bool) -> Vec<ProcessId>;
 
     /// False only if the called process is certainly none of these processes and was called by none of them.

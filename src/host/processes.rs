@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -318,16 +319,22 @@ pub fn is_csalock(process: &ProcessId) -> bool {
     fs::read_link(&exe).is_ok_and(is_named) || file(&exe).is_some_and(|program| file("/proc/self/exe") == Some(program))
 }
 
+/// Of the process that has this pid now. Fails on old kernels, in some sandboxes, and without free descriptors, too.
+pub fn pidfd_of(pid: i32) -> rustix::io::Result<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid).ok_or(rustix::io::Errno::INVAL)?;
+    pidfd_open(pid, PidfdFlags::empty())
+}
+
 /// Sends a signal to this process, never to a later one with its pid.
 /// Fails with ESRCH if the process has ended or is not visible, and with EPERM if permission is denied.
 pub fn send(process: &ProcessId, signal: i32) -> nix::Result<()> {
-    let pidfd = rustix::process::Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let pidfd = pidfd_of(process.pid);
     // Only this look after the open proves that the pidfd is that of the process.
     if !matches!(read(process.pid), Ok(Some(stat)) if stat.id() == *process && !stat.is_zombie()) {
         return Err(Errno::ESRCH);
     }
     match (pidfd, Signal::from_named_raw(signal)) {
-        (Some(Ok(pidfd)), Some(signal)) => {
+        (Ok(pidfd), Some(signal)) => {
             pidfd_send_signal(pidfd, signal).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
         }
         // There are no pidfds before Linux 5.3 and in some sandboxes.

@@ -12,6 +12,7 @@
 
 use std::fs;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -177,13 +178,11 @@ impl Host for Unix {
     }
 
     fn leave_witness(&self, key: &str) {
-        use std::os::unix::fs::OpenOptionsExt;
         // Without a witness file the leases decide.
         let _ = fs::OpenOptions::new().write(true).create_new(true).mode(0o444).open(witness(key));
     }
 
     fn has_witness(&self, key: &str, uid: u32) -> bool {
-        use std::os::unix::fs::MetadataExt;
         // A file of another user is not a witness.
         fs::symlink_metadata(witness(key)).is_ok_and(|found| found.is_file() && found.uid() == uid)
     }
@@ -193,7 +192,6 @@ impl Host for Unix {
     }
 
     fn remove_old_witnesses(&self, age: Duration) {
-        use std::os::unix::fs::MetadataExt;
         // Both times are the kernel's, even where a test moves its clocks: the witnesses of other tests are here, too.
         let time = now(ClockId::CLOCK_REALTIME);
         let is_old = |found: &fs::Metadata| Duration::from_secs(found.mtime().max(0) as u64) + age < time;

@@ -16,7 +16,6 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::time::ClockId;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::interface::{Subscription, WakeAddress, WakeReason, WakeSet, Watched};
 use super::machine::now;
@@ -171,11 +170,10 @@ impl<'a> LinuxWakeSet<'a> {
 }
 
 /// `Err`: no such process. `None` on an old kernel or without free descriptors: the bounded wait must then suffice.
-pub(super) fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
-    match Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-        Some(Ok(pidfd)) => Ok(Some(pidfd)),
-        Some(Err(rustix::io::Errno::SRCH)) => Err(()),
-        Some(Err(_)) | None => Ok(None),
+fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
+    match processes::pidfd_of(process.pid) {
+        Err(rustix::io::Errno::SRCH) => Err(()),
+        opened => Ok(opened.ok()),
     }
 }
 
@@ -222,7 +220,7 @@ mod tests {
     /// Waits for the end of `true` with this supervisor; it is a zombie already.
     fn wait_for_zombie(supervisor: Option<ProcessId>) -> WakeReason {
         let mut command = Command::new("true").spawn().unwrap();
-        let pidfd = pidfd_open(Pid::from_child(&command), PidfdFlags::empty()).unwrap();
+        let pidfd = processes::pidfd_of(command.id() as i32).unwrap();
         nix::poll::poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], nix::poll::PollTimeout::NONE).unwrap();
         let pid = command.id() as i32;
         let process = ProcessId { pid, start: processes::start_of(pid).unwrap() };

@@ -230,8 +230,7 @@ pub(crate) fn overdue(name: &[u8], state: &JobState, last: Option<&Past>, now: D
 }
 
 impl RefusalReport {
-    /// The document of a refusal or an error. `exit` is the exit code of the program, and `reporter` can look up the
-    /// holders.
+    /// `reporter` can look up the holders.
     pub(crate) fn json(&self, exit: Exit, reporter: Option<&Reporter<'_>>) -> Document {
         let holders = reporter.map(|reporter| holders_now(&self.holders, reporter)).unwrap_or_default();
         Document::new()
@@ -314,8 +313,7 @@ fn tokens(grants: &[Grant]) -> Vec<Option<u64>> {
     grants.iter().map(|grant| grant.token).collect()
 }
 
-/// The document of `unlock`, `renew` and `gc` for one lock, with its former holders. The result is `released`, `renewed`,
-/// `broken` or `removed`.
+/// Of `unlock`, `renew` and `gc`, with the former holders. The result is `released`, `renewed`, `broken` or `removed`.
 pub(crate) fn outcome<'a>(
     name: &[u8],
     result: &'static str,

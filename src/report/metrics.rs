@@ -130,8 +130,7 @@ impl Metrics {
         self.locks.entry(label(&escape(name))).or_default()
     }
 
-    /// Keeps at most this number of locks: those that the caller named, those with waiters and holders, and those that
-    /// were held last.
+    /// First those that the caller named, then those with waiters, those with holders, and those that were held last.
     pub(crate) fn limit(&mut self, most: usize) {
         let rank = |lock: &LockMetrics| {
             let last = lock.endings.iter().map(|(_, last)| *last).max();

@@ -106,8 +106,7 @@ impl Table {
         }
     }
 
-    /// Makes columns narrower, the last one first, because it is the longest. It goes below its least width if that is
-    /// necessary.
+    /// The last one first, because it is the longest. It goes below its least width if that is necessary.
     fn shrink(&self, columns: &mut [Option<usize>], mut excess: usize) {
         for at in (0..columns.len()).rev() {
             let given = excess.min(self.reserve(columns, at));
@@ -184,8 +183,7 @@ pub(crate) fn cut(line: &str, width: usize) -> String {
     cut
 }
 
-/// Returns the text in lines of at most `width` columns, broken at blanks, but never within a command in back quotes. A
-/// longer word stands alone.
+/// Broken at blanks, but never within a command in back quotes. A longer word stands alone.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in words(text) {

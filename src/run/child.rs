@@ -135,9 +135,7 @@ impl<'a> SleepingChild<'a> {
         if wait_readable([self.socket.as_fd()], Some(Duration::ZERO)) != Ok(true) {
             return None;
         }
-        let child = rustix::process::Pid::from_raw(self.pid().as_raw())?;
-        let wait = || waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        let status = rustix::io::retry_on_intr(wait).ok()??;
+        let status = rustix::io::retry_on_intr(|| status_of(self.pid(), WaitIdOptions::empty())).ok()??;
         let failed = |errno| Err(self.command_line.cannot_execute(nix::errno::Errno::from_raw(errno)));
         status
             .terminating_signal()
@@ -237,14 +235,18 @@ impl RunningCommand {
 
     /// An ended command stays a zombie: it shows other processes that a release follows, so that the lock is not stale.
     pub(super) fn ended(&self) -> Result<Option<WaitIdStatus>> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let pid = rustix::process::Pid::from_raw(self.pid.as_raw());
-        match pid.map_or(Err(Errno::CHILD), |pid| waitid(WaitId::Pid(pid), options)) {
+        match status_of(self.pid, WaitIdOptions::NOHANG) {
             Err(Errno::INTR) => Ok(None),
             Ok(status) => Ok(status),
             Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {errno}"), "")),
         }
     }
+}
+
+/// Leaves the child as a zombie.
+fn status_of(child: Pid, options: WaitIdOptions) -> rustix::io::Result<Option<WaitIdStatus>> {
+    let child = rustix::process::Pid::from_raw(child.as_raw()).ok_or(Errno::CHILD)?;
+    waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | options)
 }
 
 /// Makes a child the supervisor of a tree if this process may have other children: those of a script that became
@@ -261,7 +263,7 @@ pub fn supervise_in_child(is_tree: bool, signals: &Signals) -> Result<Option<Exi
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     let ForkResult::Parent { child } = unsafe { fork() }.map_err(cannot_follow)? else { return Ok(None) };
     loop {
-        let _ = wait_readable([signals.all_events()?], None);
+        let _ = wait_readable([signals.all_events()?.as_fd()], None);
         for came in std::iter::from_fn(|| signals.next()).filter(|came| came.is_forwarded()) {
             let _ = signals::send(child, came.signal);
         }

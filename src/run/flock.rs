@@ -27,10 +27,10 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 use super::child::{SleepingChild, in_spite_of_signals};
 use super::detach::exit_now;
 use super::exec::to_be_inherited;
-use super::timer::{pidfd_of, wait_readable};
+use super::timer::wait_readable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{FileLock, Host, WakeSocket};
+use crate::host::{FileLock, Host, WakeSocket, pidfd_of};
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
 use crate::signals::Signals;
@@ -227,7 +227,7 @@ impl FlockWait<'_> {
                 look_at = self.look_again_at()?;
             }
             let next = self.until.into_iter().chain(look_at).min();
-            let events = [self.signals.all_events()?].into_iter().chain(self.wake_socket.map(AsFd::as_fd));
+            let events = [self.signals.all_events()?.as_fd()].into_iter().chain(self.wake_socket.map(AsFd::as_fd));
             wait_readable(events, next.map(|next| next.saturating_sub(now))).map_err(|errno| {
                 Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again")
             })?;
@@ -240,8 +240,7 @@ impl FlockWait<'_> {
     }
 }
 
-/// The process that blocks in flock(2) or fcntl(2), so that csalock can wait for other events too. It ends when csalock
-/// ends, or when this value is dropped.
+/// Blocks in the call, so that csalock can wait for other events too. It ends with csalock, or with this value.
 struct Helper {
     pid: Pid,
     /// The result, once reaped; the pid may belong to another process from then on. EINTR: a signal killed the helper.
@@ -274,7 +273,7 @@ impl Helper {
     fn stop(&self) -> bool {
         if self.ended.get().is_none() {
             let _ = kill(self.pid, Signal::SIGKILL);
-            if let Some(end) = pidfd_of(self.pid) {
+            if let Ok(end) = pidfd_of(self.pid.as_raw()) {
                 // A file system or a debugger may hold a killed process for ever.
                 let _ = wait_readable([end.as_fd()], Some(Duration::from_millis(500)));
                 return self.reap(Some(WaitPidFlag::WNOHANG)) == Some(Ok(()));

@@ -27,7 +27,7 @@ pub struct GuardedCommand<'a> {
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,
     pub reports: Option<SuccessReport>,
-    pub shared_lease_end: Option<SharedLeaseEnd>,
+    pub shared_lease_end: Option<&'static SharedLeaseEnd>,
 }
 
 /// csalock records it under the lock.

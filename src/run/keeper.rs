@@ -44,7 +44,7 @@ pub struct KeeperConfig<'a> {
     pub proof: HandleHash,
     /// When all of them have ended, the keeper's work ends.
     pub owners: Vec<ProcessId>,
-    pub shared_lease_end: SharedLeaseEnd,
+    pub shared_lease_end: &'static SharedLeaseEnd,
     pub kills: bool,
     /// Locks are held until the supervisor has recorded the success of the owners' work.
     pub is_reported: bool,

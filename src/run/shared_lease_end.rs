@@ -23,11 +23,8 @@ const MOST_LOCKS: usize = 507;
 
 const RELEASED: u64 = u64::MAX;
 
-#[derive(Debug, Clone, Copy)]
-pub struct SharedLeaseEnd(&'static Shared);
-
 #[derive(Debug)]
-struct Shared {
+pub struct SharedLeaseEnd {
     ends: AtomicU64,
     killed: AtomicU64,
     /// 1 while the record lacks the success of the command in its slot.
@@ -44,83 +41,83 @@ impl SharedLeaseEnd {
     const UNKNOWN: u64 = 0;
 
     /// Allocates shared memory that is never freed.
-    pub fn new() -> Result<SharedLeaseEnd> {
+    pub fn new() -> Result<&'static SharedLeaseEnd> {
         let failed = |errno: Errno| Error::new(ErrorKind::System, format!("cannot share memory: {}", errno.desc()), "");
-        let size = NonZeroUsize::MIN.saturating_add(size_of::<Shared>() - 1);
+        let size = NonZeroUsize::MIN.saturating_add(size_of::<SharedLeaseEnd>() - 1);
         // SAFETY: the mapping is fresh, zeroed and page-aligned, and stays to the end of each process.
         let shared = unsafe {
             let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-            mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<Shared>().as_ref()
+            mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<SharedLeaseEnd>().as_ref()
         };
-        Ok(SharedLeaseEnd(shared))
+        Ok(shared)
     }
 
     /// These grants have just started; no time was known before.
-    pub fn start(self, opened: &OpenLockSet<'_>, grants: &[Grant]) {
+    pub fn start(&self, opened: &OpenLockSet<'_>, grants: &[Grant]) {
         self.store(opened.lease_ends(grants));
-        for (lock, grant) in self.0.locks.iter().zip(grants) {
+        for (lock, grant) in self.locks.iter().zip(grants) {
             lock.store(grant.lifetime.lease().map_or(0, lease_id), Ordering::SeqCst);
         }
-        self.0.is_first.store(1, Ordering::SeqCst);
+        self.is_first.store(1, Ordering::SeqCst);
     }
 
     /// `None` unless `start` had this lease and no other time followed.
-    pub fn expiry_of(self, at: usize, lease: &Lease) -> Option<Duration> {
-        let is_first = self.0.is_first.load(Ordering::SeqCst) == 1 && self.lock(at) == Some(lease_id(lease));
+    pub fn expiry_of(&self, at: usize, lease: &Lease) -> Option<Duration> {
+        let is_first = self.is_first.load(Ordering::SeqCst) == 1 && self.lock(at) == Some(lease_id(lease));
         self.load().filter(|_| is_first)
     }
 
     /// `None`: the lease does not expire.
-    pub fn store(self, ends: Option<Duration>) {
+    pub fn store(&self, ends: Option<Duration>) {
         let ends = ends.map_or(u64::MAX, |ends| (ends.as_millis() as u64).max(1));
-        if ends != self.0.ends.load(Ordering::SeqCst) {
-            self.0.is_first.store(0, Ordering::SeqCst);
-            self.0.ends.store(ends, Ordering::SeqCst);
+        if ends != self.ends.load(Ordering::SeqCst) {
+            self.is_first.store(0, Ordering::SeqCst);
+            self.ends.store(ends, Ordering::SeqCst);
         }
     }
 
     /// `None` if it does not expire or is not known.
-    pub fn load(self) -> Option<Duration> {
-        match self.0.ends.load(Ordering::SeqCst) {
+    pub fn load(&self) -> Option<Duration> {
+        match self.ends.load(Ordering::SeqCst) {
             SharedLeaseEnd::UNKNOWN | u64::MAX => None,
             ends => Some(Duration::from_millis(ends)),
         }
     }
 
-    pub fn set_killed(self) {
-        self.0.killed.store(1, Ordering::SeqCst);
+    pub fn set_killed(&self) {
+        self.killed.store(1, Ordering::SeqCst);
     }
 
     /// Notes whether the command has succeeded in its slot and the record lacks that.
-    pub fn set_unrecorded(self, is_unrecorded: bool) {
-        self.0.unrecorded.store(is_unrecorded.into(), Ordering::SeqCst);
+    pub fn set_unrecorded(&self, is_unrecorded: bool) {
+        self.unrecorded.store(is_unrecorded.into(), Ordering::SeqCst);
     }
 
-    pub fn is_unrecorded(self) -> bool {
-        self.0.unrecorded.load(Ordering::SeqCst) != 0
+    pub fn is_unrecorded(&self) -> bool {
+        self.unrecorded.load(Ordering::SeqCst) != 0
     }
 
     /// Records that the command released the lock with this index. Returns false if the index has no room.
-    pub fn release(self, at: usize) -> bool {
-        self.0.locks.get(at).map(|lock| lock.store(RELEASED, Ordering::SeqCst)).is_some()
+    pub fn release(&self, at: usize) -> bool {
+        self.locks.get(at).map(|lock| lock.store(RELEASED, Ordering::SeqCst)).is_some()
     }
 
     /// Ends the pause. Returns true if one of the processes had stopped the command.
-    pub fn end_pause(self) -> bool {
-        self.0.paused_until.swap(0, Ordering::SeqCst) != 0
+    pub fn end_pause(&self) -> bool {
+        self.paused_until.swap(0, Ordering::SeqCst) != 0
     }
 
-    pub fn is_released(self, at: usize) -> bool {
+    pub fn is_released(&self, at: usize) -> bool {
         self.lock(at) == Some(RELEASED)
     }
 
-    fn lock(self, at: usize) -> Option<u64> {
-        self.0.locks.get(at).map(|lock| lock.load(Ordering::SeqCst))
+    fn lock(&self, at: usize) -> Option<u64> {
+        self.locks.get(at).map(|lock| lock.load(Ordering::SeqCst))
     }
 
     /// A keeper had to kill the command.
-    pub fn was_killed(self) -> bool {
-        self.0.killed.load(Ordering::SeqCst) != 0
+    pub fn was_killed(&self) -> bool {
+        self.killed.load(Ordering::SeqCst) != 0
     }
 }
 
@@ -136,12 +133,12 @@ impl CommandPause {
     /// the limits at which this process acts, or is `None` if no lease ends; `is_stopped` tells if the command is stopped.
     pub fn step(
         &mut self,
-        shared: SharedLeaseEnd,
+        shared: &SharedLeaseEnd,
         lease: Option<(LeaseSchedule, StopTimes)>,
         now: Duration,
         is_stopped: impl FnOnce() -> bool,
     ) -> (Option<Signal>, Option<Duration>) {
-        let paused_until = Duration::from_millis(shared.0.paused_until.load(Ordering::SeqCst));
+        let paused_until = Duration::from_millis(shared.paused_until.load(Ordering::SeqCst));
         let mut pause = self.pause.or_else(|| lease.and_then(|(lease, due)| lease.pause(due, now)));
         if let Some(pause) = &mut pause {
             // The other process may have more patience.
@@ -155,7 +152,7 @@ impl CommandPause {
                 let stop = (!is_stopped()).then_some(Signal::SIGSTOP);
                 if stop.is_some() {
                     self.has_stopped = true;
-                    shared.0.paused_until.store(pause.until.as_millis() as u64, Ordering::SeqCst);
+                    shared.paused_until.store(pause.until.as_millis() as u64, Ordering::SeqCst);
                 }
                 (stop, Some(pause.until.min(now + STOP_CHECK_INTERVAL)))
             }

@@ -27,8 +27,8 @@ mod while_running;
 pub struct Supervisor<'a> {
     guarded: &'a GuardedCommand<'a>,
     opened: &'a OpenLockSet<'a>,
-    /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
-    wake_socket: Option<WakeSocket>,
+    /// Receives a wake-up when the command or another process changes or ends a grant. The keeper reads it, if there is one.
+    pub wake_socket: Option<WakeSocket>,
     /// An eventfd for the reports of the keeper, if there must be one.
     lease_changed: Option<OwnedFd>,
     report: &'a (dyn Fn(&Notice<'_>) + Sync),
@@ -65,11 +65,6 @@ impl<'a> Supervisor<'a> {
         let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&guarded.handle.proof()));
         let lease_changed = guarded.shared_lease_end.map(|_| Keeper::lease_changed_event()).transpose()?;
         Ok(Supervisor { guarded, opened, wake_socket, lease_changed, report })
-    }
-
-    /// Receives a wake-up when another process changes or ends a grant.
-    pub fn wake_socket(&self) -> Option<&WakeSocket> {
-        self.wake_socket.as_ref()
     }
 
     /// Makes the child, whose id is `process`, the command under these grants, with these locked files. Waits for its end
@@ -178,34 +173,7 @@ impl<'a> Supervisor<'a> {
         ended.was_paused.then_some(Notice::Paused).iter().chain(&why).for_each(self.report);
         if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }
     }
-}
 
-/// `by_time` means that a lease without renewal ended the command.
-fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
-    if ended.out_of_reach {
-        return Some(Notice::OutOfReach);
-    }
-    let (stop, _) = ended.stopped.filter(|_| ended.shared_signal.is_none())?;
-    Some(Notice::Ended(stop, by_time))
-}
-
-/// A command that csalock ended has the exit of csalock: its own may be a success, if it had left others behind.
-fn run_end(ended: &ExitReport) -> RunEnd {
-    let exit = if ended.stopped.is_some() { exit_of_report(ended).code() } else { ended.run.exit };
-    RunEnd { exit, ..ended.run }
-}
-
-fn exit_of_report(ended: &ExitReport) -> Exit {
-    match (ended.shared_signal, ended.stopped) {
-        (Some(signal), _) => Exit::Signal(signal),
-        (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
-        (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,
-        (None, Some((StopReason::Lease, _))) => ErrorKind::Lost.into(),
-        (None, None) => ended.exit,
-    }
-}
-
-impl Supervisor<'_> {
     /// Runs `what`. Ends the process if a store is silent for too long, with `exit` if the record lacks no success.
     fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
         let (report, why) = (self.report, why(ended, self.guarded.limits.ttl.is_some()));
@@ -312,5 +280,30 @@ impl Supervisor<'_> {
 
     fn is_released(&self, ended: &ExitReport, at: usize) -> bool {
         ended.released.contains(&at) || self.guarded.shared_lease_end.is_some_and(|shared| shared.is_released(at))
+    }
+}
+
+/// `by_time` means that a lease without renewal ended the command.
+fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
+    if ended.out_of_reach {
+        return Some(Notice::OutOfReach);
+    }
+    let (stop, _) = ended.stopped.filter(|_| ended.shared_signal.is_none())?;
+    Some(Notice::Ended(stop, by_time))
+}
+
+/// A command that csalock ended has the exit of csalock: its own may be a success, if it had left others behind.
+fn run_end(ended: &ExitReport) -> RunEnd {
+    let exit = if ended.stopped.is_some() { exit_of_report(ended).code() } else { ended.run.exit };
+    RunEnd { exit, ..ended.run }
+}
+
+fn exit_of_report(ended: &ExitReport) -> Exit {
+    match (ended.shared_signal, ended.stopped) {
+        (Some(signal), _) => Exit::Signal(signal),
+        (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
+        (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,
+        (None, Some((StopReason::Lease, _))) => ErrorKind::Lost.into(),
+        (None, None) => ended.exit,
     }
 }

@@ -9,13 +9,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::sys::timerfd::TimerFd;
 use nix::unistd::{Pid, getppid};
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use super::{KeeperConfig, drain, new_event, notify, pause, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
-use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, send};
+use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, pidfd_of, send};
 use crate::lock::{EndReason, EndedGrant, Lease, Lifetime, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
@@ -24,7 +27,7 @@ use crate::run::lease_schedule::{
     StopTimes, next_look, retry_pause, settling_pause,
 };
 use crate::run::shared_lease_end::CommandPause;
-use crate::run::timer::{BoottimeTimer, pidfd_of, wait_readable};
+use crate::run::timer::{boottime_timer, set_timer, wait_readable};
 use crate::store::{Call, Subscription, Topic};
 
 /// Exit status of a keeper that could not start.
@@ -69,13 +72,13 @@ impl KeeperConfig<'_> {
         }
         let [renew_now, changed] = [(); 2].map(|()| retry_until_ok(new_event));
         // Descriptors may be scarce, and without these the keeper could not end the owners. The renewal comes later.
-        let timer = retry_until_ok(BoottimeTimer::new);
+        let timer = retry_until_ok(boottime_timer);
         let mut owners: Owners<'_> = self.owners.iter().map(|owner| (owner, None)).collect();
         owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
         let own = wake_socket.is_none().then(|| WakeSocket::new(WakeAddress::Supervisor(&self.proof))).flatten();
         let listeners: Vec<BorrowedFd<'_>> =
             [Some(&changed), listener].into_iter().flatten().map(AsFd::as_fd).collect();
-        let parent = parent.map(|parent| (parent, pidfd_of(parent)));
+        let parent = parent.map(|parent| (parent, pidfd_of(parent.as_raw()).ok()));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renew = || {
@@ -111,7 +114,7 @@ impl KeeperConfig<'_> {
         &self,
         (parent, supervisor): (&Option<Parent>, Option<Pid>),
         mut owners: Owners<'_>,
-        timer: &BoottimeTimer,
+        timer: &TimerFd,
         wake_socket: Option<&WakeSocket>,
         renew_now: BorrowedFd<'_>,
         lease_changed: BorrowedFd<'_>,
@@ -129,7 +132,7 @@ impl KeeperConfig<'_> {
             let is_watched = |(_, pidfd): &(&ProcessId, Option<OwnedFd>)| pidfd.is_some();
             let look_again = (!owners.iter().all(is_watched)).then(|| self.context.host.boottime() + POLL_INTERVAL);
             let next_step = self.enforce_lease(&mut lease_watch, &owners, supervisor);
-            timer.set([look_again, next_step].into_iter().flatten().min());
+            set_timer(timer, [look_again, next_step].into_iter().flatten().min());
             let pidfds = owners.iter().filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()));
             let parent_fd = parent.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
             let others = wake_socket.map(AsFd::as_fd).into_iter().chain(parent_fd.map(AsFd::as_fd));
@@ -214,14 +217,13 @@ impl KeeperConfig<'_> {
     /// False if it has ended. An owner that cannot be observed is not dead: descriptors or memory may be exhausted.
     fn is_alive(&self, owner: &ProcessId, pidfd: &mut Option<OwnedFd>) -> bool {
         if pidfd.is_none() {
-            let Some(pid) = rustix::process::Pid::from_raw(owner.pid) else { return false };
-            let opened = pidfd_open(pid, PidfdFlags::empty());
+            let opened = pidfd_of(owner.pid);
             // Only this check after the open proves that the pidfd is the owner's and not that of the pid's next user.
             *pidfd = match (opened, self.context.host.process(owner.pid)) {
                 (Err(rustix::io::Errno::SRCH), _) => return false,
                 (opened, Ok(Some(found))) if found == *owner => opened.ok(),
                 (_, Ok(_)) => return false,
-                (_, Err(_)) => return rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH),
+                (_, Err(_)) => return kill(Pid::from_raw(owner.pid), None) != Err(Errno::ESRCH),
             };
         }
         pidfd.as_ref().is_none_or(|pidfd| wait_readable([pidfd.as_fd()], Some(Duration::ZERO)) != Ok(true))
@@ -260,7 +262,7 @@ impl KeeperConfig<'_> {
         listeners: &[BorrowedFd<'_>],
         ended: &AtomicBool,
     ) {
-        let timer = retry_until_ok(BoottimeTimer::new);
+        let timer = retry_until_ok(boottime_timer);
         let span = self.context.lease();
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut cleaners: Option<CleanerGuard> = None;
@@ -269,7 +271,7 @@ impl KeeperConfig<'_> {
         let schedule = |ends| LeaseSchedule { ends, span };
         let mut next = self.shared_lease_end.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
-            timer.set(Some(next.min(changes.due)));
+            set_timer(&timer, Some(next.min(changes.due)));
             let _ = wait_readable([renew_now, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
             drain(renew_now);
             changes.take_notifications();
@@ -278,7 +280,7 @@ impl KeeperConfig<'_> {
             }
             let now = self.context.host.boottime();
             // A subscription comes before the read, so that no change is missed; but it must not delay a renewal.
-            let first = Some(&mut changes).filter(|_| now < next);
+            let first = (now < next).then_some(&mut changes);
             let (ends, is_held) = match self.renew(&mut opened, &mut known, first) {
                 Ok(renewed) => renewed,
                 Err(_) => {
@@ -355,7 +357,7 @@ impl KeeperConfig<'_> {
         match record.holder(&self.proof).map(|grant| grant.lifetime.clone()) {
             Some(Lifetime::Keepalive(lease)) => {
                 let ends = match known {
-                    Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
+                    Some((known, ends)) => (*known == lease).then_some(*ends),
                     None => self.shared_lease_end.load(),
                 };
                 if let Some(ends) = ends.filter(|ends| now < LeaseSchedule { ends: *ends, span }.renewal()) {

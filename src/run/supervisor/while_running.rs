@@ -22,7 +22,7 @@ use crate::run::guarded_command::GuardedCommand;
 use crate::run::keeper::{Keeper, pause};
 use crate::run::lease_schedule::{IDLE_BEFORE_REST, LeaseSchedule, StopReason, StopTimes};
 use crate::run::shared_lease_end::{CommandPause, SharedLeaseEnd};
-use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::run::timer::{boottime_timer, set_timer, wait_readable};
 use crate::run::tree::{Tree, descendants_of};
 use crate::store::Scope;
 
@@ -136,15 +136,15 @@ impl<'a> EventLoop<'a> {
         if limits.max_hold.is_some() || limits.ttl.is_some() || self.keeper.is_some() {
             self.read_limits();
         }
-        let mut timer: Option<BoottimeTimer> = None;
+        let mut timer = None;
         let mut cleaners = CleanerGuard::of(self.opened.each().map(|(_, engine)| engine));
         loop {
             let next = self.next_limit();
             if next.is_some() && timer.is_none() {
-                timer = BoottimeTimer::new().ok();
+                timer = boottime_timer().ok();
             }
-            timer.iter().for_each(|timer| timer.set(next));
-            let signals = self.guarded.signals.all_events()?;
+            timer.iter().for_each(|timer| set_timer(timer, next));
+            let signals = self.guarded.signals.all_events()?.as_fd();
             let events = [Some(signals), self.events(), timer.as_ref().map(AsFd::as_fd)];
             // Without a descriptor for the timer, the wait is short, and the command keeps its supervisor.
             let left = |next: Duration| next.saturating_sub(self.boottime()).min(LONGEST_WAIT_WITHOUT_TIMER);
