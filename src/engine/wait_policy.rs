@@ -72,7 +72,7 @@ pub(super) type OnWait<'a> = dyn FnMut(&Progress<'_>) -> Option<Duration> + 'a;
 /// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
 #[derive(Clone, Copy)]
 pub(super) struct WaitClock {
-    deadline: Option<Duration>,
+    pub(super) deadline: Option<Duration>,
     pause: Duration,
     longest: Duration,
     /// Polls only cover lost wake-ups.
@@ -80,10 +80,6 @@ pub(super) struct WaitClock {
 }
 
 impl WaitClock {
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        self.deadline
-    }
-
     pub(super) fn left(&self, now: Duration) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
@@ -121,7 +117,7 @@ impl Engine {
         work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
-        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
+        let until = Some(clock.deadline.unwrap_or(Duration::MAX));
         let engine = self.during(Call { until, interruptible: interrupt.is_some() });
         loop {
             match work(&engine) {
