@@ -134,8 +134,8 @@ impl Engine {
         }
     }
 
-    /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one,
-    /// of the time that is `left`, if each look costs them much.
+    /// Returns scarce things, such as a connection to a server, before a pause. The pause is longer, within the time
+    /// that is `left`, if each look costs other processes much.
     pub(super) fn pause_for_others(&self, pause: Duration, left: Option<Duration>) -> Duration {
         if !self.store.before_wait(self.call, false) {
             return pause;

@@ -59,8 +59,7 @@ impl<'a> AcquireAttempt<'a> {
         })
     }
 
-    /// Waits for one of these processes and leases to end, for a wake-up, or for the end of the pause that the policy
-    /// allows. Returns `None` if the record may have changed.
+    /// Waits for these events, a wake-up, or the end of a pause of the policy. `None` if the record may have changed.
     pub(super) fn wait(
         &mut self,
         (version, record): VersionedRecord,
