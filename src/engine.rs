@@ -78,7 +78,7 @@ pub struct Engine {
 pub struct EngineState {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
-    remembers: HistoryLimits,
+    history_limits: HistoryLimits,
     /// For hints; `None` in tests.
     location: Option<Location>,
     lease: Duration,
@@ -107,7 +107,7 @@ impl Engine {
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
         let mut state = EngineState::new(store, host);
-        state.remembers = if location.is_beside() { limits.off() } else { limits };
+        state.history_limits = if location.is_beside() { limits.off() } else { limits };
         state.location = Some(location.clone());
         if state.needs_leases() {
             state.lease = environment.lease()?;
@@ -190,7 +190,7 @@ impl EngineState {
         EngineState {
             store,
             host,
-            remembers: HistoryLimits::default(),
+            history_limits: HistoryLimits::default(),
             location: None,
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),

@@ -171,19 +171,15 @@ impl Locks {
 
 /// `None` for a busy lock; an error if a wait would not free the lock.
 fn refusal<T>(name: &[u8], refused: &Refusal) -> Result<Option<T>> {
+    let Refusal::Deadlock(edges) = refused else { return Ok(None) };
     let name = crate::escape::escape(name);
-    let (kind, what, hint) = match refused {
-        Refusal::Deadlock(edges) if edges.len() == 1 => {
-            (ErrorKind::Deadlock, format!("this process holds lock {name} already"), "give it back first".to_string())
-        }
-        Refusal::Deadlock(_) => (
-            ErrorKind::Deadlock,
+    let (what, hint) = if edges.len() == 1 {
+        (format!("this process holds lock {name} already"), "give it back first")
+    } else {
+        (
             format!("lock {name}: waiting would never end"),
-            "give back what this process holds, or acquire all locks in one request".to_string(),
-        ),
-        Refusal::Busy(_) | Refusal::Claimed(_) | Refusal::Stale(_) | Refusal::Replaced(_) | Refusal::Lost(_) => {
-            return Ok(None);
-        }
+            "give back what this process holds, or acquire all locks in one request",
+        )
     };
-    Err(Error::new(kind, what, hint))
+    Err(Error::new(ErrorKind::Deadlock, what, hint))
 }

@@ -55,8 +55,8 @@ impl Engine {
         // Without notifications, other hosts cannot wake a waiter of this store.
         let polls = scope == Scope::Shared && !self.store.abilities().notifies;
         let clock = policy.begin(self.host.boottime(), polls);
-        let give_up_at = clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE));
-        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
+        let give_up_at = clock.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE));
+        let until = Some(clock.deadline.unwrap_or(Duration::MAX));
         let mut attempt = AcquireAttempt {
             base: self,
             engine: self.during(Call { until, interruptible: interrupt.is_some() }),
@@ -285,7 +285,7 @@ impl AcquireAttempt<'_> {
     fn limit_store_calls(&mut self) {
         if (self.store_answered || self.store_failed) && self.engine.store.scope() == Scope::Shared {
             let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-            self.engine.call.until = Some(self.clock.deadline().map_or(soon, |deadline| deadline.min(soon)));
+            self.engine.call.until = Some(self.clock.deadline.map_or(soon, |deadline| deadline.min(soon)));
         }
     }
 

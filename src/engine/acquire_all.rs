@@ -117,8 +117,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.waited && self.rest_of_policy().limit == Some(Duration::ZERO)
     }
 
-    /// Makes sure that the call still has all grants: confirms them, or, if a later call of [`confirm_all`] does that,
-    /// tries each name again. Returns false if it has not.
+    /// Confirms all grants, or tries each name again if a later call of [`confirm_all`] confirms. False if one is lost.
     fn keep_all(&mut self) -> Result<bool> {
         if self.request.phase != Phase::Provisional {
             return self.confirm();

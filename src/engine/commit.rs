@@ -64,7 +64,7 @@ impl Engine {
             ended: before.leases().filter(|lease| !record.leases().any(|other| other == *lease)).collect(),
             closed: departed(&before.waiters, record).map(|waiter| waiter.proof.channel()).collect(),
             history: LinesOfHistory::new(|| self.endings(before, record, remark, ended_at)),
-            limits: self.remembers,
+            limits: self.history_limits,
             ..WriteSet::default()
         };
         for proof in wake {

@@ -19,7 +19,7 @@ pub(super) struct Remark<'a> {
 impl Engine {
     /// Lines about the grants in `before` that have ended in `after`, at `now` on the wall clock.
     pub(super) fn endings(&self, before: &Record, after: &Record, remark: Remark<'_>, now: Duration) -> Vec<String> {
-        if self.remembers.are_off() || before.holders.is_empty() {
+        if self.history_limits.are_off() || before.holders.is_empty() {
             return Vec::new();
         }
         // The commit that ends a grant may make the next one: that grant does not begin before the end.
@@ -67,8 +67,8 @@ impl Engine {
     /// Without a readable history there are none.
     pub fn last_runs(&self) -> BTreeMap<Vec<u8>, Past> {
         let mut runs = BTreeMap::new();
-        if !self.remembers.are_off() {
-            let _ = self.each_past(&self.remembers, &mut |past| {
+        if !self.history_limits.are_off() {
+            let _ = self.each_past(&self.history_limits, &mut |past| {
                 if past.is_run() {
                     runs.insert(past.name.clone(), past);
                 }

@@ -76,8 +76,7 @@ impl Engine {
         self.for_each_record(&mut |record| visit(record.and_then(|record| self.inspect_record(record))))
     }
 
-    /// Returns the least name of a held lock that `is_meant`. Passes over unreadable records.
-    /// Fails if the store cannot be read.
+    /// Least name of a held lock that `is_meant`, without unreadable records. Fails if the store cannot be read.
     pub fn find_held(&self, is_meant: &dyn Fn(&[u8]) -> bool) -> Result<Option<Vec<u8>>> {
         let mut found: Option<Vec<u8>> = None;
         self.for_each_record(&mut |record| {

@@ -134,14 +134,14 @@ impl Engine {
 
     fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<WriteResponse> {
         let random = self.host.random()?;
-        let mark = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
-        let value = wanted.bytes.map(|bytes| Value::new(bytes, mark, wanted.mode));
+        let write_id = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
+        let value = wanted.bytes.map(|bytes| Value::new(bytes, write_id, wanted.mode));
         let mut writing = SetValue { value, ..wanted.terms.clone() };
         let mut stored = false;
         let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
         if stored && matches!(done, Ok(Err(_))) {
-            self.remove_external(&Value::key(name, mark))?;
+            self.remove_external(&Value::key(name, write_id))?;
         }
         // A write that may be done must not happen again after that of another caller.
         done.map_err(|error| if writing.credentials.repeated { error.not_repeatable() } else { error })
@@ -236,12 +236,12 @@ impl Engine {
 
     /// No record references these bytes, and their writer can no longer make a record do so.
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
-        let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
+        let Some((name, write_id)) = Value::of_key(key) else { return Ok(false) };
         let Some(stored) = self.store.read(self.call, key)? else { return Ok(false) };
         let found = lock::decode_value(&stored.body).map_err(|error| error.in_place(&self.store.describe(key)))?;
         let writer = found.map(|(writer, _)| writer);
         let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));
         let (_, record) = self.read(name)?;
-        Ok(!at_work && record.value.is_none_or(|value| value.write_id != mark))
+        Ok(!at_work && record.value.is_none_or(|value| value.write_id != write_id))
     }
 }

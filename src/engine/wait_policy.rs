@@ -72,7 +72,7 @@ pub(super) type OnWait<'a> = dyn FnMut(&Progress<'_>) -> Option<Duration> + 'a;
 /// Remaining time of a wait, on CLOCK_BOOTTIME, and its next pause.
 #[derive(Clone, Copy)]
 pub(super) struct WaitClock {
-    deadline: Option<Duration>,
+    pub(super) deadline: Option<Duration>,
     pause: Duration,
     longest: Duration,
     /// Polls only cover lost wake-ups.
@@ -80,10 +80,6 @@ pub(super) struct WaitClock {
 }
 
 impl WaitClock {
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        self.deadline
-    }
-
     pub(super) fn left(&self, now: Duration) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
@@ -121,7 +117,7 @@ impl Engine {
         work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut clock = policy.begin(self.host.boottime(), false);
-        let until = Some(clock.deadline().unwrap_or(Duration::MAX));
+        let until = Some(clock.deadline.unwrap_or(Duration::MAX));
         let engine = self.during(Call { until, interruptible: interrupt.is_some() });
         loop {
             match work(&engine) {
@@ -138,8 +134,8 @@ impl Engine {
         }
     }
 
-    /// Lets other processes have what they may need from the store during a pause, and returns the pause: a longer one,
-    /// of the time that is `left`, if each look costs them much.
+    /// Returns scarce things, such as a connection to a server, before a pause. The pause is longer, within the time
+    /// that is `left`, if each look costs other processes much.
     pub(super) fn pause_for_others(&self, pause: Duration, left: Option<Duration>) -> Duration {
         if !self.store.before_wait(self.call, false) {
             return pause;

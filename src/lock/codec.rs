@@ -163,8 +163,7 @@ pub(crate) fn encode_value(name: &[u8], writer: &Owner, bytes: &[u8]) -> Vec<u8>
     [&encode_auxiliary(name, &head)[..], bytes].concat()
 }
 
-/// Decodes the output of [`encode_value`] into the writer and the value; returns `None` for damaged bytes.
-/// Fails if another version of csalock wrote the value.
+/// Writer and value in the output of [`encode_value`]; `None` for damaged bytes. Fails if another version wrote them.
 pub(crate) fn decode_value(bytes: &[u8]) -> Result<Option<(Owner, Vec<u8>)>> {
     let (head, value) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1));
     let head = decode_auxiliary::<ValueHead>(head)?.filter(|head| head.checksum == checksum(value));

@@ -42,7 +42,7 @@ pub struct Grant {
     /// unless a commit record keeps it ([`super::CommitRecord`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub provisional: Option<ProcessId>,
-    /// True if the waiter of an unconfirmed grant gives its place to a newer caller ([`super::Waiter::latest_only`]).
+    /// An unconfirmed grant gives its place to a newer caller ([`super::Waiter::latest_only`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub latest_only: bool,
     /// Owner's end releases the grant and does not count as a loss.

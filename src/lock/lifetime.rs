@@ -40,11 +40,7 @@ impl Lifetime {
     pub fn lease(&self) -> Option<&Lease> {
         match self {
             Lifetime::ExpiresAt(lease) | Lifetime::Keepalive(lease) => Some(lease),
-            Lifetime::WhileOwnerLives
-            | Lifetime::Ttl(_)
-            | Lifetime::KeepalivePending(_)
-            | Lifetime::OwnerDied
-            | Lifetime::UntilReleased => None,
+            _ => None,
         }
     }
 }

@@ -112,8 +112,7 @@ impl Record {
 
 /// Part of a record that a store keeps.
 impl Record {
-    /// Returns the record as the store keeps it: without old endings, without sightings of leases that are over, and
-    /// without the replacement by a caller that has gone.
+    /// Without old endings, sightings of leases that are over, and the replacement by a caller that has gone.
     pub(super) fn as_stored(&self) -> Cow<'_, Record> {
         let is_current = |seen: &&Sighting| self.leases().any(|lease| *lease == seen.lease);
         let seen: Vec<Sighting> = self.sightings.iter().filter(is_current).cloned().collect();

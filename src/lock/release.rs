@@ -168,10 +168,6 @@ impl Request for RenewGrant {
         Ok(write(next, Ok(grant), head.into_iter().collect()))
     }
 
-    fn repeat(&mut self) {
-        self.credentials.repeated = true;
-    }
-
     fn changed(response: &Self::Response) -> Option<HandleHash> {
         changed(response)
     }
@@ -197,10 +193,6 @@ impl Request for OwnerDied {
         let is_wanted = !next.waiters.is_empty() || next.pages.is_some();
         let wake = if is_wanted { grant_waiting(&mut next, facts)? } else { Vec::new() };
         Ok(write(next, Ok(grant), wake))
-    }
-
-    fn repeat(&mut self) {
-        self.0.repeated = true;
     }
 
     fn ended(response: &Self::Response, next: &Record) -> Vec<HandleHash> {

@@ -170,8 +170,7 @@ impl Request for Complain {
     }
 }
 
-/// Removes everything that the record knows of its job, except a run that holds the lock: its success counts for its
-/// slot. The response is false if the record knows nothing.
+/// Removes all of the job but a run that holds the lock: its success counts for its slot. False if there is no job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ForgetJob;
 

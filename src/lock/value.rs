@@ -34,21 +34,21 @@ pub struct Value {
 }
 
 impl Value {
-    pub fn new(bytes: &[u8], mark: u64, mode: Option<u32>) -> Value {
-        let within = (bytes.len() <= MOST_WITHIN && mode.is_none()).then(|| bytes.to_vec());
-        Value { version: None, token: None, size: bytes.len() as u64, write_id: mark, mode, inline: within }
+    pub fn new(bytes: &[u8], write_id: u64, mode: Option<u32>) -> Value {
+        let inline = (bytes.len() <= MOST_WITHIN && mode.is_none()).then(|| bytes.to_vec());
+        Value { version: None, token: None, size: bytes.len() as u64, write_id, mode, inline }
     }
 
     /// Store name of an external value. A user cannot type this name, because it contains a NUL byte.
-    pub fn key(name: &[u8], mark: u64) -> Vec<u8> {
-        [name, b"\0value.", format!("{mark:016x}").as_bytes()].concat()
+    pub fn key(name: &[u8], write_id: u64) -> Vec<u8> {
+        [name, b"\0value.", format!("{write_id:016x}").as_bytes()].concat()
     }
 
     /// Lock name and write id of the external value with this store name; `None` for other names.
     pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
         let nul = key.iter().position(|byte| *byte == 0)?;
-        let mark = std::str::from_utf8(key[nul..].strip_prefix(b"\0value.")?).ok()?;
-        let (name, mark) = (&key[..nul], u64::from_str_radix(mark, 16).ok()?);
-        (Value::key(name, mark) == key).then_some((name, mark))
+        let write_id = std::str::from_utf8(key[nul..].strip_prefix(b"\0value.")?).ok()?;
+        let (name, write_id) = (&key[..nul], u64::from_str_radix(write_id, 16).ok()?);
+        (Value::key(name, write_id) == key).then_some((name, write_id))
     }
 }

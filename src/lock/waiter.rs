@@ -24,15 +24,15 @@ pub struct Waiter {
     /// Process that waits; its death ends the wait.
     pub process: ProcessId,
     pub lifetime: Lifetime,
-    /// True if the waiter must confirm a grant before its owner counts as the owner of the lock.
+    /// A grant needs a confirmation before its owner has the lock. False only in records of older versions.
     #[serde(default, skip_serializing_if = "is_default")]
     pub needs_confirmation: bool,
-    /// True if the owner's end will release the grant ([`Grant::release_on_exit`]).
+    /// An end of the owner will release the grant ([`Grant::release_on_exit`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub release_on_exit: bool,
     #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub claim: Option<Vec<u8>>,
-    /// True if a newer caller that asks for this takes the waiter's place ([`super::Replacement`]).
+    /// A newer caller that asks for this takes the waiter's place ([`super::Replacement`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub latest_only: bool,
     /// Grants that the waiter works under, here or under other names; they do not end before this wait does.

@@ -102,19 +102,13 @@ impl Request for SetValue {
                 }
             }
         }
-        if !holds(self.precondition, record.value.as_ref()) {
+        if !is_met(self.precondition, record.value.as_ref()) {
             return Ok(refused(WriteRefusal::VersionMismatch(record.value.clone())));
         }
         let Some(written) = self.value.clone().or_else(|| record.value.clone()) else {
             return Ok(refused(WriteRefusal::NoValue));
         };
-        let mut others = Vec::new();
-        for (at, grant) in next.holders.iter().enumerate() {
-            // A shared holder that is gone does not prevent the write.
-            if Some(at) != mine && Standing::of(grant, facts)?.holds() {
-                others.push(grant.clone());
-            }
-        }
+        let others = other_holders(&next, mine, facts)?;
         if !others.is_empty() {
             return Ok(refused(if mine.is_some() { WriteRefusal::Shared(others) } else { WriteRefusal::Busy(others) }));
         }
@@ -149,6 +143,17 @@ type Step = Transition<<SetValue as Request>::Response>;
 
 fn refused(refusal: WriteRefusal) -> Step {
     Transition::Done(Err(refusal))
+}
+
+fn other_holders(record: &Record, mine: Option<usize>, facts: &Facts) -> Result<Vec<Grant>, Query> {
+    let mut others = Vec::new();
+    for (at, grant) in record.holders.iter().enumerate() {
+        // A shared holder that is gone does not prevent the write.
+        if Some(at) != mine && Standing::of(grant, facts)?.holds() {
+            others.push(grant.clone());
+        }
+    }
+    Ok(others)
 }
 
 /// Refusal of a process whose script has ended, if the script had the lock or may have had it.
@@ -194,8 +199,8 @@ impl SetValue {
     }
 }
 
-fn holds(only_if: Option<Precondition>, value: Option<&Value>) -> bool {
-    match only_if {
+fn is_met(precondition: Option<Precondition>, value: Option<&Value>) -> bool {
+    match precondition {
         None => true,
         Some(Precondition::Absent) => value.is_none(),
         Some(Precondition::Version(version)) => value.is_some_and(|value| value.version == Some(version)),

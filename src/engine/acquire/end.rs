@@ -51,8 +51,8 @@ impl AcquireAttempt<'_> {
         Ok(Some(AcquireResult::Refused(0, refusal)))
     }
 
-    /// True if the store may still have an entry or a grant of this caller, so that its witness must stay: a waiter
-    /// that gave up may be in the queue if the store refused its removal.
+    /// The store may still have an entry or a grant of this caller, so its witness must stay: a waiter that gave up may
+    /// be in the queue if the store refused its removal.
     pub(super) fn may_leave_entry(&self, ended: &Result<AcquireResult>) -> bool {
         match ended {
             Ok(AcquireResult::Refused(_, Refusal::Busy(_))) => self.terms.queue,
@@ -109,8 +109,7 @@ impl AcquireAttempt<'_> {
         Ok(AcquireResult::Refused(0, Refusal::Busy(self.engine.read(self.name)?.1.holders)))
     }
 
-    /// Leaves the queue like [`AcquireAttempt::leave`]. A full or read-only store does not change the response: the
-    /// next process that changes the record skips a waiter that has ended.
+    /// A full or read-only store changes no response: the next process that changes the record skips the ended waiter.
     pub(super) fn leave_if_possible(&mut self) -> Result<Option<Grant>> {
         match self.leave() {
             Err(error) if error.is_refused_change() => Ok(None),

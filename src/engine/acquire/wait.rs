@@ -28,9 +28,9 @@ impl<'a> AcquireAttempt<'a> {
         // A waiter inspects its callers twice during the wait; a caller that does not wait does it only here.
         if !self.terms.queue
             && !std::mem::replace(&mut self.looked_for_caller, true)
-            && let Some(within) = self.blocked_callers.immediately(&*engine.host)
+            && let Some(blocked) = self.blocked_callers.immediately(&*engine.host)
         {
-            entry.blocked_processes = within;
+            entry.blocked_processes = blocked;
             changed = true;
         }
         // If others cannot see whether a waiter lives, the waiter renews a lease.
@@ -59,8 +59,7 @@ impl<'a> AcquireAttempt<'a> {
         })
     }
 
-    /// Waits for one of these processes and leases to end, for a wake-up, or for the end of the pause that the policy
-    /// allows. Returns `None` if the record may have changed.
+    /// Waits for these events, a wake-up, or the end of a pause of the policy. `None` if the record may have changed.
     pub(super) fn wait(
         &mut self,
         (version, record): VersionedRecord,
@@ -151,13 +150,13 @@ impl<'a> AcquireAttempt<'a> {
 
     /// Inspects the callers that this wait blocks again. Returns true if they have changed.
     fn look_at_callers_again(&mut self, now: Duration) -> Result<bool> {
-        let mut within = self.terms.entry.blocked_processes.clone();
-        self.blocked_callers.look_again(&*self.engine.host, now, &mut within);
-        if within == self.terms.entry.blocked_processes {
+        let mut blocked = self.terms.entry.blocked_processes.clone();
+        self.blocked_callers.look_again(&*self.engine.host, now, &mut blocked);
+        if blocked == self.terms.entry.blocked_processes {
             return Ok(false);
         }
         self.retract();
-        self.terms.entry.blocked_processes = within;
+        self.terms.entry.blocked_processes = blocked;
         Ok(true)
     }
 
