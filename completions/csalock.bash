@@ -688,7 +688,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__put)
-            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --handle --unlock --even-if-stale --if-version --if-absent --mode --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -750,19 +750,19 @@ _csalock() {
                     fi
                     return 0
                     ;;
+                --mode)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --color)
                     COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
-                    return 0
-                    ;;
-                --mode)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
                     return 0
                     ;;
                 *)
@@ -809,7 +809,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run)
-            opts="-n -E -x -s -j -F -c -q -v -w -h --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --fcntl --reentrant --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --store --quiet --verbose --color --timeout --help"
+            opts="-n -E -x -s -j -F -c -w -q -v -h --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --busy --flock --fcntl --reentrant --command --max-hold --kill-after --tree --on-lost --once-per --retries --retry-after --overdue --also --timeout --store --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -935,14 +935,6 @@ _csalock() {
                     fi
                     return 0
                     ;;
-                --store)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --color)
-                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
-                    return 0
-                    ;;
                 --timeout)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
@@ -955,6 +947,14 @@ _csalock() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
+                    return 0
+                    ;;
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
                     ;;
                 *)

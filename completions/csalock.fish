@@ -73,11 +73,11 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l retries -d 'With
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l retry-after -d 'With --once-per: begin no run earlier than this after the last run of the slot began' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l overdue -d 'If the lock is busy, exit 0 and print nothing while the last success of the job is younger than this; complain once with exit 86 when it is older' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l no-command -d 'Store only the program\'s name, not the arguments of the command; CSALOCK_COMMAND=label does so for all calls'
@@ -237,20 +237,20 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -l label -d 'Show t
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l mode -d 'Permissions of the value, within those of the store: 0600; they stay until another --mode' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l mode -d 'Permissions of the value, within those of the store: 0600; they stay until another --mode' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l no-command -d 'Store only the program\'s name, not the arguments of the command; CSALOCK_COMMAND=label does so for all calls'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l unlock -d 'Write only as the holder of the lock, and release it in the same step'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l even-if-stale -d 'With --unlock: write even if the grant is over, provided that no other caller has had the lock since'
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Write only if the value does not exist yet; otherwise exit 83'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Write only if the value does not exist yet; otherwise exit 83'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f

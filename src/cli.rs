@@ -15,9 +15,18 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub use administration::{Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
 pub use locks::{Claim, Del, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
-use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
+use options::{OUTPUT, hide, hide_rare};
+use run::OFTEN;
 pub use run::{Busy, OnLost, Period, Recurrence, Run};
+
+/// Ids of the options of every command, in the order of the help.
+const GENERAL: [&str; 7] = ["store", "json", "quiet", "verbose", "color", "help", "version"];
+
+/// A place in the help after the options of any command.
+const BEHIND_ALL: usize = 100;
+
+const JSON_OF_MOST: &str = "Print the result as one JSON document; not for run";
 
 /// Locks for shell scripts that show who holds them, since when and why
 ///
@@ -33,16 +42,11 @@ pub use run::{Busy, OnLost, Period, Recurrence, Run};
     args_override_self = true,
     override_usage = "csalock [OPTION]... COMMAND [ARGUMENT]...",
     after_help = "Start with `csalock run NAME COMMAND`. `csalock man` shows the manual. Exit codes: 75 busy, 81 not held, \
-                  82 held by another.",
-    mut_args(|argument| match argument.get_id() == "json" {
-        true => argument.help("Print the result as one JSON document; not for run"),
-        false => argument,
-    })
+                  82 held by another."
 )]
 pub struct Cli {
-    /// Options before the command.
     #[command(flatten)]
-    common: Common,
+    pub common: Common,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -99,21 +103,22 @@ impl Cli {
     pub fn definition() -> clap::Command {
         let mut root = Cli::command().disable_help_subcommand(true);
         root.build();
-        let general = |argument: clap::Arg| match argument.get_id().as_str() {
-            "help" => argument.help("Print help; -h is shorter").help_heading(OUTPUT),
-            "version" => argument.help_heading(OUTPUT),
-            _ => argument,
-        };
-        root.mut_args(general).mut_subcommands(|command| command.mut_args(general))
+        let root = general_last(root.mut_arg("json", |json| json.help(JSON_OF_MOST)));
+        root.mut_subcommands(|command| {
+            let useless = without_effect(command.get_name());
+            let is_run = command.get_name() == "run";
+            general_last(command).mut_args(|argument| {
+                let argument = hide(argument, useless);
+                if is_run { hide_rare(argument, &OFTEN) } else { argument }
+            })
+        })
     }
 
     /// The first of the arguments is the program's name. The help is an error too, as in clap.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
         let mut cli = Cli::try_parse_from(arguments)?;
-        let common = cli.command.common();
-        *common = std::mem::take(common).after(std::mem::take(&mut cli.common));
         // clap compares options only if both stand before the command, or both after it.
-        if common.quiet && common.verbose {
+        if cli.common.quiet && cli.common.verbose {
             return Err(conflict("--verbose", "--quiet"));
         }
         if let Command::Run(run) = &mut cli.command {
@@ -123,36 +128,35 @@ impl Cli {
     }
 }
 
+/// Moves the options of every command, and their headings, to the end of the help.
+fn general_last(command: clap::Command) -> clap::Command {
+    GENERAL.into_iter().enumerate().fold(command, |command, (at, id)| {
+        if command.get_arguments().all(|argument| argument.get_id() != id) {
+            return command;
+        }
+        // clap appends an argument that changes.
+        command.mut_arg(id, |argument| match id {
+            "help" => argument.help("Print help; -h is shorter").help_heading(OUTPUT),
+            "version" => argument.help_heading(OUTPUT),
+            _ => argument.display_order(BEHIND_ALL + at),
+        })
+    })
+}
+
+/// Options that this command accepts like others, but does not show.
+fn without_effect(command: &str) -> &'static [&'static str] {
+    match command {
+        "run" | "metrics" => &["json"],
+        "man" | "completions" => &["store", "json"],
+        "serve" => &["store", "json", "quiet", "verbose"],
+        "wait" => &["fail_on_stale", "label", "no_command"],
+        _ => &[],
+    }
+}
+
 fn conflict(option: &str, other: &str) -> clap::Error {
     let mut error = clap::Error::new(ErrorKind::ArgumentConflict);
     error.insert(ContextKind::InvalidArg, ContextValue::String(option.to_string()));
     error.insert(ContextKind::PriorArg, ContextValue::String(other.to_string()));
     error
-}
-
-impl Command {
-    fn common(&mut self) -> &mut Common {
-        match self {
-            Command::Run(asked) => &mut asked.common,
-            Command::Lock(asked) => &mut asked.common,
-            Command::Unlock(asked) => &mut asked.common,
-            Command::Wait(asked) => &mut asked.common,
-            Command::Status(asked) => &mut asked.common,
-            Command::History(asked) => &mut asked.common,
-            Command::Overdue(asked) => &mut asked.common,
-            Command::Metrics(asked) => &mut asked.common,
-            Command::Renew(asked) => &mut asked.common,
-            Command::Get(asked) => &mut asked.common,
-            Command::Put(asked) => &mut asked.writing.common,
-            Command::Del(asked) => &mut asked.writing.common,
-            Command::Claim(asked) => &mut asked.common,
-            Command::Unclaim(asked) => &mut asked.common,
-            Command::Lookup(asked) => &mut asked.common,
-            Command::Gc(asked) => &mut asked.common,
-            Command::Doctor(asked) => &mut asked.common,
-            Command::Serve(asked) => &mut asked.common,
-            Command::Man(asked) => &mut asked.common,
-            Command::Completions(asked) => &mut asked.common,
-        }
-    }
 }

@@ -38,13 +38,13 @@ use crate::{cli, signals};
 /// result.
 pub fn run(arguments: Vec<OsString>) -> Exit {
     if let Some(csa) = csa::called_as(arguments.first()) {
-        return end(csa::run(&Context::of_this_process(), csa, arguments[1..].to_vec()));
+        return end(csa::run(&Context::new(Common::default()), csa, arguments[1..].to_vec()));
     }
     let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,
         Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
     };
-    let context = Context::of_this_process();
+    let context = Context::new(cli.common);
     let done = execute(&context, &cli.command);
     end(done.or_else(|error| Ok(report_failure(&context, &cli.command, &error))))
 }
@@ -76,7 +76,9 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
 
 fn report_failure(context: &Context, command: &Command, error: &anyhow::Error) -> Exit {
     let exit = waiting(command).map_or_else(|| exit_of(error), |waiting| waiting.exit_of_failure(error));
-    if !common(command).is_some_and(|common| common.json) || print_document(context, command, error, exit).is_err() {
+    let has_documents =
+        !matches!(command, Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_));
+    if !(has_documents && context.common.json) || print_document(context, command, error, exit).is_err() {
         eprint_line(&format!("{error:#}"));
     }
     exit
@@ -111,28 +113,6 @@ fn waiting(command: &Command) -> Option<&Waiting> {
         Command::Wait(options) => Some(&options.waiting),
         _ => None,
     }
-}
-
-fn common(command: &Command) -> Option<&Common> {
-    Some(match command {
-        Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_) => return None,
-        Command::Lock(options) => &options.common,
-        Command::Unlock(options) => &options.common,
-        Command::Wait(options) => &options.common,
-        Command::Status(options) => &options.common,
-        Command::History(options) => &options.common,
-        Command::Overdue(options) => &options.common,
-        Command::Metrics(options) => &options.common,
-        Command::Renew(options) => &options.common,
-        Command::Get(options) => &options.common,
-        Command::Put(options) => &options.writing.common,
-        Command::Del(options) => &options.writing.common,
-        Command::Claim(options) => &options.common,
-        Command::Unclaim(options) => &options.common,
-        Command::Lookup(options) => &options.common,
-        Command::Gc(options) => &options.common,
-        Command::Doctor(options) => &options.common,
-    })
 }
 
 /// `None` if the command is not about exactly one name.

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use clap::{Args, ValueEnum};
 
-use super::options::{Common, hide, whole};
+use super::options::whole;
 use crate::report::Moment;
 
 /// Show holders and waiters: since when, until when and why
@@ -33,8 +33,6 @@ pub struct Status {
     /// Name, path, pattern with * ? [ ], or DIRECTORY/ for its files; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Show past holders: from when to when, and how it ended
@@ -63,8 +61,6 @@ pub struct History {
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// List jobs that have not succeeded in time
@@ -85,8 +81,6 @@ pub struct Overdue {
     /// Names of jobs; without any, all jobs of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Print the state of the locks for Prometheus
@@ -95,7 +89,7 @@ pub struct Overdue {
 /// node_exporter. Changes nothing in the store. If the store does not answer, csalock_up is 0, and csalock exits with the
 /// code of the error.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock metrics [OPTION]... [NAME]...", mut_args(|argument| hide(argument, &["json"])))]
+#[command(override_usage = "csalock metrics [OPTION]... [NAME]...")]
 pub struct Metrics {
     /// Write to this file: a temporary file in the same directory replaces it
     #[arg(short, long, value_name = "FILE")]
@@ -106,8 +100,6 @@ pub struct Metrics {
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Remove leftovers of dead holders and waiters
@@ -123,8 +115,6 @@ pub struct Gc {
     /// Name, path, or pattern with * ? [ ]; without any, the whole store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Check a store, and say how to repair what is wrong
@@ -137,8 +127,6 @@ pub struct Doctor {
     /// Check the store of this lock; for a path without a chosen store, the store beside that file, or in DIR/
     #[arg(value_name = "NAME")]
     pub name: Option<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Serve a directory of locks to one client of another host
@@ -146,10 +134,7 @@ pub struct Doctor {
 /// ssh(1) starts this command on the host of a store ssh://HOST/PATH; users do not. It answers requests about that one
 /// directory on its standard input and output, runs no command for the client, and ends with the connection.
 #[derive(Debug, Args)]
-#[command(
-    override_usage = "csalock serve --stdio dir:PATH",
-    mut_args(|argument| hide(argument, &["store", "json", "quiet", "verbose"])),
-)]
+#[command(override_usage = "csalock serve --stdio dir:PATH")]
 pub struct Serve {
     /// Speak on standard input and output
     #[arg(long, required = true)]
@@ -157,8 +142,6 @@ pub struct Serve {
     /// The directory: dir:PATH
     #[arg(value_name = "STORE")]
     pub directory: OsString,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Print the completions for a shell
@@ -166,13 +149,11 @@ pub struct Serve {
 /// The shells read them from files: in bash from ~/.local/share/bash-completion/completions/csalock, in zsh from _csalock in
 /// a directory of $fpath, in fish from ~/.config/fish/completions/csalock.fish.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock completions bash|zsh|fish", mut_args(|argument| hide(argument, &["store", "json"])))]
+#[command(override_usage = "csalock completions bash|zsh|fish")]
 pub struct Completions {
     /// The shell: bash, zsh or fish
     #[arg(value_name = "SHELL", value_enum, hide_possible_values = true)]
     pub shell: Shell,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// A shell with completions.
@@ -191,7 +172,7 @@ pub enum Shell {
 /// The pages are part of the program. On a terminal, man(1) shows the page; without man-db, and in a pipe or a file,
 /// csalock prints it as plain text.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock man [--roff] [COMMAND|7]", mut_args(|argument| hide(argument, &["store", "json"])))]
+#[command(override_usage = "csalock man [--roff] [COMMAND|7]")]
 pub struct Man {
     /// Print the source of the page, which man(1) reads
     #[arg(long)]
@@ -199,6 +180,4 @@ pub struct Man {
     /// Command whose page is shown; 7 is csalock(7), which explains the concepts; without it, csalock(1)
     #[arg(value_name = "COMMAND")]
     pub page: Option<String>,
-    #[command(flatten)]
-    pub common: Common,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{Common, LOCK, Taking, Waiting, hide, whole};
+use super::options::{LOCK, Taking, Waiting, whole};
 use super::run::KILL_AFTER;
 use crate::duration::parse_duration;
 
@@ -14,7 +14,7 @@ use crate::duration::parse_duration;
 /// Every word is a name: `csalock run NAME COMMAND` runs a command under a lock. The locks belong to the shell that
 /// runs the script, even if $( ), a pipeline or a function calls csalock. They end when the script releases them, when
 /// it dies, or with --ttl. Several names are acquired together: all or none, with one handle.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(override_usage = "csalock lock [OPTION]... NAME...")]
 pub struct Lock {
     #[command(flatten)]
@@ -31,8 +31,6 @@ pub struct Lock {
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Release locks
@@ -40,7 +38,7 @@ pub struct Lock {
 /// The handle, or else the calling script, proves that the caller holds the locks. The lock of another holder stays as
 /// it is, except with --force. A command of `csalock run` is then killed, unless its csalock was killed before; a
 /// script goes on without its lock. With --force --end, csalock first ends the command or script.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(override_usage = "csalock unlock [OPTION]... NAME...\n       csalock unlock [OPTION]... --all [NAME]...")]
 pub struct Unlock {
     /// Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner
@@ -70,8 +68,6 @@ pub struct Unlock {
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Wait until locks are free, and leave them free
@@ -80,18 +76,13 @@ pub struct Unlock {
 /// died. The wait takes no place in the queue and delays no other caller, so another caller may have the lock when
 /// csalock exits. Of several locks each was seen free once, not all of them at one moment.
 #[derive(Debug, Args)]
-#[command(
-    override_usage = "csalock wait [OPTION]... NAME...",
-    mut_args(|argument| hide(argument, &["fail_on_stale", "label", "no_command"]))
-)]
+#[command(override_usage = "csalock wait [OPTION]... NAME...")]
 pub struct Wait {
     #[command(flatten)]
     pub waiting: Waiting,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Restart the time limit of held locks
@@ -109,8 +100,6 @@ pub struct Renew {
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Print the value that a lock guards
@@ -133,8 +122,6 @@ pub struct Get {
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME")]
     pub name: OsString,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Options of commands that write a value.
@@ -154,8 +141,6 @@ pub struct Writing {
     /// Write only if the value has this version; otherwise exit 80
     #[arg(long, value_name = "N", value_parser = whole(0, u64::MAX))]
     pub if_version: Option<u64>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Write the value that a lock guards
@@ -223,8 +208,6 @@ pub struct Claim {
     /// Name to claim
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Give up claims
@@ -245,8 +228,6 @@ pub struct Unclaim {
     /// Name to give up
     #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// Print the id that claims a name, or the names of an id
@@ -261,6 +242,4 @@ pub struct Lookup {
     /// Name of the lock
     #[arg(value_name = "NAME", required_unless_present = "id")]
     pub name: Option<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }

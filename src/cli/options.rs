@@ -22,36 +22,23 @@ pub(super) const OUTPUT: &str = "Output";
 #[derive(Debug, Default, Args)]
 pub struct Common {
     /// Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]
-    #[arg(long, value_name = "URL", help_heading = LOCK)]
+    #[arg(long, value_name = "URL", help_heading = LOCK, global = true)]
     pub store: Option<OsString>,
     /// Print the result as one JSON document
-    #[arg(long, help_heading = OUTPUT)]
+    #[arg(long, help_heading = OUTPUT, global = true)]
     pub json: bool,
     /// Print no message for an answer that the exit code gives
-    #[arg(short, long, help_heading = OUTPUT)]
+    #[arg(short, long, help_heading = OUTPUT, global = true)]
     pub quiet: bool,
     /// Print each step on stderr
-    #[arg(short, long, conflicts_with = "quiet", help_heading = OUTPUT)]
+    #[arg(short, long, conflicts_with = "quiet", help_heading = OUTPUT, global = true)]
     pub verbose: bool,
     /// Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]
     #[arg(
         long, value_name = "WHEN", value_enum, default_value = "auto", hide_default_value = true,
-        help_heading = OUTPUT
+        help_heading = OUTPUT, global = true
     )]
     pub color: Color,
-}
-
-impl Common {
-    /// These options win over those `before` the command.
-    pub(super) fn after(self, before: Common) -> Common {
-        Common {
-            store: self.store.or(before.store),
-            json: self.json || before.json,
-            quiet: self.quiet || before.quiet,
-            verbose: self.verbose || before.verbose,
-            color: if self.color == Color::Auto { before.color } else { self.color },
-        }
-    }
 }
 
 /// Condition for colours in the output.
@@ -78,7 +65,7 @@ impl Color {
 }
 
 /// Options of commands that may wait for a lock.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct Waiting {
     /// Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit [default: 30s; 75s where other hosts use the store]
     #[arg(
@@ -108,7 +95,7 @@ pub struct Waiting {
 }
 
 /// Options of commands that acquire a lock.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct Taking {
     #[command(flatten)]
     pub waiting: Waiting,

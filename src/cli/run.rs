@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{COMMAND, Common, JOB, LOCK, Taking, WAITING, hide, hide_rare, whole};
+use super::options::{COMMAND, JOB, LOCK, Taking, WAITING, whole};
 use crate::duration::parse_duration;
 
 /// Default of `--kill-after`.
 pub(super) const KILL_AFTER: &str = "10s";
 
 /// Arguments in the short help.
-const OFTEN: [&str; 14] = [
+pub(super) const OFTEN: [&str; 14] = [
     "words",
     "timeout",
     "nonblock",
@@ -38,10 +38,9 @@ const OFTEN: [&str; 14] = [
 ///
 /// Options go before the name; all words after it belong to the command. Only --also NAME, or -c STRING instead of a
 /// command, may follow the name.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(
     override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING",
-    mut_args(|argument| hide_rare(hide(argument, &["json"]), &OFTEN)),
     after_help = "`csalock run --help` shows all options, `csalock man run` the manual.",
     after_long_help = "",
     mut_arg("timeout", |timeout| timeout.default_value_ifs([("busy", "latest", "inf"), ("busy", "skip", "0")]))
@@ -91,8 +90,6 @@ pub struct Run {
     /// Name of a lock, or path of a file to lock; then the command and its arguments
     #[arg(value_names = ["NAME", "COMMAND"], num_args = 1.., required = true, trailing_var_arg = true)]
     pub words: Vec<OsString>,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 impl Run {
@@ -115,9 +112,10 @@ impl Run {
 }
 
 /// Action while the lock is busy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Busy {
     /// Wait, as long as -w allows
+    #[default]
     Wait,
     /// Do not run the command, and exit 0: the same as -n -E 0
     Skip,
@@ -129,9 +127,10 @@ pub enum Busy {
 }
 
 /// Action for a command whose lock is about to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnLost {
     /// csalock ends the command before
+    #[default]
     Kill,
     /// The command goes on, and csalock prints a warning
     Warn,

@@ -1,5 +1,5 @@
 //! A fast path for the command lines of nearly every cron job and script: `run`, `lock` and `unlock` with the few options
-//! of `Options`. The promised time of `run` (1.25 of flock's) demands it beside clap, whose description of all options
+//! of [`Plain`]. The promised time of `run` (1.25 of flock's) demands it beside clap, whose description of all options
 //! costs another 0.12 to 0.15 of flock's time. This module returns nothing for any other command line, so clap alone
 //! refuses and explains. Its defaults are the constants that clap uses; a test checks that both ways mean the same.
 
@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use super::run::KILL_AFTER;
-use super::{Busy, Cli, Command, Common, Lock, OnLost, Recurrence, Run, Taking, Unlock, Waiting};
-use crate::duration::{Limit, parse_duration, parse_timeout};
+use super::{Cli, Command, Common, Lock, Run, Taking, Unlock};
+use crate::duration::{parse_duration, parse_timeout};
 
 /// Commands whose command lines this module reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,19 +19,14 @@ enum Verb {
     Unlock,
 }
 
-/// Options that many command lines have.
+/// The options that these command lines may have, and the words after them.
 #[derive(Default)]
-struct Options {
-    quiet: bool,
-    verbose: bool,
-    nonblock: bool,
-    shared: bool,
+struct Plain {
+    common: Common,
+    taking: Taking,
     no_fork: bool,
-    store: Option<OsString>,
     max_hold: Option<Duration>,
-    timeout: Option<Limit>,
-    label: Option<OsString>,
-    conflict_exit_code: Option<u8>,
+    words: Vec<OsString>,
 }
 
 /// `None` unless the arguments have the plain form. The first is the program's name.
@@ -42,49 +37,44 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         "unlock" => Verb::Unlock,
         _ => return None,
     };
-    let (mut options, mut names, mut rest) = (Options::default(), Vec::new(), arguments[2..].iter());
+    let mut plain = Plain::default();
+    let mut rest = arguments[2..].iter();
     while let Some(word) = rest.next() {
         if word.as_encoded_bytes().starts_with(b"-") {
-            options.add(verb, word, &mut rest)?;
+            plain.add_option(verb, word, &mut rest)?;
         } else {
-            names.push(word.clone());
+            plain.words.push(word.clone());
             // The words after the name belong to the command.
             if verb == Verb::Run {
-                names.extend(rest.by_ref().cloned());
+                plain.words.extend(rest.by_ref().cloned());
             }
         }
     }
-    let Options { quiet, verbose, nonblock, no_fork, .. } = options;
-    let excludes = [(quiet, verbose), (nonblock, options.timeout.is_some()), (no_fork, options.max_hold.is_some())];
-    if names.is_empty() || excludes.contains(&(true, true)) {
+    let Plain { common, taking, no_fork, max_hold, words } = plain;
+    let is_contradiction = (common.quiet && common.verbose)
+        || (taking.waiting.nonblock && taking.waiting.timeout.is_some())
+        || (no_fork && max_hold.is_some());
+    if words.is_empty() || is_contradiction {
         return None;
     }
-    let common = Common { quiet, verbose, store: options.store.take(), ..Common::default() };
+    let kill_after = parse_duration(KILL_AFTER).ok()?;
     let command = match verb {
-        Verb::Run => Command::Run(run(options, names, common)?),
-        Verb::Lock => {
-            let (print_handle, reentrant) = (false, false);
-            Command::Lock(Lock { taking: options.taking()?, pid: None, print_handle, reentrant, names, common })
-        }
-        Verb::Unlock => Command::Unlock(Unlock {
-            handle: None,
-            all: false,
-            force: false,
-            end: false,
-            kill_after: parse_duration(KILL_AFTER).ok()?,
-            token: None,
-            reentrant: false,
-            names,
-            common,
-        }),
+        Verb::Run => Command::Run(Run { taking, no_fork, max_hold, kill_after, words, ..Run::default() }),
+        Verb::Lock => Command::Lock(Lock { taking, names: words, ..Lock::default() }),
+        Verb::Unlock => Command::Unlock(Unlock { kill_after, names: words, ..Unlock::default() }),
     };
-    Some(Cli { common: Common::default(), command })
+    Some(Cli { common, command })
 }
 
-impl Options {
+impl Plain {
     /// Adds an option, whose value follows in the same word after `=`, or is the next of the words `rest`. Returns `None`
     /// if the option is not plain.
-    fn add<'a>(&mut self, verb: Verb, word: &'a OsStr, rest: &mut impl Iterator<Item = &'a OsString>) -> Option<()> {
+    fn add_option<'a>(
+        &mut self,
+        verb: Verb,
+        word: &'a OsStr,
+        rest: &mut impl Iterator<Item = &'a OsString>,
+    ) -> Option<()> {
         let (option, attached) = split(word);
         let mut value = || {
             attached.or_else(|| {
@@ -92,38 +82,26 @@ impl Options {
                 Some(next).filter(|value| !value.as_encoded_bytes().starts_with(b"-"))
             })
         };
+        let waiting = &mut self.taking.waiting;
         match (option.to_str()?, verb) {
-            ("--store", _) => self.store = Some(value()?.to_os_string()),
+            ("--store", _) => self.common.store = Some(value()?.to_os_string()),
             ("--max-hold", Verb::Run) => self.max_hold = Some(parse_duration(value()?.to_str()?).ok()?),
             ("-w" | "--timeout", Verb::Run | Verb::Lock) => {
-                self.timeout = Some(parse_timeout(value()?.to_str()?).ok()?);
+                waiting.timeout = Some(parse_timeout(value()?.to_str()?).ok()?);
             }
-            ("--label", Verb::Run | Verb::Lock) => self.label = Some(value()?.to_os_string()),
+            ("--label", Verb::Run | Verb::Lock) => waiting.label = Some(value()?.to_os_string()),
             ("-E" | "--conflict-exit-code", Verb::Run | Verb::Lock) => {
-                self.conflict_exit_code = Some(exit_code(value()?)?);
+                waiting.conflict_exit_code = Some(exit_code(value()?)?);
             }
             _ if attached.is_some() => return None,
-            ("-q" | "--quiet", _) => self.quiet = true,
-            ("-v" | "--verbose", _) => self.verbose = true,
-            ("-n" | "--nonblock", Verb::Run | Verb::Lock) => self.nonblock = true,
-            ("-s" | "--shared", Verb::Run | Verb::Lock) => self.shared = true,
+            ("-q" | "--quiet", _) => self.common.quiet = true,
+            ("-v" | "--verbose", _) => self.common.verbose = true,
+            ("-n" | "--nonblock", Verb::Run | Verb::Lock) => waiting.nonblock = true,
+            ("-s" | "--shared", Verb::Run | Verb::Lock) => self.taking.shared = true,
             ("-F" | "--no-fork", Verb::Run) => self.no_fork = true,
             _ => return None,
         }
         Some(())
-    }
-
-    fn taking(self) -> Option<Taking> {
-        let waiting = Waiting {
-            timeout: self.timeout,
-            nonblock: self.nonblock,
-            fail_on_stale: false,
-            backoff: None,
-            label: self.label,
-            no_command: false,
-            conflict_exit_code: self.conflict_exit_code,
-        };
-        Some(Taking { waiting, exclusive: false, shared: self.shared, slots: None, ttl: None, forever: false })
     }
 }
 
@@ -134,27 +112,6 @@ fn split(word: &OsStr) -> (&OsStr, Option<&OsStr>) {
         Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]))),
         None => (word, None),
     }
-}
-
-fn run(options: Options, words: Vec<OsString>, common: Common) -> Option<Run> {
-    let Options { no_fork, max_hold, .. } = options;
-    Some(Run {
-        common,
-        no_fork,
-        taking: options.taking()?,
-        busy: Busy::Wait,
-        flock: false,
-        fcntl: false,
-        reentrant: false,
-        shell: None,
-        max_hold,
-        kill_after: parse_duration(KILL_AFTER).ok()?,
-        tree: false,
-        on_lost: OnLost::Kill,
-        recurrence: Recurrence::default(),
-        also: Vec::new(),
-        words,
-    })
 }
 
 /// Decimal digits only.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, Documents, LockRef, eprint_line, json_line, print, print_before, print_json};
-use crate::cli::{Claim, Common, Lookup, Unclaim};
+use crate::cli::{Claim, Lookup, Unclaim};
 use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -20,7 +20,7 @@ use crate::store::Call;
 const LONGEST_ID: usize = 255;
 
 pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> {
-    let targets = context.lock_set(&options.common, &options.names)?;
+    let targets = context.lock_set(&options.names)?;
     let id = options.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
     context.require_stdout("the id", "send it to /dev/null if you do not need it")?;
     let opened = targets.open(context)?;
@@ -33,7 +33,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
         taken => taken?,
     };
     if !taken.is_empty() {
-        return not_unique(options, &taken);
+        return not_unique(context, &taken);
     }
     let this = ThisProcess::default();
     let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
@@ -44,13 +44,13 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
         ..request(context, &options.waiting, handle, process, Vec::new(), command)?
     };
     let signals = Signals::listen()?;
-    let mut acquisition = Acquisition::new(&options.common, &options.waiting, &signals, opened.lease());
+    let mut acquisition = Acquisition::new(&context.common, &options.waiting, &signals, opened.lease());
     // The first look may have waited for the store.
     acquisition.policy = policy.rest(until, context.host.boottime());
     match acquisition.acquire(&opened, &request)? {
         AcquireResult::Granted(grants, _) => {
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
-            if let Err(error) = print_before(context, until, &answer(options, &targets, &id, &grants)?) {
+            if let Err(error) = print_before(context, until, &answer(context, &targets, &id, &grants)?) {
                 opened.release_all(request.handle.proof())?;
                 return Err(error.context("nothing was claimed"));
             }
@@ -62,14 +62,14 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
                 // The claim was given up at this moment, or the store does not answer now.
                 taken.push((targets.all[at].clone(), *grant));
             }
-            not_unique(options, &taken)
+            not_unique(context, &taken)
         }
         ended => acquisition.end(&opened, &ended),
     }
 }
 
-fn answer(options: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
-    if options.common.json {
+fn answer(context: &Context, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
+    if context.common.json {
         return json_line(&json::claimed(&targets.all, id, grants));
     }
     Ok(format!("{}\n", String::from_utf8_lossy(id)))
@@ -77,17 +77,17 @@ fn answer(options: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> an
 
 pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Exit> {
     let id = given_id(&options.id)?;
-    let mut documents = Documents::of(&options.common);
+    let mut documents = Documents::of(&context.common);
     let targets = match options.all {
         true => {
-            let (names, unreadable) = names_of(context, &options.common, &id)?;
+            let (names, unreadable) = names_of(context, &id)?;
             unreadable.iter().for_each(|error| documents.add(|| json::unreadable(error)));
-            LockSet::of_store(&context.store(&options.common)?, names)
+            LockSet::of_store(&context.store()?, names)
         }
-        false => context.lock_set(&options.common, &options.names)?,
+        false => context.lock_set(&options.names)?,
     };
     if targets.all.is_empty() {
-        return options.common.refuse(&nothing_claimed(&id), ErrorKind::NotHeld, None);
+        return context.common.refuse(&nothing_claimed(&id), ErrorKind::NotHeld, None);
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
@@ -103,7 +103,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
         let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
         let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
         let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
-        options.common.note_unless_json(&refusal);
+        context.common.note_unless_json(&refusal);
         exit = exit.or(refusal.kind);
         documents.add(|| json::not_done(&target.display_name, &holders, Some(&refusal), &reporter));
     }
@@ -118,7 +118,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
             return Err(Error::new(ErrorKind::NotOwner, what, "see `csalock lookup`, then try again").into());
         }
     }
-    if options.common.verbose {
+    if context.common.verbose {
         for target in &targets.all {
             eprint_line(&format!("the claim on {} is given up", escape(&target.display_name)));
         }
@@ -141,15 +141,15 @@ fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(LockRef, Grant)>> {
 }
 
 /// Reports each name that is claimed already, on a line of its own.
-fn not_unique(options: &Claim, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exit> {
+fn not_unique(context: &Context, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exit> {
     let refusal = |(target, grant): &(LockRef, Grant)| {
         let id = escape(grant.claim.as_deref().unwrap_or_default());
         let message = format!("{} is claimed under id {id}", name_and_store(target));
         RefusalReport::new(ErrorKind::NotUnique, message, "nothing was claimed").about(&target.display_name)
     };
     match taken.first() {
-        Some(first) if options.common.json => print_json(&json::taken(taken, &refusal(first)))?,
-        _ => taken.iter().map(refusal).for_each(|refusal| options.common.note(&refusal.to_string())),
+        Some(first) if context.common.json => print_json(&json::taken(taken, &refusal(first)))?,
+        _ => taken.iter().map(refusal).for_each(|refusal| context.common.note(&refusal.to_string())),
     }
     Ok(ErrorKind::NotUnique.into())
 }
@@ -185,21 +185,21 @@ fn fresh_id(context: &Context) -> Result<Vec<u8>> {
 
 pub(super) fn lookup(context: &Context, options: &Lookup) -> anyhow::Result<Exit> {
     match (&options.id, &options.name) {
-        (Some(id), _) => tell_names(context, options, &given_id(id)?),
-        (None, Some(name)) => id_of(context, options, name),
+        (Some(id), _) => tell_names(context, &given_id(id)?),
+        (None, Some(name)) => id_of(context, name),
         (None, None) => unreachable!("clap requires one of them"),
     }
 }
 
-fn id_of(context: &Context, options: &Lookup, name: &OsStr) -> anyhow::Result<Exit> {
-    let target = context.target(&options.common, name)?;
+fn id_of(context: &Context, name: &OsStr) -> anyhow::Result<Exit> {
+    let target = context.target(name)?;
     let claim = context.engine(&target.location)?.claim_of(&target.name)?;
     let Some(id) = claim.and_then(|grant| grant.claim) else {
         let message = format!("{} is not claimed", name_and_store(&target));
         let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "").about(&target.display_name);
-        return options.common.refuse(&refusal, refusal.kind, None);
+        return context.common.refuse(&refusal, refusal.kind, None);
     };
-    if options.common.json {
+    if context.common.json {
         print_json(&json::id_of(&target.display_name, &id))?;
     } else {
         print([&id, b"\n".as_slice()].concat())?;
@@ -207,22 +207,22 @@ fn id_of(context: &Context, options: &Lookup, name: &OsStr) -> anyhow::Result<Ex
     Ok(Exit::Done)
 }
 
-fn tell_names(context: &Context, options: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
-    let (names, unreadable) = names_of(context, &options.common, id)?;
+fn tell_names(context: &Context, id: &[u8]) -> anyhow::Result<Exit> {
+    let (names, unreadable) = names_of(context, id)?;
     let exit = match unreadable.last() {
         Some(error) => Exit::from(error.kind()),
         None if names.is_empty() => ErrorKind::NotHeld.into(),
         None => Exit::Done,
     };
-    match (options.common.json, unreadable.last()) {
+    match (context.common.json, unreadable.last()) {
         (true, Some(error)) if names.is_empty() => {
-            return options.common.refuse(&RefusalReport::from(error), exit, None);
+            return context.common.refuse(&RefusalReport::from(error), exit, None);
         }
         (true, _) if !names.is_empty() => print_json(&json::names_of(id, &names, &unreadable))?,
         _ => names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?,
     }
     if names.is_empty() {
-        return options.common.refuse(&nothing_claimed(id), exit, None);
+        return context.common.refuse(&nothing_claimed(id), exit, None);
     }
     Ok(exit)
 }
@@ -233,8 +233,8 @@ fn nothing_claimed(id: &[u8]) -> RefusalReport {
 
 /// The names in order, and the errors of unreadable records, which are reported to people here. All records are read,
 /// because a separate list could be wrong.
-pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<(Vec<Vec<u8>>, Vec<Error>)> {
-    let engine = context.engine(&context.store(common)?)?;
+pub(super) fn names_of(context: &Context, id: &[u8]) -> Result<(Vec<Vec<u8>>, Vec<Error>)> {
+    let engine = context.engine(&context.store()?)?;
     let mut names = Vec::new();
     let mut unreadable = Vec::new();
     engine.for_each_lock(&mut |status| {
@@ -244,7 +244,7 @@ pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<
             }
             Ok(_) => {}
             Err(error) => {
-                common.note_unless_json(&format!("passed over: {error}"));
+                context.common.note_unless_json(&format!("passed over: {error}"));
                 unreadable.push(error);
             }
         }

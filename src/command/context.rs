@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{IsTerminal, Read, StdoutLock, Write};
+use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::{Common, Taking};
-pub(super) use crate::engine::{Context, LockRef};
-use crate::engine::{Engine, LockSet, WaitPolicy};
+pub(super) use crate::engine::LockRef;
+use crate::engine::{self, Engine, LockSet, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
@@ -30,10 +31,28 @@ const ONE_CALL: WaitPolicy = WaitPolicy { limit: Some(Duration::from_secs(10)), 
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
 
+/// What all commands need to know: the process and its host, and the options that every command has.
+pub(super) struct Context {
+    process: engine::Context,
+    pub(super) common: Common,
+}
+
+impl Deref for Context {
+    type Target = engine::Context;
+
+    fn deref(&self) -> &engine::Context {
+        &self.process
+    }
+}
+
 impl Context {
+    pub(super) fn new(common: Common) -> Context {
+        Context { process: engine::Context::of_this_process(), common }
+    }
+
     /// `None` means that the default rules apply.
-    fn chosen_store(&self, common: &Common, variable: Option<&OsString>) -> Result<Option<Location>> {
-        if let Some(url) = &common.store {
+    fn chosen_store(&self, option: Option<&OsString>, variable: Option<&OsString>) -> Result<Option<Location>> {
+        if let Some(url) = option {
             return Location::parse(url, &self.environment.current).map(Some);
         }
         let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
@@ -44,26 +63,31 @@ impl Context {
 
     /// Store for files that a command under our lock uses, as `CSALOCK_OUTER_STORE` passes it on.
     pub(super) fn outer_store(&self) -> OsString {
-        let chosen = self.chosen_store(&Common::default(), self.environment.store_for_files());
+        let chosen = self.chosen_store(None, self.environment.store_for_files());
         chosen.ok().flatten().map(|location| location.url()).unwrap_or_default()
     }
 
-    pub(super) fn store(&self, common: &Common) -> Result<Location> {
-        let chosen = self.chosen_store(common, self.environment.store.as_ref())?;
+    pub(super) fn store(&self) -> Result<Location> {
+        self.store_for(self.common.store.as_ref())
+    }
+
+    /// The store of a call with this `--store` or none.
+    pub(super) fn store_for(&self, option: Option<&OsString>) -> Result<Location> {
+        let chosen = self.chosen_store(option, self.environment.store.as_ref())?;
         chosen.map_or_else(|| self.environment.default_store(), Ok)
     }
 
-    pub(super) fn target(&self, common: &Common, typed: &OsStr) -> Result<LockRef> {
+    pub(super) fn target(&self, typed: &OsStr) -> Result<LockRef> {
         let typed = typed.as_bytes();
         name::check(typed)?;
         if !name::is_path(typed) {
-            let shell_arg = shell_arg(common, typed);
-            return Ok(LockRef { shell_arg, ..LockRef::in_store(&self.store(common)?, typed.to_vec()) });
+            let shell_arg = shell_arg(&self.common, typed);
+            return Ok(LockRef { shell_arg, ..LockRef::in_store(&self.store()?, typed.to_vec()) });
         }
         let file = name::file_of(typed, &self.environment.current)?;
         let display_name = file.as_os_str().as_bytes().to_vec();
-        let shell_arg = shell_arg(common, &display_name);
-        let chosen = self.chosen_store(common, self.environment.store_of_file(&display_name))?;
+        let shell_arg = shell_arg(&self.common, &display_name);
+        let chosen = self.chosen_store(self.common.store.as_ref(), self.environment.store_of_file(&display_name))?;
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         let (location, name) = match chosen {
             Some(location) if location != beside => (location, display_name.clone()),
@@ -76,26 +100,21 @@ impl Context {
     }
 
     /// The directory as a path, and the store of the locks of its files.
-    pub(super) fn store_in(&self, common: &Common, typed: &OsStr) -> Result<(Location, PathBuf)> {
+    pub(super) fn store_in(&self, typed: &OsStr) -> Result<(Location, PathBuf)> {
         name::check(typed.as_bytes())?;
         let directory = name::directory_of(typed, &self.environment.current)?;
-        let chosen = self.chosen_store(common, self.environment.store_for_files())?;
+        let chosen = self.chosen_store(self.common.store.as_ref(), self.environment.store_for_files())?;
         Ok((chosen.unwrap_or_else(|| Location::beside(&directory)), directory))
     }
 
-    pub(super) fn lock_set(&self, common: &Common, typed: &[OsString]) -> Result<LockSet> {
-        Ok(LockSet::new(typed.iter().map(|name| self.target(common, name)).collect::<Result<Vec<_>>>()?))
+    pub(super) fn lock_set(&self, typed: &[OsString]) -> Result<LockSet> {
+        Ok(LockSet::new(typed.iter().map(|name| self.target(name)).collect::<Result<Vec<_>>>()?))
     }
 
     /// Leaves out the locks, maybe all, that a grant around this process holds now. The grant must be exclusive, or have
     /// the mode that is asked for, of no more slots; `None` means any mode.
-    pub(super) fn lock_set_within(
-        &self,
-        common: &Common,
-        typed: &[OsString],
-        taking: Option<&Taking>,
-    ) -> Result<LockSet> {
-        let LockSet { all, first_at: first } = self.lock_set(common, typed)?;
+    pub(super) fn lock_set_within(&self, typed: &[OsString], taking: Option<&Taking>) -> Result<LockSet> {
+        let LockSet { all, first_at: first } = self.lock_set(typed)?;
         let mut rest = LockSet { all: Vec::new(), first_at: 0 };
         for (at, target) in all.into_iter().enumerate() {
             if self.is_held_around(&target, taking)? {
@@ -131,14 +150,14 @@ impl Context {
     }
 
     /// The held lock of the same store whose name differs by a typing error, if no lock of the typed name was found.
-    pub(super) fn similar(&self, common: &Common, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
+    pub(super) fn similar(&self, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
         let engine = Some(self.engine(&target.location).ok()?).filter(|_| *not_holder == NotHolder::default())?;
         let call = Call::until(self.host.boottime().saturating_add(UNREAD));
         let name = engine.during(call).find_held(&|name| name::is_mistyped(&target.name, name)).ok()??;
         // The name of a lock beside a file is the end of the path.
         let directory = target.display_name.strip_suffix(target.name.as_slice())?;
         let display_name = [directory, &name].concat();
-        let shell_arg = shell_arg(common, &display_name);
+        let shell_arg = shell_arg(&self.common, &display_name);
         Some(LockRef { location: target.location.clone(), name, display_name, shell_arg })
     }
 

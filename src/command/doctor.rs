@@ -37,9 +37,9 @@ const TRIES: u32 = 3;
 
 pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
     let location = match &options.name {
-        None => context.store(&options.common),
-        Some(name) if is_directory(name) => context.store_in(&options.common, name).map(|(location, _)| location),
-        Some(name) => context.target(&options.common, name).map(|target| target.location),
+        None => context.store(),
+        Some(name) if is_directory(name) => context.store_in(name).map(|(location, _)| location),
+        Some(name) => context.target(name).map(|target| target.location),
     };
     // An interrupt is handled when none of our traces are left in the store.
     let signals = Signals::listen()?;
@@ -47,17 +47,17 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
         Ok(location) => (location.url(), examine(context, location)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
         Err(error) => {
-            let typed = options.name.as_ref().or(options.common.store.as_ref());
+            let typed = options.name.as_ref().or(context.common.store.as_ref());
             (typed.cloned().unwrap_or_default(), vec![Finding::failed("store", error)])
         }
     };
     if signals::is_pending() {
         return Ok(signals.exit());
     }
-    if options.common.json {
+    if context.common.json {
         print_json(&json::findings(url.as_encoded_bytes(), &findings))?;
     } else {
-        let style = super::status::output_style(&options.common, false);
+        let style = super::status::output_style(&context.common, false);
         let width = style.width.map(|width| width.min(WIDEST));
         print(findings_text(&findings, OutputStyle { width, ..style }))?;
     }

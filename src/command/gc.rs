@@ -14,10 +14,10 @@ use crate::name::{escape, is_directory};
 use crate::report::{Reporter, json};
 
 pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
-    let mut collection = Collection::new(options);
+    let mut collection = Collection::new(context, options);
     let collected = match options.names.is_empty() {
-        true => context.store(&options.common).and_then(|store| collection.collect_store(&context.engine(&store)?)),
-        false => collection.collect_named(context),
+        true => context.store().and_then(|store| collection.collect_store(&context.engine(&store)?)),
+        false => collection.collect_named(),
     };
     // Removed locks are reported even if the rest failed, with `--json` in one document.
     let failed = match collected {
@@ -27,7 +27,7 @@ pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
         }
         collected => collected,
     };
-    if !options.common.json {
+    if !context.common.json {
         print(&collection.lines)?;
     }
     failed?;
@@ -36,6 +36,7 @@ pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
 }
 
 struct Collection<'a> {
+    context: &'a Context,
     options: &'a Gc,
     lines: String,
     documents: Documents,
@@ -45,11 +46,12 @@ struct Collection<'a> {
 }
 
 impl<'a> Collection<'a> {
-    fn new(options: &'a Gc) -> Collection<'a> {
+    fn new(context: &'a Context, options: &'a Gc) -> Collection<'a> {
         Collection {
+            context,
             options,
             lines: String::new(),
-            documents: Documents::of(&options.common),
+            documents: Documents::of(&context.common),
             told: BTreeSet::new(),
             exit: Exit::Done,
         }
@@ -59,8 +61,8 @@ impl<'a> Collection<'a> {
     fn collect_store(&mut self, engine: &Engine) -> Result<()> {
         self.collect_matching(engine, &|_| true)?;
         let swept = engine.sweep(self.options.dry_run)?;
-        if swept.removed > 0 && self.options.common.verbose {
-            self.options.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
+        if swept.removed > 0 && self.context.common.verbose {
+            self.context.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
         }
         swept.passed_over.iter().for_each(|error| self.pass_over(error));
         Ok(())
@@ -68,10 +70,10 @@ impl<'a> Collection<'a> {
 
     /// Collects the records of these names. A name that no record has may be a pattern, and a name that ends with a slash
     /// means the store beside the files in that directory too.
-    fn collect_named(&mut self, context: &Context) -> Result<()> {
+    fn collect_named(&mut self) -> Result<()> {
         for typed in &self.options.names {
-            let target = context.target(&self.options.common, typed)?;
-            let engine = context.engine(&target.location)?;
+            let target = self.context.target(typed)?;
+            let engine = self.context.engine(&target.location)?;
             let status = engine.inspect(&target.name);
             match &status {
                 Ok(status) if status.record.is_free() && glob::is_pattern(typed.as_bytes()) => {
@@ -80,10 +82,10 @@ impl<'a> Collection<'a> {
                 _ => self.collect(&engine, &target.display_name, status)?,
             }
             if is_directory(typed)
-                && let (inside, _) = context.store_in(&self.options.common, typed)?
+                && let (inside, _) = self.context.store_in(typed)?
                 && inside.is_beside()
             {
-                self.collect_store(&context.engine(&inside)?)?;
+                self.collect_store(&self.context.engine(&inside)?)?;
             }
         }
         Ok(())
@@ -125,7 +127,7 @@ impl<'a> Collection<'a> {
         self.exit = Exit::from(error.kind());
         let text = error.to_string();
         if !self.told.contains(&text) {
-            self.options.common.note_unless_json(&text);
+            self.context.common.note_unless_json(&text);
             self.documents.add(|| json::unreadable(error));
             self.told.insert(text);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::context::{Context, print, print_json};
 use super::status::output_style;
-use crate::cli::{Common, History};
+use crate::cli::History;
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -27,13 +27,13 @@ pub(super) struct Filter {
 
 pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
     let limits = context.environment.history()?;
-    let location = context.store(&options.common)?;
-    let wanted = Filter::of(context, &options.common, &options.names)?;
+    let location = context.store()?;
+    let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;
     let mut unreadable: Vec<Error> = Vec::new();
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
     let held = wanted.held(&engine, &mut |error| {
-        options.common.note_unless_json(&error);
+        context.common.note_unless_json(&error);
         unreadable.push(error);
     })?;
     let mut found = Vec::new();
@@ -46,33 +46,33 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
         }
     }
     let now = context.host.wall();
-    let style = output_style(&options.common, options.utc);
+    let style = output_style(&context.common, options.utc);
     let (begin, end) = period(options, style.zone, now);
     if begin > end {
         return Err(Error::new(ErrorKind::InvalidInput, "--until is before --since", "exchange the two times").into());
     }
     let exact = wanted.exact(&found);
     let refusals = if unreadable.is_empty() { wanted.unknown(found.iter(), &location) } else { Vec::new() };
-    refusals.iter().for_each(|refusal| options.common.note_unless_json(refusal));
+    refusals.iter().for_each(|refusal| context.common.note_unless_json(refusal));
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
     found.retain(|past| stood(past) && wanted.has(&past.name, &exact));
     // Grants of one name may begin and end in the same millisecond; their tokens only grow.
     found.sort_by_key(|past| (past.to.unwrap_or(u64::MAX), past.from, past.token));
-    let all = options.common.json || [&options.since, &options.until, &options.at].iter().any(|time| time.is_some());
+    let all = context.common.json || [&options.since, &options.until, &options.at].iter().any(|time| time.is_some());
     let most = options.lines.map_or(if all { usize::MAX } else { LINES }, |lines| lines as usize);
     let left_out = found.len().saturating_sub(most);
     found.drain(..left_out);
     if left_out > 0 && options.lines.is_none() {
-        options.common.note(&format!("{left_out} earlier ones are left out; use -n or --since to see them"));
+        context.common.note(&format!("{left_out} earlier ones are left out; use -n or --since to see them"));
     }
-    if options.common.json {
+    if context.common.json {
         let refused = refusals.iter().map(|refusal| refusal.json(refusal.kind.into(), None));
         let found = found.iter().map(json::past).chain(unreadable.iter().map(json::unreadable));
         print_json(&found.chain(refused).collect::<Vec<_>>())?;
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
         if found.is_empty() && refusals.is_empty() && unreadable.is_empty() {
-            options.common.note(&none_shown(options, &location, (begin, end), style.zone));
+            context.common.note(&none_shown(options, &location, (begin, end), style.zone));
         }
     }
     let kind = unreadable.last().map(Error::kind).or(refusals.first().map(|refusal| refusal.kind));
@@ -105,7 +105,7 @@ fn period(options: &History, zone: Zone, now: Duration) -> (u64, u64) {
 }
 
 impl Filter {
-    pub(super) fn of(context: &Context, common: &Common, names: &[OsString]) -> Result<Filter> {
+    pub(super) fn of(context: &Context, names: &[OsString]) -> Result<Filter> {
         let mut wanted = Filter::default();
         for typed in names {
             let bytes = typed.as_encoded_bytes();
@@ -113,7 +113,7 @@ impl Filter {
                 wanted.patterns.push(bytes.to_vec());
                 continue;
             }
-            let target = context.target(common, typed)?;
+            let target = context.target(typed)?;
             if target.location.is_beside() {
                 return Err(none_beside_files(&format!("lock {}", escape(&target.display_name))));
             }

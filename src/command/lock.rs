@@ -13,7 +13,7 @@ use anyhow::Context as _;
 
 use super::acquire::{Acquisition, report_taken, request, standing};
 use super::context::{Context, Documents, eprint_line, json_line, print_before};
-use crate::cli::{Common, Lock, Renew, Taking, Wait};
+use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -30,15 +30,15 @@ use crate::store::Call;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
-    let Lock { common, taking, pid, .. } = options;
-    let prints = options.print_handle || common.json;
+    let Lock { taking, pid, .. } = options;
+    let prints = options.print_handle || context.common.json;
     let targets = &match options.reentrant {
         true if prints => {
             let what = "--reentrant has no handle to print, because the lock may be that of the caller";
             return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json or --reentrant out").into());
         }
-        true => context.lock_set_within(common, &options.names, Some(taking))?,
-        false => context.lock_set(common, &options.names)?,
+        true => context.lock_set_within(&options.names, Some(taking))?,
+        false => context.lock_set(&options.names)?,
     };
     warn_of_descriptors(context, options);
     if targets.all.is_empty() {
@@ -48,26 +48,25 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
     let (this, settings) = (&ThisProcess::default(), &SettingNames::OPTIONS);
-    let exit =
-        ForScript { context, this, common, taking, pid: *pid, targets, settings, prints }.acquire(|granted| {
-            report_taken(common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
-            if prints {
-                let printed = answer(context, options, targets, granted)
-                    .and_then(|text| print_before(context, granted.until, &text));
-                // A handle that cannot be printed is useless.
-                printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
-            }
-            Ok(Exit::Done)
-        })?;
+    let exit = ForScript { context, this, taking, pid: *pid, targets, settings, prints }.acquire(|granted| {
+        report_taken(&context.common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
+        if prints {
+            let printed =
+                answer(context, options, targets, granted).and_then(|text| print_before(context, granted.until, &text));
+            // A handle that cannot be printed is useless.
+            printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
+        }
+        Ok(Exit::Done)
+    })?;
     if exit == Exit::Done && !prints {
-        tell_of_program(options, this);
+        tell_of_program(context, options, this);
     }
     Ok(exit)
 }
 
 /// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run.
 /// A script may lock names that are those of programs.
-fn tell_of_program(options: &Lock, this: &ThisProcess) {
+fn tell_of_program(context: &Context, options: &Lock, this: &ThisProcess) {
     let is_on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let Some(program) = options.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };
     let at_prompt =
@@ -77,7 +76,7 @@ fn tell_of_program(options: &Lock, this: &ThisProcess) {
     }
     let words = options.names.iter().map(|name| shell_quote(name.as_bytes())).collect::<Vec<_>>().join(" ");
     let program = escape(program.as_bytes());
-    options.common.note(&format!(
+    context.common.note(&format!(
         "{program} is locked too and was not run, because every word after lock is a name; to run it, use \
          `csalock unlock {words}` and then `csalock run {words}`"
     ));
@@ -90,10 +89,10 @@ fn is_script(argument: &[u8]) -> bool {
 
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
 pub(super) fn lock_as_csa(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(&options.common, &options.names)?;
-    let Lock { common, taking, pid, .. } = options;
+    let targets = &context.lock_set(&options.names)?;
+    let Lock { taking, pid, .. } = options;
     let (this, settings) = (&ThisProcess::default(), &SettingNames::VARIABLES);
-    ForScript { context, this, common, taking, pid: *pid, targets, settings, prints: false }.acquire(|_| Ok(Exit::Done))
+    ForScript { context, this, taking, pid: *pid, targets, settings, prints: false }.acquire(|_| Ok(Exit::Done))
 }
 
 /// Warns of names that are numbers of files that the caller has open: flock(1) locks such a file by its number.
@@ -102,7 +101,7 @@ fn warn_of_descriptors(context: &Context, options: &Lock) {
         let descriptor = name.to_str().and_then(|name| name.parse().ok());
         let Some(path) = descriptor.and_then(|descriptor| context.inherited.file(descriptor)) else { continue };
         let (name, path) = (escape(name.as_bytes()), path.as_os_str().as_bytes());
-        options.common.note(&format!(
+        context.common.note(&format!(
             "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock {}`",
             escape(path),
             shell_quote(path)
@@ -112,7 +111,7 @@ fn warn_of_descriptors(context: &Context, options: &Lock) {
 
 fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Granted<'_>) -> anyhow::Result<String> {
     let Granted { opened, handle, grants, evicted, .. } = *granted;
-    if !options.common.json {
+    if !context.common.json {
         return Ok(format!("{handle}\n"));
     }
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
@@ -124,7 +123,6 @@ fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Grante
 pub(super) struct ForScript<'a> {
     pub(super) context: &'a Context,
     pub(super) this: &'a ThisProcess,
-    pub(super) common: &'a Common,
     pub(super) taking: &'a Taking,
     /// Owner of the locks, instead of the script.
     pub(super) pid: Option<i32>,
@@ -165,7 +163,7 @@ impl ForScript<'_> {
         let acquisition = Acquisition {
             settings: self.settings,
             slots: self.taking.slots,
-            ..Acquisition::new(self.common, &self.taking.waiting, &signals, lease)
+            ..Acquisition::new(&self.context.common, &self.taking.waiting, &signals, lease)
         };
         let until = acquisition.policy.end(self.context.host.boottime());
         let AcquireRequest { handle, owner, .. } = &request;
@@ -259,7 +257,7 @@ impl ForScript<'_> {
         let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
         let (name, command) = (self.targets.shown_names(), escape(&request.owner.command));
         if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
-            self.common.note(&format!(
+            self.context.common.note(&format!(
                 "lock {name} ends with process {} ({command}), maybe right after this call; name another owner with --pid \
                  PID, or keep the lock until it is released with --forever",
                 owner.pid,
@@ -304,10 +302,10 @@ impl ForScript<'_> {
 
 /// Waits for each lock in turn. It ends with busy at the first lock that is not free at the timeout.
 pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
-    let targets = context.lock_set(&options.common, &options.names)?;
+    let targets = context.lock_set(&options.names)?;
     let opened = targets.open(context)?;
     let (whole, began) = (options.waiting.wait_policy(opened.lease()), context.host.boottime());
-    let mut documents = Documents::of(&options.common);
+    let mut documents = Documents::of(&context.common);
     for (at, (target, engine)) in opened.each().enumerate() {
         let reporter = Reporter::new(opened.engine(at));
         let policy = whole.rest(whole.end(began), context.host.boottime());
@@ -316,13 +314,13 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         if let Some(grant) = status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
             let cycle = vec![Edge { name: target.name.clone(), grant }];
             let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Deadlock(cycle));
-            return options.common.refuse(&refusal, refusal.kind, Some(&reporter));
+            return context.common.refuse(&refusal, refusal.kind, Some(&reporter));
         }
         if !status.is_free {
             let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Busy(standing(status)));
-            return options.common.refuse(&refusal, options.waiting.busy_exit(), Some(&reporter));
+            return context.common.refuse(&refusal, options.waiting.busy_exit(), Some(&reporter));
         }
-        if options.common.verbose {
+        if context.common.verbose {
             eprint_line(&format!("lock {} is free", escape(&target.display_name)));
         }
         documents.add(|| json::outcome(&target.display_name, "free", [], &reporter));
@@ -332,10 +330,10 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> {
-    let targets = options.names.iter().map(|name| context.target(&options.common, name)).collect::<Result<Vec<_>>>()?;
+    let targets = options.names.iter().map(|name| context.target(name)).collect::<Result<Vec<_>>>()?;
     let this = ThisProcess::default();
     let mut exit = Exit::Done;
-    let mut documents = Documents::of(&options.common);
+    let mut documents = Documents::of(&context.common);
     for target in &targets {
         let engine = context.engine(&target.location)?;
         let reporter = Reporter::new(&engine);
@@ -344,7 +342,7 @@ pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> 
         let response = engine.apply(&target.name, &lock::RenewGrant::new(credentials, lifetime))?;
         match &response {
             Ok(grant) => {
-                if options.common.verbose {
+                if context.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
                 documents.add(|| json::outcome(&target.display_name, "renewed", [grant], &reporter));
@@ -352,10 +350,10 @@ pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> 
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.presented = context.presented_handle(options.handle.as_deref());
-                lock.similar = context.similar(&options.common, target, not_holder);
+                lock.similar = context.similar(target, not_holder);
                 let refusal = lock.not_holder(not_holder);
                 exit = exit.or(refusal.kind);
-                options.common.note_unless_json(&refusal);
+                context.common.note_unless_json(&refusal);
                 documents.add(|| json::not_done(&target.display_name, &not_holder.holders, Some(&refusal), &reporter));
             }
         }

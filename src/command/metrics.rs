@@ -19,19 +19,18 @@ use crate::name::{escape, escape_path};
 use crate::report::Metrics;
 
 pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> {
-    if options.common.json {
+    if context.common.json {
         let what = "metrics has one format, the text format of Prometheus";
         return Err(
             Error::new(ErrorKind::InvalidInput, what, "leave out --json, or use `csalock status --json`").into()
         );
     }
     let limits = context.environment.history()?;
-    let location = context.store(&options.common)?;
-    let wanted = Filter::of(context, &options.common, &options.names)?;
+    let location = context.store()?;
+    let wanted = Filter::of(context, &options.names)?;
     let mut metrics = Metrics::new(&escape(location.url().as_encoded_bytes()));
-    let collected = context
-        .engine(&location)
-        .and_then(|engine| collect((context, options), &wanted, (&engine, &limits), &mut metrics));
+    let collected =
+        context.engine(&location).and_then(|engine| collect(context, &wanted, (&engine, &limits), &mut metrics));
     metrics.limit(options.limit as usize);
     // A store that does not answer is a result too.
     match &options.output {
@@ -41,14 +40,14 @@ pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> 
     Ok(match collected {
         Ok(()) => Exit::Done,
         Err(error) => {
-            options.common.note(&error.to_string());
+            context.common.note(&error.to_string());
             error.kind().into()
         }
     })
 }
 
 fn collect(
-    (context, options): (&Context, &Options),
+    context: &Context,
     wanted: &Filter,
     (engine, limits): (&Engine, &HistoryLimits),
     metrics: &mut Metrics,
@@ -66,7 +65,7 @@ fn collect(
     match engine.each_past(limits, &mut |past| endings.push(past)) {
         // A monitor that may only look gets everything else.
         Err(error) if error.kind() == ErrorKind::Denied => {
-            options.common.note(&error.to_string());
+            context.common.note(&error.to_string());
             metrics.lacks_history = true;
         }
         read => drop(read?),

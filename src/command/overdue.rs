@@ -23,10 +23,10 @@ pub(super) fn run(context: &Context, options: &Overdue) -> anyhow::Result<Exit> 
     let (mut jobs, unreadable, unknown) = jobs(context, options)?;
     jobs.retain(|each| is_overdue(each) || (options.all && is_watched(&each.1, options)));
     jobs.sort_by(|(left, ..), (right, ..)| left.cmp(right));
-    if options.common.json {
+    if context.common.json {
         let jobs = jobs.iter().map(|(name, job, last, now)| json::overdue(name, job, last.as_ref(), *now));
         print_json(&jobs.chain(unreadable.iter().map(json::unreadable)).collect::<Vec<_>>())?;
-    } else if !options.common.quiet {
+    } else if !context.common.quiet {
         let line = |each: &NamedJob| {
             let (name, job, last, now) = each;
             let due = if options.all { due(job, *now, zone) } else { None };
@@ -59,7 +59,7 @@ fn is_overdue((_, job, _, now): &NamedJob) -> bool {
 fn jobs(context: &Context, options: &Overdue) -> anyhow::Result<(Vec<NamedJob>, Vec<Error>, Exit)> {
     let (mut jobs, mut unreadable, mut unknown) = (Vec::new(), Vec::new(), Exit::Done);
     for name in &options.names {
-        let target = context.target(&options.common, name)?;
+        let target = context.target(name)?;
         let engine = context.engine(&target.location)?;
         match engine.record(&target.name)?.job.filter(|job| is_watched(job, options)) {
             Some(job) => {
@@ -70,20 +70,20 @@ fn jobs(context: &Context, options: &Overdue) -> anyhow::Result<(Vec<NamedJob>, 
             None => {
                 unknown = ErrorKind::NotHeld.into();
                 let lock = name_and_store(&target);
-                options.common.note_unless_json(&format!(
+                context.common.note_unless_json(&format!(
                     "lock {lock} has no job that must succeed in time; give the name that `csalock run --overdue` has"
                 ));
             }
         }
     }
     if options.names.is_empty() {
-        let engine = context.engine(&context.store(&options.common)?)?;
+        let engine = context.engine(&context.store()?)?;
         let mut known = Vec::new();
         engine.for_each_lock(&mut |status| {
             match status {
                 Ok(status) => known.extend(status.record.job.map(|job| (status.record.name, job))),
                 Err(error) => {
-                    options.common.note_unless_json(&format!("passed over: {error}"));
+                    context.common.note_unless_json(&format!("passed over: {error}"));
                     unreadable.push(error);
                 }
             }
@@ -108,11 +108,11 @@ fn time_of(engine: &Engine) -> Duration {
 fn forget(context: &Context, options: &Overdue) -> anyhow::Result<Exit> {
     let mut exit = Exit::Done;
     for name in &options.names {
-        let target = context.target(&options.common, name)?;
+        let target = context.target(name)?;
         if !context.engine(&target.location)?.apply(&target.name, &ForgetJob)? {
             let message = format!("lock {} has no job", name_and_store(&target));
             let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "nothing was changed");
-            exit = exit.or(options.common.refuse(&refusal.about(&target.display_name), ErrorKind::NotHeld, None)?);
+            exit = exit.or(context.common.refuse(&refusal.about(&target.display_name), ErrorKind::NotHeld, None)?);
         }
     }
     Ok(exit)

@@ -32,7 +32,7 @@ use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::{self, Interrupt, Signals};
 
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
-    let (names, command_line) = checked(options)?;
+    let (names, command_line) = checked(context, options)?;
     let began = context.host.boottime();
     let locks = locks_to_acquire(context, options, &names)?;
     if locks.all.is_empty() {
@@ -46,7 +46,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
         return Ok(exit);
     }
     let this = context.host.this_process()?;
-    let recurring = Recurring::of(options);
+    let recurring = Recurring::of(context, options);
     let mut guarded = GuardedCommand {
         context,
         locks: &locks,
@@ -64,7 +64,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
         reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
         shared_lease_end: None,
     };
-    let variables = variables(&guarded);
+    let variables = variables(context, &guarded);
     // The stores are opened after the fork: a child inherits descriptors, but not the POSIX locks of SQLite.
     let child = if options.no_fork { None } else { Some(guarded.fork(&variables)?) };
     let process = match &child {
@@ -82,7 +82,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }
     let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
-    let call = RunCall { guarded: &guarded, options, flock_compat, recurring, began, process };
+    let call = RunCall { context, guarded: &guarded, options, flock_compat, recurring, began, process };
     match child {
         Some(child) => run_supervised(&call, child, &opened),
         None => run_in_place(&call, &opened, &variables),
@@ -92,14 +92,14 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
 /// With `--reentrant` the caller may run under all of them already.
 fn locks_to_acquire(context: &Context, options: &Run, names: &[OsString]) -> Result<LockSet> {
     match options.reentrant {
-        true => context.lock_set_within(&options.common, names, Some(&options.taking)),
-        false => context.lock_set(&options.common, names),
+        true => context.lock_set_within(names, Some(&options.taking)),
+        false => context.lock_set(names),
     }
 }
 
 /// Refuses options that contradict each other. The rest is as in [`command_line`].
-fn checked(options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
-    if options.common.json {
+fn checked(context: &Context, options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
+    if context.common.json {
         let what = "run has no result of its own that could be JSON";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
@@ -185,13 +185,13 @@ fn only_for_one_lock(options: &Run) -> Option<&'static str> {
 }
 
 /// They describe the locks to the command, as far as they are known before the grant.
-fn variables(guarded: &GuardedCommand<'_>) -> Vec<CString> {
+fn variables(context: &Context, guarded: &GuardedCommand<'_>) -> Vec<CString> {
     let first = guarded.locks.first();
-    let outer: Vec<String> = guarded.context.enclosing_grants().iter().map(ToString::to_string).collect();
+    let outer: Vec<String> = context.enclosing_grants().iter().map(ToString::to_string).collect();
     let mut variables: Vec<(&str, OsString)> = vec![
         ("CSALOCK_NAME", OsString::from_vec(first.display_name.clone())),
         ("CSALOCK_STORE", first.location.inherited_url()),
-        ("CSALOCK_OUTER_STORE", guarded.context.outer_store()),
+        ("CSALOCK_OUTER_STORE", context.outer_store()),
         ("CSALOCK_HANDLE", guarded.handle.to_string().into()),
     ];
     if !outer.is_empty() {
@@ -203,6 +203,7 @@ fn variables(guarded: &GuardedCommand<'_>) -> Vec<CString> {
 }
 
 struct RunCall<'a> {
+    context: &'a Context,
     guarded: &'a GuardedCommand<'a>,
     options: &'a Run,
     flock_compat: Option<&'a FlockCompat>,
@@ -218,7 +219,7 @@ struct Held {
 }
 
 fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
-    let tell = |message: &Notice<'_>| call.options.common.note(&notice(call.guarded.locks, message));
+    let tell = |message: &Notice<'_>| call.context.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
     let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket.as_ref())? {
         ControlFlow::Continue(held) => held,
@@ -312,7 +313,7 @@ impl RunCall<'_> {
                 ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
             }
         }
-        report_taken(&self.options.common, opened, &grants, evicted, None);
+        report_taken(&self.context.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring {
             let acquisition = self.acquisition(events.0, opened.lease());
             let mut begin = |engine: &Engine| recurring.begin(engine, opened, self.guarded.handle.proof());
@@ -327,7 +328,7 @@ impl RunCall<'_> {
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {
         let waiting = &self.options.taking.waiting;
-        let own = Acquisition::new(&self.options.common, waiting, self.guarded.signals, lease);
+        let own = Acquisition::new(&self.context.common, waiting, self.guarded.signals, lease);
         Acquisition {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
@@ -349,7 +350,7 @@ impl RunCall<'_> {
         let supervisor = self.guarded.supervisor.filter(|_| is_needed);
         let owners = std::iter::once(self.process).chain(supervisor).collect();
         let handle = self.guarded.handle.clone();
-        let request = request(self.guarded.context, &taking.waiting, handle, self.process, owners, command)?;
+        let request = request(self.context, &taking.waiting, handle, self.process, owners, command)?;
         Ok(AcquireRequest {
             mode: taking.mode(),
             lifetime: taking.lifetime(),

@@ -61,7 +61,7 @@ struct Page<'a> {
 
 impl<'a> Page<'a> {
     fn new(context: &'a Context, options: &'a Status) -> Page<'a> {
-        let style = output_style(&options.common, options.utc);
+        let style = output_style(&context.common, options.utc);
         Page { context, options, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new(), found: 0 }
     }
 
@@ -71,7 +71,7 @@ impl<'a> Page<'a> {
         match self.options.names.as_slice() {
             _ if self.found > 0 => {}
             [] => {
-                let store = self.context.store(&self.options.common)?;
+                let store = self.context.store()?;
                 let other = Environment::store_without_xdg(&store).filter(|other| !other.is_missing());
                 let other = other.map_or(String::new(), |other| {
                     let other = escape(other.url().as_encoded_bytes());
@@ -90,10 +90,10 @@ impl<'a> Page<'a> {
     /// a message instead.
     fn add_all_stores(&mut self) -> Exit {
         let mut exit = Exit::Done;
-        for store in stores(self.context, self.options) {
+        for store in stores(self.context) {
             let added = store.map_err(anyhow::Error::from).and_then(|store| self.add_store(&store));
             exit = exit.or(added.unwrap_or_else(|error| {
-                self.options.common.note(&format!("{error:#}"));
+                self.context.common.note(&format!("{error:#}"));
                 super::exit_of(&error)
             }));
         }
@@ -102,7 +102,7 @@ impl<'a> Page<'a> {
         {
             let (shown, typed) = (escape(name.as_bytes()), shell_quote(name.as_bytes()));
             let file = format!("the lock of a file is shown by `csalock status ./{typed}`");
-            self.options.common.note_unless_json(&format!("no store that is known here has a lock {shown}; {file}"));
+            self.context.common.note_unless_json(&format!("no store that is known here has a lock {shown}; {file}"));
             exit = exit.or(ErrorKind::NotHeld);
         }
         exit
@@ -128,18 +128,18 @@ impl<'a> Page<'a> {
 
     /// Tells people, but no program, that a store has no locks, or that all its locks are past.
     fn tell_empty(&self, store: &Location, hint: &str) {
-        if self.options.common.json || self.options.names_only || self.options.common.quiet {
+        if self.context.common.json || self.options.names_only || self.context.common.quiet {
             return;
         }
         let url = store.url();
         let shown = escape(url.as_encoded_bytes());
         if !self.has_past(store) {
-            return self.options.common.note(&format!("store {shown} has no locks{hint}"));
+            return self.context.common.note(&format!("store {shown} has no locks{hint}"));
         }
-        let is_default = self.context.store(&Common::default()).is_ok_and(|default| default == *store);
+        let is_default = self.context.store_for(None).is_ok_and(|default| default == *store);
         let option = if is_default { String::new() } else { format!(" --store {}", shell_quote(url.as_bytes())) };
         let past = format!("; `csalock history{option}` shows past holders");
-        self.options.common.note(&format!("no lock is held in {shown}{past}{hint}"));
+        self.context.common.note(&format!("no lock is held in {shown}{past}{hint}"));
     }
 
     /// A history that cannot be read has no grants.
@@ -152,10 +152,10 @@ impl<'a> Page<'a> {
 
     /// Tells people, but no program, that the files in a directory have no locks.
     fn tell_no_file(&self, typed: &OsStr) -> anyhow::Result<()> {
-        if !self.options.common.json && !self.options.names_only {
-            let directory = self.context.store_in(&self.options.common, typed)?.1.into_os_string();
+        if !self.context.common.json && !self.options.names_only {
+            let directory = self.context.store_in(typed)?.1.into_os_string();
             let (shown, typed) = (escape(directory.as_bytes()), shell_quote(directory.as_bytes()));
-            self.options.common.note(&format!(
+            self.context.common.note(&format!(
                 "no file in {shown} has a lock; the lock of the directory itself is shown by `csalock status {typed}`"
             ));
         }
@@ -168,14 +168,14 @@ impl<'a> Page<'a> {
             Ok(selected) => selected,
             Err(unreadable) => return self.add_unreadable(&unreadable),
         };
-        let is_alone = self.options.names.len() == 1 && (self.style.width.is_some() || self.options.common.verbose);
+        let is_alone = self.options.names.len() == 1 && (self.style.width.is_some() || self.context.common.verbose);
         let key = if named.is_some() { &[][..] } else { name };
         if self.options.names_only {
             // A name that contains a newline would be two lines.
             self.texts.push((key.into(), escape(name)));
             return Ok(());
         }
-        if self.options.common.json {
+        if self.context.common.json {
             // The history costs time, so that only a caller who names the lock gets its last run.
             let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
             let named = named.filter(|_| self.options.names.len() == 1);
@@ -185,7 +185,7 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         // The exit code is the answer.
-        if self.options.common.quiet {
+        if self.context.common.quiet {
             return Ok(());
         }
         if let Some((lock, _)) = named.filter(|_| nothing_to_show(status)) {
@@ -203,13 +203,13 @@ impl<'a> Page<'a> {
     fn tell_lock_of_file(&self, lock: &LockRef, reporter: &Reporter<'_>) {
         let refused = RefusedLock::new(lock, reporter);
         if let Some(file) = refused.lock_of_file() {
-            self.options.common.note(&format!("{refused} is free; {file}"));
+            self.context.common.note(&format!("{refused} is free; {file}"));
         }
     }
 
     fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
-        self.options.common.note_unless_json(error);
-        if self.options.common.json {
+        self.context.common.note_unless_json(error);
+        if self.context.common.json {
             self.texts.push((Box::default(), json(&json::unreadable(error))?));
         }
         Ok(())
@@ -223,7 +223,7 @@ impl<'a> Page<'a> {
     fn write(&mut self, out: &mut dyn Write) -> std::io::Result<()> {
         // Names and documents of several stores are one list. The sort is stable.
         self.texts.sort_by(|(left, _), (right, _)| left.cmp(right));
-        if self.options.common.json {
+        if self.context.common.json {
             for (at, (_, document)) in self.texts.iter().enumerate() {
                 write!(out, "{}{document}", if at == 0 { "[" } else { "," })?;
             }
@@ -308,7 +308,7 @@ struct View {
 impl View {
     /// An error of the store may pass, so it is shown like anything else.
     fn of(context: &Context, options: &Status) -> anyhow::Result<View> {
-        let style = output_style(&options.common, options.utc);
+        let style = output_style(&context.common, options.utc);
         let table = || LockTable::new(style, &context.host.name(), context.host.wall());
         let mut view = View { table: table(), block: Vec::new(), trouble: None, failed: false, style };
         let looked = select(context, options, &mut |seen| {
@@ -365,7 +365,7 @@ impl View {
         let known = [count(self.table.len(), "lock"), count(holders, "holder"), count(waiters, "waiter")];
         let counts = if self.failed { "no answer".to_string() } else { known.join(", ") };
         let only_files = !options.names.is_empty() && options.names.iter().all(|name| is_path(name.as_bytes()));
-        let store = context.store(&options.common).ok().filter(|_| !only_files);
+        let store = context.store().ok().filter(|_| !only_files);
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
         format!("{now}  {counts}  {store}")
     }

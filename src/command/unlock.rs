@@ -49,9 +49,9 @@ type Unlocked = std::result::Result<Freed, NotHolder>;
 pub(super) fn run(context: &Context, options: &Unlock, settings: &'static SettingNames) -> anyhow::Result<Exit> {
     check_force(options)?;
     let this = ThisProcess::default();
-    let mut documents = Documents::of(&options.common);
+    let mut documents = Documents::of(&context.common);
     let (targets, mut exit) = match (options.all, options.force) {
-        (true, true) => everything_held(context, options, &mut documents)?,
+        (true, true) => everything_held(context, &mut documents)?,
         (true, false) => everything_owned(context, options, &this, &mut documents)?,
         (false, _) => (named(context, options)?, Exit::Done),
     };
@@ -61,15 +61,16 @@ pub(super) fn run(context: &Context, options: &Unlock, settings: &'static Settin
     for (target, proof) in &targets {
         let engine = engine_of(context, &target.location, &mut opened)?;
         let reporter = Reporter::new(engine);
-        let response = if options.force {
-            let force = if options.end { end } else { force };
+        let response = if options.end {
+            end(context, engine, options, target, breaker.as_ref())
+        } else if options.force {
             force(engine, options, target, breaker.as_ref())
         } else {
             release(context, options, &this, engine, target, *proof)
         };
         let outcome = match response {
             Err(error) if options.force && options.all && error.is_of_one_record() => {
-                exit = pass_over(options, &error, &mut documents);
+                exit = pass_over(context, &error, &mut documents);
                 continue;
             }
             outcome => outcome?,
@@ -81,7 +82,7 @@ pub(super) fn run(context: &Context, options: &Unlock, settings: &'static Settin
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.settings = settings;
                 lock.presented = context.presented_handle(options.handle.as_deref());
-                lock.similar = context.similar(&options.common, target, not_holder);
+                lock.similar = context.similar(target, not_holder);
                 let holders = &not_holder.holders;
                 lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
                 let mut refusal = match options.token.filter(|_| !not_holder.holders.is_empty()) {
@@ -96,8 +97,8 @@ pub(super) fn run(context: &Context, options: &Unlock, settings: &'static Settin
         };
         exit = exit.or(refusal.as_ref().map_or(Exit::Done, |refusal| refusal.kind.into()));
         documents.add(|| document(target, &outcome, refusal.as_ref(), &reporter));
-        if !options.common.json {
-            tell(options, target, &outcome, refusal.as_ref(), &reporter)?;
+        if !context.common.json {
+            tell(context, target, &outcome, refusal.as_ref(), &reporter)?;
         }
     }
     documents.print()?;
@@ -132,7 +133,7 @@ fn check_force(options: &Unlock) -> Result<()> {
 }
 
 fn tell(
-    options: &Unlock,
+    context: &Context,
     target: &LockRef,
     outcome: &Unlocked,
     refusal: Option<&RefusalReport>,
@@ -140,7 +141,7 @@ fn tell(
 ) -> anyhow::Result<()> {
     let name = escape(&target.display_name);
     match outcome {
-        Ok(Freed::Released(_)) if options.common.verbose => eprint_line(&format!("lock {name} is released")),
+        Ok(Freed::Released(_)) if context.common.verbose => eprint_line(&format!("lock {name} is released")),
         Ok(Freed::Released(_)) => {}
         Ok(Freed::Ended(holders)) => {
             for holder in holders {
@@ -148,11 +149,11 @@ fn tell(
                 print(format!("{done} {name}: held by {}\n", reporter.grant(&holder.grant, "")))?;
                 if holder.is_not_stopped {
                     let what = reporter.not_stopped(&holder.grant.owner);
-                    options.common.note(&format!("lock {name}: its lease is over, and {what}"));
+                    context.common.note(&format!("lock {name}: its lease is over, and {what}"));
                 }
             }
             let grants: Vec<Grant> = holders.iter().map(|holder| holder.grant.clone()).collect();
-            tell_file_lock(options, target, &grants, reporter);
+            tell_file_lock(context, target, &grants, reporter);
         }
         Ok(Freed::Broken(Err(place))) => {
             let kept = place.as_ref().map_or(String::new(), |place| format!("; its bytes are kept in {place}"));
@@ -166,22 +167,22 @@ fn tell(
                 };
                 print(format!("{done} {name}: held by {holder}\n"))?;
                 if let Some(left) = reporter.left_by_break(ending) {
-                    options.common.note(&format!("lock {name}: {left}"));
+                    context.common.note(&format!("lock {name}: {left}"));
                 }
             }
             let broken: Vec<Grant> = endings.iter().map(|ending| ending.grant.clone()).collect();
-            tell_file_lock(options, target, &broken, reporter);
+            tell_file_lock(context, target, &broken, reporter);
         }
-        Err(_) => refusal.into_iter().for_each(|refusal| options.common.note(&refusal.to_string())),
+        Err(_) => refusal.into_iter().for_each(|refusal| context.common.note(&refusal.to_string())),
     }
     Ok(())
 }
 
 /// Tells which other processes have locked the file of a lock whose holders have lost it: the holders may have waited for
 /// that file, and the next holder waits, too.
-fn tell_file_lock(options: &Unlock, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
+fn tell_file_lock(context: &Context, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
     if let Some(file) = reporter.file_lock(target, holders) {
-        options
+        context
             .common
             .note(&format!("lock {}: its file is still {file}; see lslocks(8)", escape(&target.display_name)));
     }
@@ -239,7 +240,7 @@ fn force(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>
 
 /// Ends the holders whose grants `options` mean, and breaks each grant only when its holder has ended or its lease is
 /// over. A grant that comes after the first look stays.
-fn end(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+fn end(context: &Context, engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
     let record = engine.record(&target.name)?;
     let meant = record.holders.iter().filter(|grant| options.token.is_none() || grant.token == options.token);
     let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
@@ -258,7 +259,7 @@ fn end(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) 
     let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
     let (mut ended, mut ends) = (Vec::new(), Vec::new());
     for grant in standing(engine)? {
-        let end = end_holder(engine, options, target, grant.clone(), request.clone())?;
+        let end = end_holder(context, options, (engine, target), grant.clone(), request.clone())?;
         ended.push(EndedHolder { grant, is_seen: end.is_some(), is_not_stopped: false });
         ends.extend(end);
     }
@@ -283,9 +284,9 @@ fn end(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) 
 /// Ends a holder. Of a holder that cannot be seen here, it ends the renewal of the lease, and returns `None`: the csalock
 /// there then ends its command, unless that outlives the lock.
 fn end_holder<'a>(
-    engine: &'a Engine,
-    options: &'a Unlock,
-    target: &'a LockRef,
+    context: &'a Context,
+    options: &Unlock,
+    (engine, target): (&'a Engine, &'a LockRef),
     grant: Grant,
     request: Option<Arc<EndRequest>>,
 ) -> Result<Option<HolderEnd<'a>>> {
@@ -293,9 +294,9 @@ fn end_holder<'a>(
     let is_dead = |process| engine.host().liveness(&owner.domain, process, engine.store().scope()) == Liveness::Dead;
     // The processes of a grant are of one host.
     if live_owners(engine, owner).is_empty() && !owner.processes.iter().any(is_dead) {
-        return end_elsewhere(engine, options, target, &grant, request).map(|()| None);
+        return end_elsewhere(context, engine, target, &grant, request).map(|()| None);
     }
-    let mut end = HolderEnd::new((&options.common, engine, target), grant, request, options.kill_after);
+    let mut end = HolderEnd::new((&context.common, engine, target), grant, request, options.kill_after);
     while end.step(engine.call())?.is_some() {
         engine.host().sleep(TO_LOOK_AT_PROCESS);
     }
@@ -309,8 +310,8 @@ fn ends_with_lease(owner: &Owner) -> bool {
 
 /// Ends the renewal of a grant whose holder cannot be seen here. Fails if the grant would go on for longer than a lease.
 fn end_elsewhere(
+    context: &Context,
     engine: &Engine,
-    options: &Unlock,
     target: &LockRef,
     grant: &Grant,
     request: Option<Arc<EndRequest>>,
@@ -334,7 +335,7 @@ fn end_elsewhere(
         false => "cannot be stopped from here",
     };
     let what = format!("its holder on {host} {is_asked}, and has the lock until {until} at the latest");
-    options.common.note_unless_json(&format!("lock {name}: {what}"));
+    context.common.note_unless_json(&format!("lock {name}: {what}"));
     Ok(())
 }
 
@@ -345,8 +346,8 @@ fn breaker(context: &Context, this: &ThisProcess) -> Option<Owner> {
 }
 
 /// Reports why a record stays as it is. Returns the exit code for that.
-fn pass_over(options: &Unlock, error: &Error, documents: &mut Documents) -> Exit {
-    options.common.note_unless_json(&format!("passed over: {error}"));
+fn pass_over(context: &Context, error: &Error, documents: &mut Documents) -> Exit {
+    context.common.note_unless_json(&format!("passed over: {error}"));
     documents.add(|| json::unreadable(error));
     Exit::from(error.kind())
 }
@@ -357,7 +358,7 @@ type NamedLocks = Vec<(LockRef, Option<HandleHash>)>;
 fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
     let mut targets = Vec::new();
     for name in &options.names {
-        let target = context.target(&options.common, name)?;
+        let target = context.target(name)?;
         if !options.reentrant || !context.is_held_around(&target, None)? {
             targets.push((target, None));
         }
@@ -366,16 +367,16 @@ fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
 }
 
 /// Each held or abandoned lock of the store except claims. An unreadable record stays, and decides the exit code.
-fn everything_held(context: &Context, options: &Unlock, documents: &mut Documents) -> Result<(NamedLocks, Exit)> {
+fn everything_held(context: &Context, documents: &mut Documents) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
-    let location = context.store(&options.common)?;
+    let location = context.store()?;
     context.engine(&location)?.for_each_lock(&mut |status| {
         match status {
             Ok(status) if status.record.holders.iter().any(|grant| grant.claim.is_none()) => {
                 targets.push((LockRef::in_store(&location, status.record.name.clone()), None));
             }
             Ok(_) => {}
-            Err(error) => exit = pass_over(options, &error, documents),
+            Err(error) => exit = pass_over(context, &error, documents),
         }
         Ok(())
     })?;
@@ -428,7 +429,7 @@ fn everything_owned(
             Ok(())
         })?;
         if let Some(error) = unreadable {
-            let passed_over = pass_over(options, &error, documents);
+            let passed_over = pass_over(context, &error, documents);
             if !error.is_of_one_record() || error.is_own() {
                 exit = passed_over;
             }
@@ -439,18 +440,18 @@ fn everything_owned(
 
 /// Each store comes with the directory of its files if it is beside files.
 fn stores(context: &Context, options: &Unlock) -> Result<Vec<(Location, Option<PathBuf>)>> {
-    let mut stores = vec![(context.store(&options.common)?, None)];
+    let mut stores = vec![(context.store()?, None)];
     let mut add = |location: Location, directory: Option<PathBuf>| {
         if stores.iter().all(|(known, _)| *known != location) {
             stores.push((location, directory));
         }
     };
     let current = context.environment.current.as_ref();
-    if options.common.store.is_none() && current.is_absolute() {
+    if context.common.store.is_none() && current.is_absolute() {
         add(Location::beside(current), Some(current.to_path_buf()));
     }
     for name in &options.names {
-        let target = context.target(&options.common, name)?;
+        let target = context.target(name)?;
         let directory = Path::new(OsStr::from_bytes(&target.display_name)).parent().map(Path::to_path_buf);
         add(target.location, directory.filter(|_| target.name != target.display_name));
     }

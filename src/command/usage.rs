@@ -225,9 +225,9 @@ impl<'a> Arguments<'a> {
         }
         let shown: Vec<String> = words[1..].iter().map(|word| shell_quote(word.as_bytes())).collect();
         let hint = format!("to run a command under a lock, try: csalock {}", shown.join(" "));
-        let Ok(Cli { command: Command::Run(run), .. }) = Cli::read(words) else { return None };
+        let Ok(Cli { common, command: Command::Run(run) }) = Cli::read(words) else { return None };
         let [_, program, ..] = run.words.as_slice() else { return None };
-        (is_program(program) && !run.common.json && command_line(&run).is_ok() && hint.len() <= LONGEST_HINT)
+        (is_program(program) && !common.json && command_line(&run).is_ok() && hint.len() <= LONGEST_HINT)
             .then_some(hint)
     }
 }

@@ -28,27 +28,27 @@ pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
         let what = format!("{option} cannot be used without --lock");
         return Err(Error::new(ErrorKind::InvalidInput, what, "add --lock, or leave it out").into());
     }
-    let target = context.target(&options.common, &options.name)?;
-    give(options, &context.engine(&target.location)?, &target, None)
+    let target = context.target(&options.name)?;
+    give(context, &context.engine(&target.location)?, &target, None)
 }
 
 fn take_and_get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(&options.common, std::slice::from_ref(&options.name))?;
+    let targets = &context.lock_set(std::slice::from_ref(&options.name))?;
     let target = targets.first();
-    let Get { common, taking, pid, .. } = options;
+    let Get { taking, pid, .. } = options;
     let (this, settings) = (&ThisProcess::default(), &SettingNames::OPTIONS);
-    ForScript { context, this, common, taking, pid: *pid, targets, settings, prints: true }.acquire(
+    ForScript { context, this, taking, pid: *pid, targets, settings, prints: true }.acquire(
         |Granted { opened, handle, grants, evicted, owner, .. }| {
-            report_taken(common, opened, grants, *evicted, Some(owner));
+            report_taken(&context.common, opened, grants, *evicted, Some(owner));
             // A value that was not read is useless, and then so is the lock.
-            give(options, opened.engine(0), target, Some((handle, grants[0].token)))
+            give(context, opened.engine(0), target, Some((handle, grants[0].token)))
         },
     )
 }
 
 /// Prints the value, and the grant that it was read under if the lock was acquired for that.
 fn give(
-    options: &Get,
+    context: &Context,
     engine: &Engine,
     target: &LockRef,
     taken: Option<(&Handle, Option<u64>)>,
@@ -58,14 +58,14 @@ fn give(
         let mut refusal = RefusedLock::new(target, &reporter).no_value();
         if let Some(grant) = taken {
             refusal.hint = "the lock is held now, so write one or give it back".to_string();
-            if options.common.json {
+            if context.common.json {
                 print_json(&json::no_value(&refusal, grant))?;
                 return Ok(refusal.kind.into());
             }
         }
-        return options.common.refuse(&refusal, refusal.kind, None);
+        return context.common.refuse(&refusal, refusal.kind, None);
     };
-    if options.common.json {
+    if context.common.json {
         print_json(&json::value(&target.display_name, &value, taken, Some(bytes)))?;
     } else {
         print(&bytes)?;
@@ -96,7 +96,7 @@ fn only_for_taking(taking: &Taking) -> Option<&'static str> {
 
 pub(super) fn put(context: &Context, options: &Put) -> anyhow::Result<Exit> {
     let value = options.value.as_deref().unwrap_or(OsStr::new("-"));
-    let target = context.target(&options.writing.common, &options.name)?;
+    let target = context.target(&options.name)?;
     let bytes = if value == "-" { from_stdin(context, &target)? } else { value.as_bytes().to_vec() };
     if bytes.len() > MOST_VALUE {
         let what = format!("the value for lock {} has more than {MOST_VALUE} bytes", escape(&target.display_name));
@@ -109,7 +109,7 @@ pub(super) fn put(context: &Context, options: &Put) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn del(context: &Context, options: &Del) -> anyhow::Result<Exit> {
-    let target = context.target(&options.writing.common, &options.name)?;
+    let target = context.target(&options.name)?;
     write(context, &options.writing, &target, None, None, None)
 }
 
@@ -155,7 +155,7 @@ fn write(
     };
     let signals = Signals::listen()?;
     let lease = engine.needs_leases().then(|| engine.lease());
-    let acquisition = Acquisition::new(&options.common, &options.waiting, &signals, lease);
+    let acquisition = Acquisition::new(&context.common, &options.waiting, &signals, lease);
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
         WriteResult::Interrupted => Ok(signals.exit()),
@@ -163,11 +163,11 @@ fn write(
             if let Some(stale) = stale {
                 let (name, holder) = (escape(&target.display_name), reporter.ending(&stale));
                 let done = if bytes.is_some() { "written" } else { "deleted" };
-                options.common.note(&format!(
+                context.common.note(&format!(
                     "lock {name} was stale: it was held by {holder}; the value was {done} for --even-if-stale"
                 ));
             }
-            told(options, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
+            told(context, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
             Ok(Exit::Done)
         }
         WriteResult::Refused(refusal) => {
@@ -181,11 +181,11 @@ fn write(
     }
 }
 
-fn told(options: &Writing, target: &LockRef, value: Option<&Value>, put: bool) -> anyhow::Result<()> {
+fn told(context: &Context, target: &LockRef, value: Option<&Value>, put: bool) -> anyhow::Result<()> {
     let Some(value) = value else { return Ok(()) };
-    if options.common.json {
+    if context.common.json {
         print_json(&json::value(&target.display_name, value, None, None))?;
-    } else if options.common.verbose {
+    } else if context.common.verbose {
         let (name, what) = (escape(&target.display_name), if put { "has now" } else { "had" });
         eprint_line(&format!("the value of lock {name} {what} {}", describe_value(value)));
     }

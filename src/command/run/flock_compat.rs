@@ -102,7 +102,7 @@ impl FlockCompat {
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
                     let by = by(call, (kind, file));
-                    call.options
+                    call.context
                         .common
                         .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
                     return Ok(ControlFlow::Break(call.options.taking.waiting.busy_exit()));
@@ -117,7 +117,7 @@ impl FlockCompat {
 }
 
 fn tell_of_wait(call: &RunCall<'_>, target: &LockRef, file: (FileLock, &Path)) {
-    let common = &call.options.common;
+    let common = &call.context.common;
     if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
         eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(call, file)));
     }

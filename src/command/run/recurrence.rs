@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::{Acquisition, TO_LOOK};
-use crate::command::context::eprint_line;
+use crate::command::context::{Context, eprint_line};
 use crate::engine::{AcquireResult, Engine, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
 use crate::error::{Error, ErrorKind, Result};
@@ -25,12 +25,13 @@ const RETRIES: u32 = 3;
 const TO_GIVE_UP: Duration = Duration::from_secs(10);
 
 pub(super) struct Recurring<'a> {
+    context: &'a Context,
     options: &'a Run,
 }
 
 impl<'a> Recurring<'a> {
-    pub(super) fn of(options: &'a Run) -> Option<Recurring<'a>> {
-        (options.recurrence != Recurrence::default()).then_some(Recurring { options })
+    pub(super) fn of(context: &'a Context, options: &'a Run) -> Option<Recurring<'a>> {
+        (options.recurrence != Recurrence::default()).then_some(Recurring { context, options })
     }
 
     pub(super) fn has_slots(&self) -> bool {
@@ -77,7 +78,7 @@ impl<'a> Recurring<'a> {
             Ok(RunStart::Begun(doubtful)) => {
                 if let Some(success) = doubtful {
                     let lock = RefusedLock::new(target, &reporter);
-                    self.options.common.note(&format!("{lock}: {}; the job runs", in_future(&success, Zone::Local)));
+                    self.context.common.note(&format!("{lock}: {}; the job runs", in_future(&success, Zone::Local)));
                 }
                 Ok(None)
             }
@@ -103,7 +104,7 @@ impl<'a> Recurring<'a> {
             }
             Err(not_holder) => {
                 let refusal = RefusedLock::new(target, &reporter).not_holder(&not_holder);
-                self.options.common.note(&refusal.to_string());
+                self.context.common.note(&refusal.to_string());
                 Ok(Some(ErrorKind::Lost.into()))
             }
         }
@@ -162,7 +163,7 @@ impl<'a> Recurring<'a> {
         // A wait does not help a job that is late already: its holder does.
         let hint = format!("`csalock status -v {}` says how its holder ends", target.shell_arg);
         let refusal = RefusalReport { kind: ErrorKind::Overdue, message, hint, ..busy };
-        self.options.common.note(&refusal.to_string());
+        self.context.common.note(&refusal.to_string());
         Ok(refusal.kind.into())
     }
 
@@ -175,8 +176,8 @@ impl<'a> Recurring<'a> {
     }
 
     fn tell(&self, text: &str) {
-        if self.options.common.verbose {
-            self.options.common.note(text);
+        if self.context.common.verbose {
+            self.context.common.note(text);
         }
     }
 }

@@ -49,9 +49,9 @@ pub(super) fn select(context: &Context, options: &Status, visit: &mut Visit<'_>)
     let mut selection = Selection { context, options, visit, unreadable: None, all_held: true };
     let patterns = selection.visit_names()?;
     if options.names.is_empty() {
-        selection.scan(&context.store(&options.common)?, &Scan::All)?;
+        selection.scan(&context.store()?, &Scan::All)?;
     } else if !patterns.is_empty() {
-        selection.scan(&context.store(&options.common)?, &Scan::Matches(patterns))?;
+        selection.scan(&context.store()?, &Scan::Matches(patterns))?;
     }
     Ok(selection.exit())
 }
@@ -70,10 +70,10 @@ pub(super) fn select_store(
 }
 
 /// The stores of `--all-stores`, each once, or why one is unknown.
-pub(super) fn stores(context: &Context, options: &Status) -> Vec<Result<Location>> {
+pub(super) fn stores(context: &Context) -> Vec<Result<Location>> {
     let environment = &context.environment;
     let others = Environment::other_stores().into_iter().map(|url| Location::parse(&url, &environment.current));
-    let own = [context.store(&options.common), environment.default_store(), Ok(Environment::store_of_root())];
+    let own = [context.store(), environment.default_store(), Ok(Environment::store_of_root())];
     let users = Environment::stores_of_users().into_iter().map(Ok);
     let mut stores: Vec<Result<Location>> = Vec::new();
     for store in own.into_iter().chain(users).chain(others) {
@@ -92,12 +92,12 @@ impl<'a> Selection<'a, '_> {
         let mut patterns = Vec::new();
         for typed in &self.options.names {
             if is_directory(typed) {
-                let (store, directory) = self.context.store_in(&self.options.common, typed)?;
+                let (store, directory) = self.context.store_in(typed)?;
                 self.scan(&store, &Scan::Files(directory))?;
                 continue;
             }
             let is_pattern = glob::is_pattern(typed.as_bytes());
-            let target = match self.context.target(&self.options.common, typed) {
+            let target = match self.context.target(typed) {
                 Err(error) if is_pattern && error.kind() == ErrorKind::Unavailable => {
                     patterns.push(typed.as_bytes());
                     continue;
