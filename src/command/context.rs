@@ -31,7 +31,7 @@ const ONE_CALL: WaitPolicy = WaitPolicy { limit: Some(Duration::from_secs(10)), 
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
 
-/// What all commands need to know: the process and its host, and the options that every command has.
+/// The basis of all commands: the process and its host, and the options that every command has.
 pub(super) struct Context {
     process: engine::Context,
     pub(super) common: Common,
@@ -266,6 +266,17 @@ impl Common {
         if !self.quiet {
             eprint_line(text);
         }
+    }
+}
+
+/// Maximum number of bytes or characters of a word that a message repeats.
+pub(super) const LONGEST_WORD: usize = 100;
+
+pub(super) fn quoted(word: &OsStr) -> String {
+    let bytes = word.as_encoded_bytes();
+    match bytes.get(..LONGEST_WORD) {
+        Some(begin) if bytes.len() > LONGEST_WORD => name::shell_quote(begin) + "...",
+        _ => name::shell_quote(bytes),
     }
 }
 

@@ -48,20 +48,18 @@ impl<'a> HolderEnd<'a> {
         request: Option<Arc<EndRequest>>,
         kill_after: Duration,
     ) -> HolderEnd<'a> {
-        let (name, asked, is_killed, searches_in_vain, started) =
-            (escape(&target.display_name), None, false, 0, BTreeSet::new());
         HolderEnd {
             common,
             engine,
             target,
-            name,
+            name: escape(&target.display_name),
             grant,
             request,
             kill_after,
-            asked,
-            is_killed,
-            searches_in_vain,
-            started,
+            asked: None,
+            is_killed: false,
+            searches_in_vain: 0,
+            started: BTreeSet::new(),
         }
     }
 

@@ -13,8 +13,7 @@ use std::time::Duration;
 use self::flock_compat::FlockCompat;
 use self::recurrence::Recurring;
 use super::acquire::{Acquisition, report_taken, request};
-use super::context::Context;
-use super::usage;
+use super::context::{Context, quoted};
 use crate::cli::{Busy, OnLost, Run};
 use crate::engine::{AcquireRequest, AcquireResult, EndsWith, Engine, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
@@ -158,7 +157,7 @@ fn shell_string<'a>(
             Err(Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME -c STRING"))
         }
         [option, ..] if option.as_bytes().starts_with(b"-") => {
-            Err(wrong(&format!("{} comes after the name, where the command begins", usage::quoted(option))))
+            Err(wrong(&format!("{} comes after the name, where the command begins", quoted(option))))
         }
         _ => Ok((before, words)),
     }

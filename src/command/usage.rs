@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use clap::ValueEnum;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use super::context::{eprint_line, print, print_json};
+use super::context::{LONGEST_WORD, eprint_line, print, print_json, quoted};
 use super::run::command_line;
 use crate::cli::{Cli, Color, Command};
 use crate::error::Error;
@@ -16,9 +16,6 @@ use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
 use crate::report::RefusalReport;
 use crate::run::exec::is_program;
-
-/// Maximum number of bytes or characters of a word that a message repeats.
-const LONGEST_WORD: usize = 100;
 
 /// Maximum length of a hint that repeats the arguments, in bytes.
 const LONGEST_HINT: usize = 500;
@@ -58,14 +55,6 @@ pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exi
             }
             Ok(usage_error)
         }
-    }
-}
-
-pub(super) fn quoted(word: &OsStr) -> String {
-    let bytes = word.as_encoded_bytes();
-    match bytes.get(..LONGEST_WORD) {
-        Some(begin) if bytes.len() > LONGEST_WORD => shell_quote(begin) + "...",
-        _ => shell_quote(bytes),
     }
 }
 
