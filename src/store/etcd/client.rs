@@ -202,7 +202,7 @@ impl Client {
             let mut line = open.map_or_else(|| self.connector.dial(server).map(Connection::new), Ok)?;
             answers.extend(line.exchange(server, &requests[answers.len()..], token)?);
             state.date = answers.last().and_then(|answer| answer.date);
-            open = Some(line).filter(|_| answers.last().is_some_and(|answer| answer.keeps_open));
+            open = answers.last().is_some_and(|answer| answer.keeps_open).then_some(line);
         }
         state.idle[at] = open;
         let last = answers.pop().ok_or(NetError::Closed)?;
