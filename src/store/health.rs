@@ -49,7 +49,8 @@ impl Finding {
     }
 
     pub fn bad(topic: &str, found: impl Into<String>, cure: impl Into<String>) -> Finding {
-        let cure = Some(cure.into()).filter(|cure| !cure.is_empty());
+        let cure = cure.into();
+        let cure = (!cure.is_empty()).then_some(cure);
         Finding { verdict: Verdict::Bad, cure, ..Finding::good(topic, found) }
     }
 }

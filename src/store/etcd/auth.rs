@@ -109,7 +109,7 @@ impl Auth {
         }
         let mut token = String::new();
         file.take(api::LONGEST_TOKEN as u64).read_to_string(&mut token).ok()?;
-        Some(token).filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()))
+        (!token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic())).then_some(token)
     }
 
     fn keep(&self, directory: &File, token: &str) -> std::io::Result<()> {

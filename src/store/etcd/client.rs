@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::Access;
 use super::api::{Anything, Authenticated, encoded, understood};
 use super::auth::Auth;
-use super::errors::{EtcdError, explain, is_lease_there, is_login_over, needs_no_login, summary};
+use super::errors::{EtcdError, LEASE_EXISTS, NEEDS_NO_LOGIN, explain, is_login_over, says, summary};
 use super::http::{Answer, Connection, HttpRequest, tls_config};
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -177,7 +177,7 @@ impl Client {
                 self.login.remember(&answer.token);
                 Ok(Some(answer.token))
             }
-            Err(error) if needs_no_login(&error) => {
+            Err(error) if says(&error, NEEDS_NO_LOGIN) => {
                 self.login.is_needless();
                 Ok(None)
             }
@@ -202,13 +202,13 @@ impl Client {
             let mut line = open.map_or_else(|| self.connector.dial(server).map(Connection::new), Ok)?;
             answers.extend(line.exchange(server, &requests[answers.len()..], token)?);
             state.date = answers.last().and_then(|answer| answer.date);
-            open = Some(line).filter(|_| answers.last().is_some_and(|answer| answer.keeps_open));
+            open = answers.last().is_some_and(|answer| answer.keeps_open).then_some(line);
         }
         state.idle[at] = open;
         let last = answers.pop().ok_or(NetError::Closed)?;
         for Answer { status, body, .. } in answers {
             match understood::<Anything>(status, &body) {
-                Err(error) if !is_lease_there(&error) => return Err(error),
+                Err(error) if !says(&error, LEASE_EXISTS) => return Err(error),
                 _ => {}
             }
         }

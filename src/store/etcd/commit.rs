@@ -16,7 +16,7 @@ use super::api::{
     Anything, Done, MOST_PAIRS, RangeAnswer, delete, encoded, is_at, is_unchanged, prefix_end, put, range,
 };
 use super::client::Client;
-use super::errors::{is_lease_gone, is_refusal};
+use super::errors::{LEASE_IS_GONE, is_refusal, says};
 use super::leases::Pending;
 use super::{Etcd, next_page};
 use crate::error::Result;
@@ -180,7 +180,7 @@ impl Etcd {
             self.client.call::<Done>(call, &requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
         };
         let mut asked = ask(&[&steps[..], &effects].concat(), false);
-        let is_lease_gone = asked.as_ref().is_err_and(is_lease_gone);
+        let is_lease_gone = asked.as_ref().is_err_and(|error| says(error, LEASE_IS_GONE));
         // The lease of a waiter may be over, or the cluster full: that must not prevent a release.
         let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(is_refusal);
         if is_lease_gone || leaves_effects {

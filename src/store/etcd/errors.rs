@@ -54,20 +54,12 @@ impl fmt::Display for EtcdCause {
     }
 }
 
-fn says(error: &EtcdError, part: &str) -> bool {
+pub(super) const LEASE_EXISTS: &str = "lease already exists";
+pub(super) const LEASE_IS_GONE: &str = "lease not found";
+pub(super) const NEEDS_NO_LOGIN: &str = "authentication is not enabled";
+
+pub(super) fn says(error: &EtcdError, part: &str) -> bool {
     matches!(error, CallError::Server(EtcdCause::Said(_, message)) if message.contains(part))
-}
-
-pub(super) fn is_lease_there(error: &EtcdError) -> bool {
-    says(error, "lease already exists")
-}
-
-pub(super) fn is_lease_gone(error: &EtcdError) -> bool {
-    says(error, "lease not found")
-}
-
-pub(super) fn needs_no_login(error: &EtcdError) -> bool {
-    says(error, "authentication is not enabled")
 }
 
 pub(super) fn is_login_over(error: &EtcdError) -> bool {
@@ -105,12 +97,9 @@ pub(super) fn explain(failures: &Failures, cluster: &Cluster) -> Error {
     }
     let each: Vec<String> = failures.iter().map(|(server, error)| format!("{server}: {error}")).collect();
     // A temporary failure says least about what the user can do, so a permanent one has priority.
-    let telling = failures
-        .iter()
-        .map(|(_, error)| error)
-        .find(|error| matches!(error.retry(), Retry::IfMet | Retry::IfMetOrLater));
-    let what = format!("etcd cannot be reached: {}", each.join("; "));
-    Error::new(ErrorKind::Unavailable, what, cure(telling.unwrap_or(last)))
+    let is_telling = |error: &&EtcdError| matches!(error.retry(), Retry::IfMet | Retry::IfMetOrLater);
+    let telling = failures.iter().map(|(_, error)| error).find(is_telling).unwrap_or(last);
+    Error::new(ErrorKind::Unavailable, format!("etcd cannot be reached: {}", each.join("; ")), cure(telling))
 }
 
 const PATIENCE: &str = "see whether most of its members are up (`etcdctl endpoint health`), then try again";

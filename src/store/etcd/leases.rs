@@ -144,6 +144,6 @@ impl Etcd {
 
     fn left_of_pending(&self, id: u64) -> Option<Duration> {
         let left = self.leases.ends(id)?.saturating_sub(self.client.host.boottime());
-        Some(left).filter(|left| !left.is_zero())
+        (!left.is_zero()).then_some(left)
     }
 }

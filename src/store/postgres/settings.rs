@@ -37,7 +37,6 @@ pub(super) enum Binding {
     Require,
 }
 
-#[derive(Clone)]
 pub(super) struct Target {
     /// Name or address, or the absolute path of a socket's directory.
     pub(super) host: String,
@@ -47,13 +46,13 @@ pub(super) struct Target {
     pub(super) password: std::result::Result<Secret, String>,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Methods {
     names: Vec<String>,
     are_refused: bool,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Tls {
     /// Certificates of the authorities; without a file, those of the system.
     pub(super) root: Option<PathBuf>,
@@ -64,7 +63,6 @@ pub(super) struct Tls {
 }
 
 /// Everything that a connection needs. It has a password, so it cannot be printed.
-#[derive(Clone)]
 pub(super) struct Settings {
     pub(super) targets: Vec<Target>,
     pub(super) user: String,
