@@ -172,9 +172,15 @@ impl Postgres {
     }
 
     pub(super) fn error(&self, call: Call, failed: &SqlError) -> Error {
-        let is_late = code(failed) == "55P03" || *failed == CallError::Net(NetError::Silent);
+        // A server that refused a wait for a lock answers; a silent one may not.
+        let patience = match failed {
+            _ if code(failed) == "55P03" => Some(Duration::from_secs(2)),
+            CallError::Net(NetError::Silent) => Some(Duration::from_millis(250)),
+            _ => None,
+        };
         let not_replicated = CallError::Server(SqlCause::NotReplicated);
-        let shown = if is_late && self.client.lacks_standby(call) { &not_replicated } else { failed };
+        let lacks_standby = patience.is_some_and(|patience| self.client.lacks_standby(call, patience));
+        let shown = if lacks_standby { &not_replicated } else { failed };
         self.client.calls.mark_unreached(failed, explain(shown, &self.place, &self.schema))
     }
 }
@@ -196,10 +202,9 @@ impl Client {
         }
     }
 
-    /// Whether the server says at once that its standby does not confirm commits.
-    fn lacks_standby(&self, call: Call) -> bool {
-        let soon = self.host.boottime() + Duration::from_millis(250);
-        self.connector.call_deadline.begin(Call { until: Some(soon), ..call });
+    /// Whether the server says within this time that its standby does not confirm commits.
+    fn lacks_standby(&self, call: Call, patience: Duration) -> bool {
+        self.connector.call_deadline.begin(Call { until: Some(self.host.boottime() + patience), ..call });
         let rows = self.try_once(&SqlRequest::Script(LACKS_STANDBY), &mut 0).unwrap_or_default();
         rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()))
     }
