@@ -37,6 +37,9 @@ use crate::host::Host;
 use crate::name::escape_path;
 use crate::store::{CommitResult, Durability, Layout, Scope, Version, Versioned, WriteOptions, guarded};
 
+/// Maximum number of pointers that are emptied after other processes have moved them on. Each of those is a commit.
+const MOST_EMPTIED: usize = 100;
+
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
     pub(super) entry: &'a Entry,
@@ -234,10 +237,23 @@ impl Commit<'_> {
     /// contain a password. A process that is reading the record has opened the file by its former name. On a shared store
     /// the record is removed with its last holder.
     fn forget_inline(&self, listing: &Listing, before: &Pointer, now: &Pointer) {
-        let has_body = before.stage == Stage::Inline && self.root().scope == Scope::Local;
-        if let Some(draft) = has_body.then(|| self.store.ident()).and_then(Result::ok) {
-            sys::replace_by_empty(&listing.directory, &now.name(), &draft.record(), self.root().ownership);
+        if before.stage != Stage::Inline || self.root().scope == Scope::Shared || self.empty(listing, now) {
+            return;
         }
+        for _ in 0..MOST_EMPTIED {
+            // Another process has moved the pointer on, and the bytes with it.
+            let Ok(Some(listing)) = self.entry.list() else { return };
+            let Some(now @ Pointer { stage: Stage::Current | Stage::Tombstone, .. }) = listing.pointer else { return };
+            if self.empty(&listing, &now) {
+                return;
+            }
+        }
+    }
+
+    /// Empties a pointer. Returns false if it is gone.
+    fn empty(&self, listing: &Listing, pointer: &Pointer) -> bool {
+        let Ok(draft) = self.store.ident() else { return true };
+        sys::replace_by_empty(&listing.directory, &pointer.name(), &draft.record(), self.root().ownership)
     }
 
     /// Parks this record as a tombstone, and purges those that it replaces. Returns `false` if the record may not stay and

@@ -244,13 +244,15 @@ pub(super) fn read_file(
     Ok(Ok(buffer))
 }
 
-/// Gives this name an empty private file, and removes the file that had the name. Does nothing if the name is gone, or if
-/// the file system cannot exchange two names.
-pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, ownership: Ownership) {
-    if create_file(&at, draft, (OFlag::empty(), Mode::S_IRUSR | Mode::S_IWUSR, ownership), b"", false).is_ok() {
-        let _ = rustix::fs::renameat_with(&at, draft, &at, name, RenameFlags::EXCHANGE);
-        let _ = remove_file(&at, draft);
+/// Gives this name an empty private file, and removes the file that had the name. Does nothing if the file system cannot
+/// exchange two names, and returns false if the name is gone.
+pub(super) fn replace_by_empty(at: impl AsFd, name: &str, draft: &str, ownership: Ownership) -> bool {
+    if create_file(&at, draft, (OFlag::empty(), Mode::S_IRUSR | Mode::S_IWUSR, ownership), b"", false).is_err() {
+        return true;
     }
+    let exchanged = rustix::fs::renameat_with(&at, draft, &at, name, RenameFlags::EXCHANGE);
+    let _ = remove_file(&at, draft);
+    exchanged != Err(rustix::io::Errno::NOENT)
 }
 
 pub(super) fn rename(
