@@ -44,7 +44,9 @@ impl FileLock {
 pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let mut found = FileLock::ALL.map(|lock| (lock, BTreeSet::new()));
-    for pid in numbers("/proc") {
+    // A script's csalock has inherited the descriptor.
+    let own = nix::unistd::Pid::this().as_raw();
+    for pid in numbers("/proc").filter(|pid| *pid != own) {
         for line in lines_of_locks(pid, path, &file) {
             let of_line = |(lock, _): &&mut (FileLock, _)| lock.words().iter().any(|word| has_word(&line, word));
             found.iter_mut().filter(of_line).for_each(|(_, pids)| pids.extend([pid]));
@@ -147,8 +149,8 @@ mod tests {
         assert_eq!(callers(&fs::metadata(&path).unwrap(), &["FLOCK"]), Some(vec![own]));
         let whole = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
         nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)).unwrap();
-        becomes(&[(FileLock::Flock, vec![own]), (FileLock::Fcntl, vec![own])]);
-        // The kernel names no process with it.
+        // The kernel names no process with it, and this process does not count as a holder.
+        becomes(&[(FileLock::Flock, vec![own]), (FileLock::Fcntl, vec![])]);
         assert_eq!(callers(&fs::metadata(&path).unwrap(), FileLock::Fcntl.words()), Some(Vec::new()));
         drop(file);
         becomes(&[]);

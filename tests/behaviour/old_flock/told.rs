@@ -66,6 +66,11 @@ on_every_store! {
         assert_eq!((broken.code, sandbox.plain(&broken.stderr)), (Some(0), said));
         old.release();
         next.wait().exits(85);
+        // A script that has the file locked on a descriptor asks.
+        let asks = sandbox.script("bash", "exec 9>g; flock 9; csalock status --json ./g; :").capture().stdout;
+        let asks: Value = serde_json::from_str(&asks).unwrap();
+        let commands: Vec<&Value> = asks[0]["file_locked_by"].as_array().unwrap().iter().map(|by| &by["command"]).collect();
+        assert!(commands.len() == 1 && commands[0].as_str().unwrap().starts_with("bash"), "{asks}");
         // Nothing is said of the file while the holder of the lock has it.
         let mut job = holder(sandbox, &[]);
         let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
