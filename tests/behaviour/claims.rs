@@ -36,7 +36,11 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
             *(if has[0].is_some() { &mut all } else { &mut none }) += 1;
             // The next caller is not blocked, and sees the same. A busy server needs some of this time.
             let next = sandbox.csalock(["claim", "-q", "-w", "5", "--id", "next", "c", "b", "a"]).capture();
-            assert_eq!(next.code, Some(if has[0].is_some() { 83 } else { 0 }), "{command} killed at {call} {step}: {next:?}");
+            assert_eq!(
+                next.code,
+                Some(if has[0].is_some() { 83 } else { 0 }),
+                "{command} killed at {call} {step}: {next:?}"
+            );
             let id = if has[0].is_some() { "me" } else { "next" };
             sandbox.csalock(["unclaim", "--id", id, "a", "b", "c"]).run();
             if done.code == Some(0) {
