@@ -268,18 +268,17 @@ fn a_second_interrupt_ends_what_a_command_has_left_even_if_that_ignores_the_firs
     let sandbox = Sandbox::new(Kind::Directory);
     // In a session of its own, it hears nothing of the keyboard.
     let left = "trap \"echo came >> log\" INT QUIT; echo $$ > new; mv new pid; while :; do sleep 0.01; done";
-    let script =
-        format!("#!/bin/sh\necho $$ > shell\nsetsid env --default-signal=INT,QUIT dash -c '{left}' &\nexit 3\n");
+    let script = format!("#!/bin/sh\nsetsid env --default-signal=INT,QUIT dash -c '{left}' &\nexit 3\n");
     sandbox.program("files/command", script);
     for key in [CTRL_C, CTRL_BACKSLASH] {
         let Some(mut job) = terminal(&sandbox, "exec csalock run --tree x ./command") else { return };
         wait_until("it runs", || sandbox.path("files/pid").exists());
-        let pid_in = |file: &str| sandbox.read(file).trim().parse::<i32>().unwrap();
-        let (left, command) = (pid_in("files/pid"), pid_in("files/shell"));
-        // The supervisor is the owner that lives. A key before it sees the end of the command would be for the command.
-        let is_left = |holders: &[i32]| matches!(holders, [pid] if proc::program(*pid) == "csalock");
-        let is_reaped = || !std::path::Path::new(&format!("/proc/{command}")).exists();
-        wait_until("the command has ended", || is_reaped() && is_left(&sandbox.holders("x")));
+        let left: i32 = sandbox.read("files/pid").trim().parse().unwrap();
+        // The supervisor is the owner that lives. It sleeps again when it has seen the end of the command; a key before
+        // that would be for the command.
+        let sleeps = |pid: i32| matches!(proc::stat(pid), Some(('S', _)));
+        let is_left = |holders: &[i32]| matches!(holders, [pid] if proc::program(*pid) == "csalock" && sleeps(*pid));
+        wait_until("the command has ended", || is_left(&sandbox.holders("x")));
         job.tell(key);
         wait_until("the first one comes", || sandbox.path("files/log").exists());
         assert!(proc::lives(left));
