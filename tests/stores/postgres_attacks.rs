@@ -238,8 +238,8 @@ fn a_roles_own_limits_of_time_do_no_harm() {
     let Some(server) = Server::start(&[]) else { return };
     let url = server.url("csalock");
     stored(open(&url).swap(b"x", None, Some(b"body")).unwrap());
-    server.sql("ALTER ROLE test SET statement_timeout = '1ms'; ALTER ROLE test SET lock_timeout = '1ms'");
     server.sql("ALTER ROLE test SET client_min_messages = 'error'");
+    server.sql("ALTER ROLE test SET statement_timeout = '1ms'; ALTER ROLE test SET lock_timeout = '1ms'");
     let version = open(&url).read(Call::default(), b"x").unwrap().unwrap().version;
     stored(open(&url).swap(b"x", Some(&version), Some(b"next")).unwrap());
     assert!(!open(&url).diagnose(Call::default()).is_empty());
