@@ -280,7 +280,13 @@ impl Server {
         fs::remove_dir_all(&data).unwrap();
         fs::rename(other, data).unwrap();
         self.restart();
-        self.sql("SELECT pg_promote()");
+        // The end of the recovery may cancel a query that runs on the standby.
+        let begun = Instant::now();
+        while !self.try_sql("SELECT pg_promote()").status.success()
+            && self.try_sql("SELECT pg_is_in_recovery()").stdout != b"f\n"
+        {
+            assert!(begun.elapsed() < PATIENCE, "the standby is not promoted");
+        }
     }
 
     /// Lets all of its processes stand still, or go on.
