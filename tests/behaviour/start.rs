@@ -206,3 +206,20 @@ fn a_signal_ends_a_run_whose_program_is_slow_to_start() {
         drop(job);
     }
 }
+
+/// The kernel kills the child of a dead parent only if the child has asked for that before.
+#[test]
+fn a_leased_command_does_not_start_after_its_supervisor_was_killed() {
+    require!(has("strace"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let trace = ["-f", "-qq", "-o", "trace", "-e", "trace=prctl,sendmsg", "-e", "inject=prctl:delay_enter=3s:when=1"];
+    let run = [&["-I", "4"], &trace[..], &[csalock(), "run", "--ttl", "1h", "x", "sh", "-c", "> ran"]].concat();
+    let job = sandbox.call("strace", &run).spawn();
+    wait_until("the lock is acquired", || !sandbox.holders("x").is_empty());
+    let child = sandbox.holders("x")[0];
+    wait_until("the child was told to start", || sandbox.read("files/trace").contains("sendmsg"));
+    kill(Pid::from_raw(proc::stat(child).unwrap().1), Signal::SIGKILL).unwrap();
+    wait_until("the child has ended", || !proc::lives(child));
+    assert!(!sandbox.path("files/ran").exists());
+    drop(job);
+}
