@@ -71,7 +71,7 @@ impl<'a> SleepingChild<'a> {
         let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(nix::errno::Errno::from_raw(errno.raw_os_error())))?;
         let environment = Environment::block(variables);
-        let parent = Pid::this();
+        let parent = dies_with_parent.then(Pid::this);
         // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Parent { child } => {
@@ -82,12 +82,11 @@ impl<'a> SleepingChild<'a> {
                 let _ = set_pdeathsig(Signal::SIGKILL);
                 signals.restore(inherited);
                 // The parent may have sent the start and ended before prctl(2). The first process of a namespace sees 0.
-                let is_orphan = || ![parent.as_raw(), 0].contains(&getppid().as_raw());
-                let start = await_start(&childs_end);
-                let errno = match start.map(|numbers| numbers.filter(|_| !dies_with_parent || !is_orphan())) {
+                let is_orphan = || parent.is_some_and(|parent| ![parent, Pid::from_raw(0)].contains(&getppid()));
+                let errno = match await_start(&childs_end).map(|numbers| numbers.filter(|_| !is_orphan())) {
                     Ok(None) => nix::errno::Errno::EIO,
                     Ok(Some(numbers)) => {
-                        if !dies_with_parent {
+                        if parent.is_none() {
                             let _ = set_pdeathsig(None);
                         }
                         command_line.execute(&environment, Some(numbers), inherited)
