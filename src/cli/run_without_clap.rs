@@ -1,5 +1,5 @@
 //! A fast path for the command lines of nearly every cron job and script: `run`, `lock` and `unlock` with the few options
-//! of [`Plain`]. The promised time of `run` (1.25 of flock's) demands it beside clap, whose description of all options
+//! of `Plain`. The promised time of `run` (1.25 of flock's) demands it beside clap, whose description of all options
 //! costs another 0.12 to 0.15 of flock's time. This module returns nothing for any other command line, so clap alone
 //! refuses and explains. Its defaults are the constants that clap uses; a test checks that both ways mean the same.
 
