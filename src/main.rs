@@ -2,6 +2,11 @@
 
 use std::process::ExitCode;
 
+/// musl's own allocator maps and unmaps memory for each record that is read in a crowd of waiters.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 fn main() -> ExitCode {
     csalock::signals::ignore_file_size_limit();
     csalock::command::run(std::env::args_os().collect()).code().into()

@@ -14,6 +14,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, geteuid};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::error::{Error, ErrorKind};
@@ -106,7 +107,9 @@ pub(super) fn read_own() -> io::Result<ProcStat> {
 
 fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
     let mut buffer = [0; 1024];
-    let read = fs::File::open(path).and_then(|mut file| read_once(&mut file, &mut buffer));
+    // std's open takes another system call with musl, and a crowd of waiters reads thousands of these files.
+    let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from);
+    let read = opened.and_then(|file| read_once(&mut file.into(), &mut buffer));
     match read {
         Ok(length) => match parse(&buffer[..length]) {
             Some(stat) => Ok(Some(stat)),
