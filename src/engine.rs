@@ -23,7 +23,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub use acquire::{AcquireRequest, AcquireResult, EndsWith};
+pub use acquire::{AcquireRequest, AcquireResult};
 pub use acquire_all::{OnWaitForOne, StoredLock, acquire_all, confirm_all};
 pub use apply::Broken;
 pub use inspect::LockStatus;

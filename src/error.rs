@@ -117,11 +117,11 @@ impl Error {
         let (kind, cure) = classify(errno);
         let mut cure = cure.to_string();
         if errno == Errno::ENOSPC
-            && let Some(free) = path.ancestors().find_map(|dir| fs2::available_space(dir).ok())
+            && let Some(found) = path.ancestors().find_map(|dir| nix::sys::statvfs::statvfs(dir).ok())
         {
-            let is_counted = |found: &nix::sys::statvfs::Statvfs| found.files() > 0;
-            let found = path.ancestors().find_map(|dir| nix::sys::statvfs::statvfs(dir).ok()).filter(is_counted);
-            let inodes = found.map_or(String::new(), |found| format!(" and {} inodes", found.files_available()));
+            let free = found.blocks_available() * found.fragment_size();
+            let inodes =
+                if found.files() > 0 { format!(" and {} inodes", found.files_available()) } else { String::new() };
             cure = format!("{cure} ({free} bytes{inodes} are free there)");
         }
         let is_own = kind == ErrorKind::Denied && is_own(path);

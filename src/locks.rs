@@ -1,5 +1,6 @@
 //! Locks for Rust programs: a store, and a request for locks in it.
 
+use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,12 +140,11 @@ impl Locks {
         let process = host.this_process()?;
         let label = request.label.as_ref().map(String::as_bytes);
         let owner = new_owner(host, vec![process], &command_of(process.pid), label)?;
-        let terms = AcquireRequest {
-            mode: request.mode,
-            slots: request.slots,
-            lifetime: request.ttl.map_or(Lifetime::WhileOwnerLives, |ttl| Lifetime::Ttl(ttl.as_millis() as u64)),
-            ..AcquireRequest::for_itself(self.engine.new_handle()?, owner, process)
-        };
+        let mut terms = AcquireRequest::for_itself(self.engine.new_handle()?, owner, process);
+        (terms.entry.mode, terms.entry.slots) = (request.mode, request.slots.and_then(NonZeroU32::new));
+        if let Some(ttl) = request.ttl {
+            terms.entry.lifetime = Lifetime::Ttl(ttl.as_millis() as u64);
+        }
         let policy = WaitPolicy { limit: Some(request.wait), backoff: None };
         let locks: Vec<_> = names.iter().map(|name| StoredLock { engine: &self.engine, name }).collect();
         match acquire_all(&locks, &terms, &policy, None, &mut |_, _| None)? {

@@ -1,5 +1,6 @@
 //! The steps of every command that acquires: request, wait, then the report of a grant or a refusal.
 
+use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,9 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{self, ThisProcess, command_of};
-use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal};
+use crate::lock::{
+    EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Waiter,
+};
 use crate::name::escape;
 use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
 use crate::signals::{Interrupt, Signals};
@@ -103,7 +106,7 @@ impl<'a> Acquisition<'a> {
             return Ok(false);
         };
         for grant in standing(status) {
-            if [grant.mode, request.mode].contains(&Mode::Exclusive) {
+            if [grant.mode, request.entry.mode].contains(&Mode::Exclusive) {
                 check_replaceable(target, engine, &grant)?;
             }
         }
@@ -138,7 +141,7 @@ impl<'a> Acquisition<'a> {
             return None;
         }
         let ends = ends.get_or_insert_with(|| {
-            let by = Arc::new(EndRequest { by: request.owner.clone(), replaces: true });
+            let by = Arc::new(EndRequest { by: Owner::clone(&request.entry.owner), replaces: true });
             // A holder may have come after the first look.
             let holders =
                 waiting.record.holders.iter().filter(|grant| check_replaceable(target, engine, grant).is_ok());
@@ -254,12 +257,9 @@ pub(super) fn request(
     command: Vec<u8>,
 ) -> Result<AcquireRequest> {
     let owner = context.owner(owners, command, waiting.label.as_ref(), waiting.no_command)?;
-    Ok(AcquireRequest {
-        refuse_stale: waiting.fail_on_stale,
-        enclosing_grants: context.enclosing_grants(),
-        called: Some(process.pid),
-        ..AcquireRequest::for_itself(handle, owner, process)
-    })
+    let mut request = AcquireRequest::for_itself(handle, owner, process);
+    request.entry.enclosing_grants = context.enclosing_grants();
+    Ok(AcquireRequest { refuse_stale: waiting.fail_on_stale, called: Some(process.pid), ..request })
 }
 
 pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
@@ -327,6 +327,11 @@ impl Waiting {
 }
 
 impl Taking {
+    pub(super) fn set_terms(&self, entry: &mut Waiter) {
+        (entry.mode, entry.slots, entry.lifetime) =
+            (self.mode(), self.slots.and_then(NonZeroU32::new), self.lifetime());
+    }
+
     pub(super) fn mode(&self) -> Mode {
         match self.slots {
             Some(_) => Mode::Slot,

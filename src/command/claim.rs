@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, Documents, LockRef, eprint_line, json_line, print, print_before, print_json};
 use crate::cli::{Claim, Lookup, Unclaim};
-use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet};
+use crate::engine::{AcquireResult, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
@@ -37,12 +37,9 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     }
     let this = ThisProcess::default();
     let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
-    let request = AcquireRequest {
-        ends_with: EndsWith::Owner,
-        claim: Some(id.clone()),
-        lifetime: Lifetime::UntilReleased,
-        ..request(context, &options.waiting, handle, process, Vec::new(), command)?
-    };
+    let mut request = request(context, &options.waiting, handle, process, Vec::new(), command)?;
+    request.outlives_process = true;
+    (request.entry.claim, request.entry.lifetime) = (Some(id.clone()), Lifetime::UntilReleased);
     let signals = Signals::listen()?;
     let mut acquisition = Acquisition::new(&context.common, &options.waiting, &signals, opened.lease());
     // The first look may have waited for the store.

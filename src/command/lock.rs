@@ -7,6 +7,7 @@
 use std::io::IsTerminal;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,7 +15,7 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, report_taken, request, standing};
 use super::context::{Context, Documents, eprint_line, json_line, print_before};
 use crate::cli::{Lock, Renew, Taking, Wait};
-use crate::engine::{AcquireRequest, AcquireResult, EndsWith, LockSet, OpenLockSet, RETRY_INTERVAL};
+use crate::engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::Use;
@@ -166,7 +167,7 @@ impl ForScript<'_> {
             ..Acquisition::new(&self.context.common, &self.taking.waiting, &signals, lease)
         };
         let until = acquisition.policy.end(self.context.host.boottime());
-        let AcquireRequest { handle, owner, .. } = &request;
+        let (handle, owner) = (&request.handle, &request.entry.owner);
         let (grants, evicted) = match acquisition.acquire(&opened, &request) {
             Ok(AcquireResult::Granted(grants, evicted)) => (grants, evicted),
             // A commit that failed may have happened all the same. A provisional grant ends with this process.
@@ -213,17 +214,12 @@ impl ForScript<'_> {
         let (taking, handle) = (self.taking, self.context.new_handle()?);
         let caller = self.owner()?;
         let (owners, command) = (caller.owners.clone(), caller.command.clone());
-        let request = request(self.context, &taking.waiting, handle, self.this.id()?, owners, command)?;
+        let mut request = request(self.context, &taking.waiting, handle, self.this.id()?, owners, command)?;
         // A process that the script leaves behind is known by its session.
         let session = if self.pid.is_none() { Some(self.this.session()?) } else { None };
-        let request = AcquireRequest {
-            ends_with: EndsWith::Owner,
-            mode: taking.mode(),
-            lifetime: taking.lifetime(),
-            slots: taking.slots,
-            owner: Owner { session, ..request.owner },
-            ..request
-        };
+        taking.set_terms(&mut request.entry);
+        Arc::make_mut(&mut request.entry.owner).session = session;
+        request.outlives_process = true;
         Ok((request, caller))
     }
 
@@ -253,10 +249,10 @@ impl ForScript<'_> {
 
     /// Warns if the lock may end with this very call, which the caller hardly intends.
     fn warn_of_owner(&self, request: &AcquireRequest, caller: &Caller) {
-        let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
-        let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
-        let (name, command) = (self.targets.shown_names(), escape(&request.owner.command));
-        if !caller.is_shell && may_end_with_call(request.process.pid, owner) {
+        let ends_with_owner = self.pid.is_none() && request.entry.lifetime == Lifetime::WhileOwnerLives;
+        let Some(owner) = request.entry.owner.processes.last().filter(|_| ends_with_owner) else { return };
+        let (name, command) = (self.targets.shown_names(), escape(&request.entry.owner.command));
+        if !caller.is_shell && may_end_with_call(request.entry.process.pid, owner) {
             self.context.common.note(&format!(
                 "lock {name} ends with process {} ({command}), maybe right after this call; name another owner with --pid \
                  PID, or keep the lock until it is released with --forever",
@@ -284,7 +280,7 @@ impl ForScript<'_> {
                 context: self.context,
                 targets: self.targets,
                 proof: request.handle.proof(),
-                owners: request.owner.processes.clone(),
+                owners: request.entry.owner.processes.clone(),
                 shared_lease_end,
                 kills: false,
                 is_reported: false,

@@ -8,6 +8,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
 use std::time::Duration;
 
 use self::flock_compat::FlockCompat;
@@ -15,11 +16,11 @@ use self::recurrence::Recurring;
 use super::acquire::{Acquisition, report_taken, request};
 use super::context::{Context, quoted};
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireRequest, AcquireResult, EndsWith, Engine, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, Engine, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
-use crate::lock::{EndedGrant, Grant, Mode, Owner, ProcessId};
+use crate::lock::{EndedGrant, Grant, Mode, ProcessId};
 use crate::report::notice;
 use crate::run::child::{SleepingChild, supervise_in_child};
 use crate::run::exec::{CommandLine, GrantNumbers};
@@ -349,22 +350,15 @@ impl RunCall<'_> {
         let supervisor = self.guarded.supervisor.filter(|_| is_needed);
         let owners = std::iter::once(self.process).chain(supervisor).collect();
         let handle = self.guarded.handle.clone();
-        let request = request(self.context, &taking.waiting, handle, self.process, owners, command)?;
-        Ok(AcquireRequest {
-            mode: taking.mode(),
-            lifetime: taking.lifetime(),
-            slots: taking.slots,
-            latest_only: matches!(self.options.busy, Busy::Latest | Busy::Replace),
-            // With -F the keeper receives the end of the grant for the command, as long as the command lives.
-            owner: Owner {
-                supervisor: self.guarded.supervisor.or(is_kept.then_some(self.process)),
-                outlives_lock: !self.guarded.limits.kills,
-                ..request.owner
-            },
-            ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },
-            called: Some(self.guarded.supervisor.unwrap_or(self.process).pid),
-            ..request
-        })
+        let mut request = request(self.context, &taking.waiting, handle, self.process, owners, command)?;
+        taking.set_terms(&mut request.entry);
+        request.entry.latest_only = matches!(self.options.busy, Busy::Latest | Busy::Replace);
+        request.entry.release_on_exit = has_no_supervisor;
+        let owner = Arc::make_mut(&mut request.entry.owner);
+        // With -F the keeper receives the end of the grant for the command, as long as the command lives.
+        owner.supervisor = self.guarded.supervisor.or(is_kept.then_some(self.process));
+        owner.outlives_lock = !self.guarded.limits.kills;
+        Ok(AcquireRequest { called: Some(self.guarded.supervisor.unwrap_or(self.process).pid), ..request })
     }
 
     fn numbers(&self, grants: &[Grant]) -> GrantNumbers {

@@ -10,7 +10,7 @@ use super::acquire::{Acquisition, command_of_caller, report_taken, request};
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use super::lock::{ForScript, Granted};
 use crate::cli::{Del, Get, Put, Taking, Writing};
-use crate::engine::{AcquireRequest, EndsWith, Engine, ValueWrite, WriteResult};
+use crate::engine::{Engine, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
@@ -149,10 +149,8 @@ fn write(
     let wanted = ValueWrite { terms, bytes, mode };
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
     let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
-    let request = AcquireRequest {
-        ends_with: EndsWith::Exit,
-        ..request(context, &options.waiting, handle, process, vec![process], command)?
-    };
+    let mut request = request(context, &options.waiting, handle, process, vec![process], command)?;
+    request.entry.release_on_exit = true;
     let signals = Signals::listen()?;
     let lease = engine.needs_leases().then(|| engine.lease());
     let acquisition = Acquisition::new(&context.common, &options.waiting, &signals, lease);

@@ -4,7 +4,6 @@
 mod end;
 mod wait;
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::commit::{CasRetry, Committed, RecordUpdate};
@@ -16,7 +15,7 @@ use super::{Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSet;
 use crate::lock::{
-    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Mode, Owner, Phase, ProcessId,
+    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Owner, Phase, ProcessId,
     QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
 use crate::signals::Interrupt;
@@ -114,32 +113,16 @@ impl Engine {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndsWith {
-    /// Ends with the process that acquires the grant. Its end without a release leaves a stale lock.
-    Process,
-    /// Ends with the process that acquires the grant, and that end is a normal release.
-    Exit,
-    /// Ends with its owner, which outlives the process. The process has to confirm a grant that it waited for.
-    Owner,
-}
-
 #[derive(Debug, Clone)]
 pub struct AcquireRequest {
     pub handle: Handle,
-    pub mode: Mode,
-    pub owner: Owner,
-    pub process: ProcessId,
-    pub ends_with: EndsWith,
-    pub claim: Option<Vec<u8>>,
-    /// A newer request of this kind takes the place of this one in the queue.
-    pub latest_only: bool,
-    pub lifetime: Lifetime,
-    pub slots: Option<u32>,
+    /// Its lifetime is that of the grant if all users of the store can see the owner.
+    pub entry: Waiter,
+    /// The grant ends with its owner, which outlives the process that acquires it, and not with that process. The process
+    /// has to confirm a grant that it waited for.
+    pub outlives_process: bool,
     pub refuse_stale: bool,
     pub phase: Phase,
-    /// Grants that do not end before this wait: those around the caller, and its own if it acquires several names.
-    pub enclosing_grants: Vec<HandleHash>,
     /// Pid of this process, if its caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
     pub called: Option<i32>,
 }
@@ -147,19 +130,14 @@ pub struct AcquireRequest {
 impl AcquireRequest {
     /// A request for an exclusive lock, which lasts as long as `process` lives.
     pub fn for_itself(handle: Handle, owner: Owner, process: ProcessId) -> AcquireRequest {
+        // A waiter that stops before it can start must not keep the lock.
+        let entry = Waiter { needs_confirmation: true, ..Waiter::new(handle.proof(), owner, process) };
         AcquireRequest {
             handle,
-            mode: Mode::Exclusive,
-            owner,
-            process,
-            ends_with: EndsWith::Process,
-            claim: None,
-            latest_only: false,
-            lifetime: Lifetime::WhileOwnerLives,
-            slots: None,
+            entry,
+            outlives_process: false,
             refuse_stale: false,
             phase: Phase::Direct,
-            enclosing_grants: Vec::new(),
             called: None,
         }
     }
@@ -174,21 +152,10 @@ impl Engine {
             // Not all users of the store can see whether the process of a provisional grant lives.
             self.own_lease()
         } else {
-            self.lifetime_in_store(needs_leases, &request.lifetime)
+            self.lifetime_in_store(needs_leases, &request.entry.lifetime)
         };
-        let entry = Waiter {
-            mode: request.mode,
-            slots: request.slots.and_then(NonZeroU32::new),
-            lifetime,
-            // A waiter that stops before it can start must not keep the lock.
-            needs_confirmation: true,
-            release_on_exit: request.ends_with == EndsWith::Exit,
-            claim: request.claim.clone(),
-            latest_only: request.latest_only,
-            enclosing_grants: request.enclosing_grants.clone(),
-            since: self.host.wall().as_millis() as u64,
-            ..Waiter::new(request.handle.proof(), request.owner.clone(), request.process)
-        };
+        let since = self.host.wall().as_millis() as u64;
+        let entry = Waiter { lifetime, since, ..request.entry.clone() };
         Acquire {
             queue: !policy.is_none(),
             refuse_stale: request.refuse_stale,

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::{AcquireRequest, AcquireResult, EndsWith, Engine, Progress, WaitPolicy};
+use super::{AcquireRequest, AcquireResult, Engine, Progress, WaitPolicy};
 use crate::error::Result;
 use crate::lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
 use crate::signals::Interrupt;
@@ -138,7 +138,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
     fn take(&mut self, at: usize, policy: &WaitPolicy) -> Result<Option<AcquireResult>> {
         let mut request = AcquireRequest { phase: Phase::Provisional, ..self.request.clone() };
         if self.held.iter().any(Option::is_some) {
-            request.enclosing_grants.push(request.handle.proof());
+            request.entry.enclosing_grants.push(request.handle.proof());
         }
         // If the caller does not wait, the holder may be its own caller. A wait detects that more reliably.
         if policy.is_none() && !self.policy.is_none() {
@@ -171,15 +171,13 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 /// grant has another token, which is of no use to a caller that knows the old one.
 /// Fails if a store cannot be read or written. Some of the grants may be permanent then.
 pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &[Grant]) -> Result<Option<Vec<Grant>>> {
-    let held = if let [StoredLock { engine, name }] = locks {
-        engine.confirm(name, request)?.map(|grant| vec![grant])
-    } else {
-        let mut on_wait = |_: usize, _: &Progress<'_>| None;
-        let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
-        several.held = grants.iter().cloned().map(Some).collect();
-        several.confirm()?.then(|| several.held.into_iter().flatten().collect())
-    };
-    let Some(held) = held else { return Ok(None) };
+    let mut on_wait = |_: usize, _: &Progress<'_>| None;
+    let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
+    several.held = grants.iter().cloned().map(Some).collect();
+    if !several.confirm()? {
+        return Ok(None);
+    }
+    let held: Vec<Grant> = several.held.into_iter().flatten().collect();
     let are_the_same = held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
     Ok(are_the_same.then_some(held))
 }
@@ -188,11 +186,11 @@ impl<'a> MultiAcquire<'a, '_> {
     /// Makes the grants permanent. Returns `false` if a grant was lost in the meantime.
     fn confirm(&mut self) -> Result<bool> {
         // Grants that end with this process anyway need no commit record to end together.
-        if self.request.ends_with != EndsWith::Owner {
+        if !self.request.outlives_process {
             return self.confirm_each();
         }
         let proof = self.request.handle.proof();
-        let durability = if self.request.claim.is_some() { Durability::Durable } else { Durability::Volatile };
+        let durability = if self.request.entry.claim.is_some() { Durability::Durable } else { Durability::Volatile };
         let stores = self.stores();
         let mut confirmed = Ok(true);
         for (engine, names) in &stores {

@@ -108,7 +108,7 @@ impl Engine {
         let proof = request.handle.proof();
         let lifetime = self.start(&self.own_lease())?;
         let credentials = self.by_proof(proof)?;
-        self.apply(name, &Prepare { credentials, proof, process: request.process, lifetime })
+        self.apply(name, &Prepare { credentials, proof, process: request.entry.process, lifetime })
     }
 
     /// True if a lease in a record was over at the read. A renewal or release ends the old lease and stores another

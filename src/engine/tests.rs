@@ -29,7 +29,9 @@ pub(super) fn request(engine: &Engine, pid: i32, lifetime: Lifetime) -> AcquireR
         command: Vec::new(),
         label: None,
     };
-    AcquireRequest { lifetime, ..AcquireRequest::for_itself(engine.new_handle().unwrap(), owner, process) }
+    let mut request = AcquireRequest::for_itself(engine.new_handle().unwrap(), owner, process);
+    request.entry.lifetime = lifetime;
+    request
 }
 
 pub(super) fn take(engine: &Engine, request: &AcquireRequest, policy: WaitPolicy) -> AcquireResult {
@@ -57,7 +59,8 @@ fn every_grant_that_ends_is_logged_once_even_beyond_the_limit_of_a_record() {
     let (engine, host) = engine();
     let take = |pid: i32| {
         host.set_liveness(pid, Liveness::Alive);
-        let reader = AcquireRequest { mode: Mode::Shared, ..request(&engine, pid, Lifetime::WhileOwnerLives) };
+        let mut reader = request(&engine, pid, Lifetime::WhileOwnerLives);
+        reader.entry.mode = Mode::Shared;
         assert!(matches!(take(&engine, &reader, WaitPolicy::NONE), AcquireResult::Granted(..)));
     };
     (10..20).for_each(take);
@@ -82,7 +85,11 @@ fn every_grant_that_ends_is_logged_once_even_beyond_the_limit_of_a_record() {
 #[test]
 fn an_ending_is_not_logged_again_when_its_holder_acquires_the_lock_once_more() {
     let (engine, _) = engine();
-    let shared = |pid| AcquireRequest { mode: Mode::Shared, ..request(&engine, pid, Lifetime::WhileOwnerLives) };
+    let shared = |pid| {
+        let mut reader = request(&engine, pid, Lifetime::WhileOwnerLives);
+        reader.entry.mode = Mode::Shared;
+        reader
+    };
     let (other, again) = (shared(1), shared(2));
     // A caller of several locks releases those that it has when it must wait, and acquires them later by the same
     // handle.
@@ -109,7 +116,7 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
     let (engine, host) = engine();
     let several = AcquireRequest {
         phase: Phase::Provisional,
-        ends_with: EndsWith::Owner,
+        outlives_process: true,
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
     assert!(matches!(take(&engine, &several, WaitPolicy::NONE), AcquireResult::Granted(..)));
@@ -143,7 +150,7 @@ fn a_commit_record_of_another_version_ends_no_grant() {
     let (engine, host) = engine();
     let several = AcquireRequest {
         phase: Phase::Provisional,
-        ends_with: EndsWith::Owner,
+        outlives_process: true,
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
     assert!(matches!(take(&engine, &several, WaitPolicy::NONE), AcquireResult::Granted(..)));
@@ -165,12 +172,12 @@ fn a_waiter_that_confirmed_and_ended_after_the_read_does_not_count_as_dead() {
     let (engine, host) = engine();
     host.set_liveness(3, Liveness::Alive);
     let process = ProcessId { pid: 3, start: 1 };
-    let waits = AcquireRequest {
+    let mut waits = AcquireRequest {
         phase: Phase::Provisional,
-        ends_with: EndsWith::Owner,
-        process,
+        outlives_process: true,
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
+    waits.entry.process = process;
     assert!(matches!(take(&engine, &waits, WaitPolicy::NONE), AcquireResult::Granted(..)));
     let (_, as_it_was) = engine.read(b"x").unwrap();
     engine.confirm(b"x", &waits).unwrap().unwrap();
@@ -185,7 +192,7 @@ fn a_confirmation_does_not_acquire_a_released_lock_again() {
     let (engine, _) = engine();
     let told = AcquireRequest {
         phase: Phase::Provisional,
-        ends_with: EndsWith::Owner,
+        outlives_process: true,
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
     assert!(matches!(take(&engine, &told, WaitPolicy::NONE), AcquireResult::Granted(..)));

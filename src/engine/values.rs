@@ -94,7 +94,7 @@ impl Engine {
         on_wait: &mut OnWait<'_>,
     ) -> Result<WriteResult> {
         let end = policy.end(self.host.boottime());
-        let mut write = |engine: &Engine| engine.write_at_once(name, wanted, &request.owner);
+        let mut write = |engine: &Engine| engine.write_at_once(name, wanted, &request.entry.owner);
         let outcome = self.outlast_outages(name, policy, interrupt, on_wait, &mut write)?;
         let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
@@ -109,7 +109,7 @@ impl Engine {
         let me = self.by_proof(proof)?;
         let terms = SetValue { credentials: me.clone(), require_lock: true, release: true, ..wanted.terms.clone() };
         let granted = ValueWrite { terms, ..*wanted };
-        let written = self.write_at_once(name, &granted, &request.owner);
+        let written = self.write_at_once(name, &granted, &request.entry.owner);
         if !matches!(written, Ok(Ok(_))) {
             let _ = self.apply(name, &Release(me))?;
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::text::{self, Text, is_default};
+use super::text::{self, is_default};
 
 /// Owner of a grant: the processes that the grant depends on, and details about them for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,29 +87,19 @@ impl fmt::Display for ProcessId {
     }
 }
 
-impl Text for ProcessId {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+impl Serialize for ProcessId {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)
     }
+}
 
-    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<ProcessId, D::Error> {
+impl<'a> Deserialize<'a> for ProcessId {
+    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<ProcessId, D::Error> {
         text::parsed(from, |text| {
             let (pid, start) = text.split_once(':')?;
             let (pid, start) = (pid.parse().ok()?, start.parse().ok()?);
             // The kernel takes 0 and negative numbers for groups of processes.
             (pid > 0).then_some(ProcessId { pid, start })
         })
-    }
-}
-
-impl Serialize for ProcessId {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.write(to)
-    }
-}
-
-impl<'a> Deserialize<'a> for ProcessId {
-    fn deserialize<D: Deserializer<'a>>(from: D) -> Result<ProcessId, D::Error> {
-        ProcessId::read(from)
     }
 }

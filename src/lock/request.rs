@@ -173,23 +173,6 @@ pub enum Transition<R> {
     },
 }
 
-impl<R> Transition<R> {
-    pub fn response(&self) -> &R {
-        match self {
-            Transition::Done(response) | Transition::Write { response, .. } => response,
-        }
-    }
-
-    pub fn map<S>(self, response_of: impl FnOnce(R) -> S) -> Transition<S> {
-        match self {
-            Transition::Done(response) => Transition::Done(response_of(response)),
-            Transition::Write { record, response, wake, expired } => {
-                Transition::Write { record, response: response_of(response), wake, expired }
-            }
-        }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcquireStep {
     /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.

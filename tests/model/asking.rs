@@ -28,20 +28,20 @@ fn decide_any(record: &Record, ask: &AnyRequest, facts: &Facts) -> Result<Step, 
         AnyRequest::Acquire(ask) => return Ok(Step::Acquire(decide(record, ask, facts)?)),
         // It goes on, and finds what it was granted.
         AnyRequest::Cancel(ask) => {
-            decide(record, ask, facts)?.map(|granted| if granted.is_some() { Answer::FindsIt } else { Answer::Left })
+            map(decide(record, ask, facts)?, |granted| if granted.is_some() { Answer::FindsIt } else { Answer::Left })
         }
-        AnyRequest::RenewGrant(ask) => decide(record, ask, facts)?.map(|renewed| match renewed {
+        AnyRequest::RenewGrant(ask) => map(decide(record, ask, facts)?, |renewed| match renewed {
             Ok(grant) => Answer::Renewed(grant.lifetime.lease().map(|lease| lease.ends)),
             Err(_) => Answer::Refused,
         }),
-        AnyRequest::Release(ask) => decide(record, ask, facts)?.map(|released| done(released.is_ok())),
-        AnyRequest::OwnerDied(ask) => decide(record, ask, facts)?.map(|noted| done(noted.is_ok())),
-        AnyRequest::Break(ask) => decide(record, ask, facts)?.map(|broken| done(broken.is_ok())),
+        AnyRequest::Release(ask) => map(decide(record, ask, facts)?, |released| done(released.is_ok())),
+        AnyRequest::OwnerDied(ask) => map(decide(record, ask, facts)?, |noted| done(noted.is_ok())),
+        AnyRequest::Break(ask) => map(decide(record, ask, facts)?, |broken| done(broken.is_ok())),
         AnyRequest::BeginRun(ask) => {
-            decide(record, ask, facts)?.map(|begun| done(matches!(begun, Ok(RunStart::Begun(_)))))
+            map(decide(record, ask, facts)?, |begun| done(matches!(begun, Ok(RunStart::Begun(_)))))
         }
-        AnyRequest::ReportSuccess(ask) => decide(record, ask, facts)?.map(|reported| done(reported.is_ok())),
-        AnyRequest::Sweep(ask) => decide(record, ask, facts)?.map(|_| Answer::Done),
+        AnyRequest::ReportSuccess(ask) => map(decide(record, ask, facts)?, |reported| done(reported.is_ok())),
+        AnyRequest::Sweep(ask) => map(decide(record, ask, facts)?, |_| Answer::Done),
         AnyRequest::Prepare(_) | AnyRequest::SetValue(_) | AnyRequest::AskToEnd(_) | AnyRequest::Note(_) => {
             unreachable!("no task asks for it")
         }
@@ -86,6 +86,15 @@ pub(crate) fn think(
     follow(world, state, at, task, version, &record, step)
 }
 
+fn map<R, S>(step: Transition<R>, response_of: impl FnOnce(R) -> S) -> Transition<S> {
+    match step {
+        Transition::Done(response) => Transition::Done(response_of(response)),
+        Transition::Write { record, response, wake, expired } => {
+            Transition::Write { record, response: response_of(response), wake, expired }
+        }
+    }
+}
+
 fn follow(
     world: &World,
     state: &mut State,
@@ -99,7 +108,7 @@ fn follow(
         Step::Other(_) if matches!(task, Task::Report(_)) && world.planted == Some(Planted::SuccessLost) => {
             Transition::Done(Some(Answer::Done))
         }
-        Step::Other(step) => step.map(Some),
+        Step::Other(step) => map(step, Some),
         Step::Acquire(Transition::Done(AcquireStep::Wait(Awaited { processes, leases, .. }))) => {
             return wait(world, state, at, task, version, &processes, &leases);
         }
@@ -107,7 +116,7 @@ fn follow(
             if let Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } = &mut step {
                 begin(world, state, at, record, grant)?;
             }
-            step.map(answer)
+            map(step, answer)
         }
     };
     match step {
@@ -319,7 +328,7 @@ impl World {
     /// `None`: no lease is left.
     fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Step) -> Option<bool> {
         let is_answered = match step {
-            Step::Acquire(step) => match step.response() {
+            Step::Acquire(Transition::Done(step) | Transition::Write { response: step, .. }) => match step {
                 AcquireStep::Granted(..) => true,
                 AcquireStep::Refused(refusal) => !matches!(refusal, Refusal::Busy(_)),
                 AcquireStep::Enqueue(_) | AcquireStep::Wait(_) => false,

@@ -213,7 +213,9 @@ impl Fixture {
             outlives_lock: false,
             session: None,
         };
-        AcquireRequest { lifetime, ..AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process) }
+        let mut request = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
+        request.entry.lifetime = lifetime;
+        request
     }
 
     /// One process tries to take x. A refused process goes away.
@@ -433,8 +435,8 @@ fn with_a_waiter(fixture: &Fixture, holder: i32) -> AcquireRequest {
 }
 
 fn take_ask(fixture: &Fixture) -> AnyRequest {
-    let AcquireRequest { handle, owner: party, process, .. } = fixture.applicant(1, Lifetime::WhileOwnerLives);
-    AnyRequest::Acquire(lock::Acquire::new(lock::Waiter::new(handle.proof(), party, process)))
+    let lock::Waiter { proof, owner, process, .. } = fixture.applicant(1, Lifetime::WhileOwnerLives).entry;
+    AnyRequest::Acquire(lock::Acquire::new(lock::Waiter::new(proof, Owner::clone(&owner), process)))
 }
 
 fn release_ask(fixture: &Fixture, held: &AcquireRequest) -> AnyRequest {

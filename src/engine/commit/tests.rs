@@ -7,7 +7,7 @@ use super::*;
 use crate::engine::tests::{request, take, within};
 use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
-use crate::lock::{Lease, Lifetime, Liveness, Owner, Page, Record, Refusal, Release, SetValue, Value};
+use crate::lock::{Lease, Lifetime, Liveness, Page, Record, Refusal, Release, SetValue, Value};
 use crate::store::{
     Abilities, Call, CommitResult, Finding, Leases, Memory, Store, Upkeep, Version, Versioned, Visit, WriteSet,
 };
@@ -281,11 +281,9 @@ fn a_waiter_on_a_page_that_was_sealed_before_has_not_left() {
 fn claims_that_are_given_up_in_vain_stay_even_if_the_first_commit_was_lost() {
     for rivals_at_first in [0, 1, LOST_REPLY] {
         let (engine, host, rivals) = contended();
-        let claim = AcquireRequest {
-            owner: Owner { processes: Vec::new(), ..request(&engine, 1, Lifetime::UntilReleased).owner },
-            claim: Some(b"id".to_vec()),
-            ..request(&engine, 1, Lifetime::UntilReleased)
-        };
+        let mut claim = request(&engine, 1, Lifetime::UntilReleased);
+        Arc::make_mut(&mut claim.entry.owner).processes = Vec::new();
+        claim.entry.claim = Some(b"id".to_vec());
         assert!(matches!(take(&engine, &claim, WaitPolicy::NONE), AcquireResult::Granted(..)));
         rivals.store(rivals_at_first, Ordering::Relaxed);
         // The id has no claim of y, so this process gives up neither claim.

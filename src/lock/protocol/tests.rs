@@ -99,6 +99,12 @@ fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::R
     }
 }
 
+fn response_of<R>(step: Transition<R>) -> R {
+    match step {
+        Transition::Done(response) | Transition::Write { response, .. } => response,
+    }
+}
+
 /// Applies a request, with the version number as token, and returns the response and the waiters to wake.
 fn apply<R: Request>(record: &mut Record, version: u64, ask: R, dead: &[i32]) -> (R::Response, Vec<HandleHash>) {
     match settle(record, &ask, dead) {
@@ -770,9 +776,9 @@ fn the_last_lease_of_a_holder_whose_renewal_was_ended_is_the_one_that_it_knows()
     assert!(matches!(settle(&record, &ends(1), &[]), Transition::Done(None)));
     // The next caller waits for the end of the lease.
     let next = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
-    assert!(matches!(settle(&record, &next, &[]).response(), AcquireStep::Refused(Refusal::Busy(_))));
+    assert!(matches!(response_of(settle(&record, &next, &[])), AcquireStep::Refused(Refusal::Busy(_))));
     let over = held_by(1, Lifetime::ExpiresAt(lease(0)));
-    assert!(matches!(settle(&over, &next, &[]).response(), AcquireStep::Granted(..)));
+    assert!(matches!(response_of(settle(&over, &next, &[])), AcquireStep::Granted(..)));
 }
 
 #[test]
@@ -851,13 +857,11 @@ fn the_newest_caller_takes_the_place_of_the_one_before() {
     // A caller whose entry got lost cannot know whether a newer caller ran, so it does not queue again.
     let (refused, _) = apply(&mut record, 8, Acquire { place: QueuePlace::InRecord, ..wants_latest(9) }, &[]);
     assert_eq!(refused, AcquireStep::Refused(Refusal::Replaced(None)));
-    let successor =
-        |record: &Record| match settle(record, &Acquire { place: QueuePlace::InRecord, ..wants_latest(7) }, &[])
-            .response()
-        {
-            AcquireStep::Refused(Refusal::Replaced(Some(by))) => (by.owner.processes[0].pid, by.waits),
-            other => panic!("{other:?}"),
-        };
+    let replaced = Acquire { place: QueuePlace::InRecord, ..wants_latest(7) };
+    let successor = |record: &Record| match response_of(settle(record, &replaced, &[])) {
+        AcquireStep::Refused(Refusal::Replaced(Some(by))) => (by.owner.processes[0].pid, by.waits),
+        other => panic!("{other:?}"),
+    };
     assert_eq!(successor(&record), (8, true));
     apply(&mut record, 9, wants_latest(10), &[]);
     assert_eq!(successor(&record), (10, true));
@@ -967,7 +971,7 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_is_taken_back_after_a_while() {
         let refused = settle(&record, &confirm, &[]);
         assert!(matches!(refused, Transition::Done(AcquireStep::Refused(Refusal::Lost(_)))), "{refused:?}");
         let step = settle(&record, &waits(stopped), &[]);
-        assert!(matches!(step.response(), AcquireStep::Wait(_)), "{step:?}");
+        assert!(matches!(response_of(step.clone()), AcquireStep::Wait(_)), "{step:?}");
         assert_eq!(pids(&record), (vec![3], vec![stopped, 4]));
     }
 }

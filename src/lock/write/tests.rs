@@ -206,7 +206,7 @@ fn a_process_whose_script_has_ended_writes_only_if_the_script_surely_did_not_hav
         let mut facts = Facts::at(7);
         loop {
             match decide(record, writing, &facts) {
-                Ok(step) => break step.response().clone(),
+                Ok(Transition::Done(response) | Transition::Write { response, .. }) => break response,
                 Err(Query::Liveness(domain, process)) => facts.insert_liveness(domain, process, Liveness::Dead),
                 Err(query) => panic!("{query:?}"),
             }
