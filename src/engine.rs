@@ -102,7 +102,7 @@ pub type VersionedRecord = (Option<Version>, Record);
 impl Engine {
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
         let store = crate::store::open(location, &Environment::variable, host.clone())?;
-        #[cfg(debug_assertions)]
+        #[cfg(any(test, debug_assertions))]
         let store = crate::trace::wrap(store, &host, Environment::trace());
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();

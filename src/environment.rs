@@ -113,7 +113,7 @@ impl Environment {
     }
 
     /// File of the commit log, in builds for tests.
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     pub fn trace() -> Option<PathBuf> {
         set("CSALOCK_TRACE").map(PathBuf::from)
     }

@@ -64,7 +64,7 @@ pub mod signals;
 pub mod store;
 #[doc(hidden)]
 pub mod terminal;
-#[cfg(debug_assertions)]
+#[cfg(any(test, debug_assertions))]
 #[doc(hidden)]
 pub mod trace;
 #[cfg(any(test, fuzzing))]

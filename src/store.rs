@@ -15,6 +15,7 @@ mod health;
 mod history_file;
 mod identity;
 pub mod leases;
+#[cfg(any(test, fuzzing, debug_assertions))]
 mod memory;
 mod mount;
 mod net;
@@ -37,6 +38,7 @@ pub use health::{Finding, Scratch, Verdict};
 pub use identity::in_order;
 use leases::BootLeases;
 pub use leases::Leases;
+#[cfg(any(test, fuzzing, debug_assertions))]
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
 pub use net::Secret;

@@ -197,7 +197,7 @@ impl Engine {
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {
-                    #[cfg(debug_assertions)]
+                    #[cfg(any(test, debug_assertions))]
                     if matches!(step, Transition::Write { .. }) {
                         crate::trace::decided(self.host.as_ref(), record, ask, &facts);
                     }

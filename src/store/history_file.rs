@@ -18,6 +18,7 @@
 //!
 //! **Reading** begins anew if another host replaces the files meanwhile, after the lines that were read.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -196,59 +197,28 @@ const MOST_READ: u64 = 1 << 30;
 /// Maximum number of reads if another host replaces the files meanwhile.
 const MOST_REREADS: usize = 3;
 
-#[derive(Debug)]
-struct Generation {
-    /// It is open, so that its number is not used again.
-    file: File,
-    id: (u64, u64),
-    visited: u64,
-    /// The file was gone when it was read last, so it must be opened again.
-    is_stale: bool,
-}
-
 impl HistoryFile<'_> {
     /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
     pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let mut known = Vec::new();
+        let failed =
+            |error: io::Error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path);
+        // The bytes of each file that were visited, by its device and number.
+        let mut visited = BTreeMap::new();
         for _ in 0..MOST_REREADS {
-            if self.read_once(&mut known, path, visit)? {
-                return Ok(());
+            // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
+            let newer = self.open_to_read(&self.name, path)?;
+            let older = self.open_to_read(&self.older(), path)?;
+            let mut done = Ok(());
+            for (id, file) in [older, newer].into_iter().flatten() {
+                done = done.and(visit_from(&file, visited.entry(id).or_default(), visit));
+            }
+            match done {
+                // Another host has replaced the file.
+                Err(error) if error.raw_os_error() == Some(Errno::ESTALE as i32) => {}
+                done => return done.map_err(failed),
             }
         }
         Err(Error::os(Errno::ESTALE, "read the history", path))
-    }
-
-    /// `false` if a file that has a name was gone when it was read: another host has replaced it.
-    /// The known generations are those that the reader has visited, oldest first.
-    fn read_once(&self, known: &mut Vec<Generation>, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
-        let newer = self.open_to_read(&self.name, path)?;
-        let older = self.open_to_read(&self.older(), path)?;
-        let mut named = Vec::new();
-        for (id, file) in [older, newer].into_iter().flatten() {
-            named.push(id);
-            match known.iter_mut().find(|generation| generation.id == id) {
-                Some(generation) if generation.is_stale => (generation.file, generation.is_stale) = (file, false),
-                Some(_) => {}
-                None => known.push(Generation { file, id, visited: 0, is_stale: false }),
-            }
-        }
-        let (mut done, mut is_complete) = (Ok(()), true);
-        // A process that was rotating appends late lines to the older generation, so the reader stays with both. A
-        // generation without a name is read a last time.
-        known.retain_mut(|generation| {
-            let has_name = named.contains(&generation.id);
-            match generation.visit_new(visit) {
-                Err(error) if error.raw_os_error() == Some(Errno::ESTALE as i32) => {
-                    generation.is_stale = true;
-                    is_complete &= !has_name;
-                }
-                visited => done = std::mem::replace(&mut done, Ok(())).and(visited),
-            }
-            has_name
-        });
-        done.map_err(|error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path))?;
-        Ok(is_complete)
     }
 
     /// Also its device and number.
@@ -273,33 +243,32 @@ impl HistoryFile<'_> {
     }
 }
 
-impl Generation {
-    /// `length` if no data follow. A hole in the file has no lines, and may be large although it takes no space.
-    fn file_data_from(&self, at: u64, length: u64) -> u64 {
-        match lseek(&self.file, at as i64, Whence::SeekData) {
-            Ok(found) => (found as u64).min(length),
-            Err(Errno::ENXIO) => length,
-            Err(_) => at,
-        }
+/// `length` if no data follow. A hole in the file has no lines, and may be large although it takes no space.
+fn file_data_from(file: &File, at: u64, length: u64) -> u64 {
+    match lseek(file, at as i64, Whence::SeekData) {
+        Ok(found) => (found as u64).min(length),
+        Err(Errno::ENXIO) => length,
+        Err(_) => at,
     }
+}
 
-    fn visit_new(&mut self, visit: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        let length = self.file.metadata()?.len();
-        self.visited = self.visited.max(length.saturating_sub(MOST_READ));
-        self.visited = self.file_data_from(self.visited, length);
-        self.file.seek(SeekFrom::Start(self.visited))?;
-        let mut lines = BufReader::with_capacity(64 << 10, (&self.file).take(MOST_READ));
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let length = lines.by_ref().take(MOST_OF_LINE).read_until(b'\n', &mut line)? as u64;
-            // The rest of a line that is being written comes with the next read.
-            if !line.ends_with(b"\n") && length < MOST_OF_LINE {
-                return Ok(());
-            }
-            self.visited += length;
-            visit(&line);
+/// Visits the lines after these bytes, and adds them to the number.
+fn visit_from(file: &File, visited: &mut u64, visit: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    let mut file = file;
+    let length = file.metadata()?.len();
+    *visited = file_data_from(file, (*visited).max(length.saturating_sub(MOST_READ)), length);
+    file.seek(SeekFrom::Start(*visited))?;
+    let mut lines = BufReader::with_capacity(64 << 10, file.take(MOST_READ));
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let length = lines.by_ref().take(MOST_OF_LINE).read_until(b'\n', &mut line)? as u64;
+        // A line that is being written has no end yet.
+        if !line.ends_with(b"\n") && length < MOST_OF_LINE {
+            return Ok(());
         }
+        *visited += length;
+        visit(&line);
     }
 }
 
@@ -489,63 +458,39 @@ mod tests {
         });
     }
 
-    /// Runs `work` with a history file in a new directory, and a function that begins to read again and returns the new
-    /// lines.
-    fn with_reader(work: impl Fn(&HistoryFile<'_>, &Path, &mut dyn FnMut() -> Vec<String>)) {
-        let place = tempfile::tempdir().unwrap();
-        let directory = File::open(place.path()).unwrap();
-        let history_file = HistoryFile { at: directory.as_fd(), name: "history".into(), like: ".".into() };
-        let mut known = Vec::new();
-        let mut new = || {
-            let mut lines = Vec::new();
-            let mut visit = |line: &[u8]| lines.push(String::from_utf8_lossy(line).trim_end().to_string());
-            assert!(history_file.read_once(&mut known, Path::new("history"), &mut visit).unwrap());
-            lines
-        };
-        work(&history_file, place.path(), &mut new);
-    }
-
-    fn append(history_file: &HistoryFile<'_>, line: &str, size: u64) {
-        history_file.append(format!("{line}\n").as_bytes(), &HistoryLimits { size, age: NOW }, NOW).unwrap();
+    fn append(history_file: &HistoryFile<'_>, line: &str) {
+        history_file.append(format!("{line}\n").as_bytes(), &limits(1000), NOW).unwrap();
     }
 
     #[test]
-    fn a_reader_visits_each_line_once_across_rotations() {
-        with_reader(|history_file, place, new| {
-            assert_eq!(new(), [""; 0]);
-            for round in 0..40 {
-                let lines: Vec<String> = (0..3).map(|number| format!("{round:02} {number}")).collect();
-                lines.iter().for_each(|line| append(history_file, line, 80));
-                assert_eq!(new(), lines, "{round}");
-            }
-            assert!(place.join("history.1").exists());
+    fn a_file_with_both_names_is_visited_once() {
+        with(|history_file, place| {
+            append(history_file, "one");
+            fs::hard_link(place.join("history"), place.join("history.1")).unwrap();
+            assert_eq!(lines(history_file), ["one\n"]);
         });
     }
 
     #[test]
     fn a_late_line_of_an_older_generation_is_visited() {
-        with_reader(|history_file, place, new| {
-            append(history_file, "one", 1000);
+        with(|history_file, place| {
+            append(history_file, "one");
             let mut late = File::options().append(true).open(place.join("history")).unwrap();
             fs::rename(place.join("history"), place.join("history.1")).unwrap();
-            append(history_file, "two", 1000);
-            assert_eq!(new(), ["one", "two"]);
+            append(history_file, "two");
+            assert_eq!(lines(history_file), ["one\n", "two\n"]);
             io::Write::write_all(&mut late, b"late\n").unwrap();
-            assert_eq!(new(), ["late"]);
-            fs::rename(place.join("history"), place.join("history.1")).unwrap();
-            io::Write::write_all(&mut late, b"later\n").unwrap();
-            append(history_file, "three", 1000);
-            assert_eq!(new(), ["later", "three"]);
+            assert_eq!(lines(history_file), ["one\n", "late\n", "two\n"]);
         });
     }
 
     #[test]
     fn a_line_is_visited_when_it_is_complete() {
-        with_reader(|_, place, new| {
+        with(|history_file, place| {
             fs::write(place.join("history"), "whole\nhal").unwrap();
-            assert_eq!(new(), ["whole"]);
+            assert_eq!(lines(history_file), ["whole\n"]);
             fs::write(place.join("history"), "whole\nhalf\n").unwrap();
-            assert_eq!((new(), new()), (vec!["half".to_string()], Vec::new()));
+            assert_eq!(lines(history_file), ["whole\n", "half\n"]);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! In-memory store, for tests and as the shortest definition of a store.
+//! In-memory store, for tests only: the shortest definition of a store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

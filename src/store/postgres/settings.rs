@@ -6,8 +6,6 @@
 
 use std::path::PathBuf;
 
-use Treatment::{Ignored, Implemented, Only};
-
 use super::auth::password_of;
 use super::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
@@ -90,8 +88,7 @@ impl Sources<'_> {
     }
 
     fn find(&self, key: &str) -> Option<String> {
-        let variable = SETTINGS.iter().find(|setting| setting.0 == key).map_or("", |setting| setting.1);
-        self.find_both(key, variable).filter(|value| !value.is_empty())
+        self.find_both(key, &variable_of(key)).filter(|value| !value.is_empty())
     }
 
     fn find_both(&self, key: &str, variable: &str) -> Option<String> {
@@ -117,7 +114,7 @@ impl Settings {
     pub(super) fn new(database: &Database, variables: &Variables<'_>, uid: u32) -> Result<Settings> {
         let home = variables("HOME").map(PathBuf::from).or_else(|| home_of(uid)).unwrap_or_default();
         let from = Sources { database, variables, home };
-        check(&|key, variable| from.find_both(key, variable))?;
+        check(&from)?;
         let user = database.parts().and_then(|(user, _)| user).or_else(|| from.find("user"));
         let user = user.or_else(|| user_name(uid)).unwrap_or_default();
         let name = decoded(&database.name).filter(|name| !name.is_empty()).or_else(|| from.find("dbname"));
@@ -267,90 +264,59 @@ fn wrong(what: &str, found: &str, expected: &str) -> Error {
 #[path = "settings/tests.rs"]
 mod tests;
 
-pub(super) enum Treatment {
-    Implemented,
-    /// The other values restrict the connection in a way that csalock does not know, or ask for more than it has.
-    Only(&'static [&'static str], &'static str),
-    Ignored,
-}
+/// Settings that restrict the connection or change the session as in libpq.
+const IMPLEMENTED: &str = "
+    application_name channel_binding dbname host hostaddr options passfile password port require_auth requirepeer
+    ssl_max_protocol_version ssl_min_protocol_version sslcert sslcrl sslkey sslmode sslrootcert user";
 
-/// A setting: its key in URLs, its environment variable, and what csalock does with it.
-pub(super) struct Setting(pub(super) &'static str, pub(super) &'static str, pub(super) Treatment);
+const IGNORED: &str = "
+    client_encoding connect_timeout fallback_application_name gssdelegation gsslib keepalives keepalives_count
+    keepalives_idle keepalives_interval krbsrvname load_balance_hosts max_protocol_version oauth_client_id
+    oauth_client_secret oauth_issuer oauth_scope servicefile sslcompression sslkeylogfile tcp_user_timeout";
 
-/// All settings. An empty name means that there is none of that kind.
-pub(super) const SETTINGS: [Setting; 57] = [
-    Setting("application_name", "PGAPPNAME", Implemented),
-    Setting("channel_binding", "PGCHANNELBINDING", Implemented),
-    Setting("dbname", "PGDATABASE", Implemented),
-    Setting("host", "PGHOST", Implemented),
-    Setting("hostaddr", "PGHOSTADDR", Implemented),
-    Setting("options", "PGOPTIONS", Implemented),
-    Setting("passfile", "PGPASSFILE", Implemented),
-    Setting("password", "PGPASSWORD", Implemented),
-    Setting("port", "PGPORT", Implemented),
-    Setting("require_auth", "PGREQUIREAUTH", Implemented),
-    Setting("requirepeer", "PGREQUIREPEER", Implemented),
-    Setting("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Implemented),
-    Setting("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Implemented),
-    Setting("sslcert", "PGSSLCERT", Implemented),
-    Setting("sslcrl", "PGSSLCRL", Implemented),
-    Setting("sslkey", "PGSSLKEY", Implemented),
-    Setting("sslmode", "PGSSLMODE", Implemented),
-    Setting("sslrootcert", "PGSSLROOTCERT", Implemented),
-    Setting("user", "PGUSER", Implemented),
-    Setting("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"], "csalock has no GSSAPI encryption")),
-    Setting("min_protocol_version", "PGMINPROTOCOLVERSION", Only(&["3.0"], "csalock speaks version 3.0")),
-    Setting("replication", "", Only(&["false", "off", "no", "0"], "csalock does not replicate")),
-    Setting("requiressl", "PGREQUIRESSL", Only(&["0"], "use sslmode=require")),
-    Setting("scram_client_key", "", Only(&[], "csalock logs in with a password")),
-    Setting("scram_server_key", "", Only(&[], "csalock logs in with a password")),
-    Setting("service", "PGSERVICE", Only(&[], "csalock reads no service files; use the URL, and ~/.pgpass")),
-    Setting("sslcertmode", "PGSSLCERTMODE", Only(&["disable", "allow"], "csalock cannot insist on its certificate")),
-    Setting("sslcrldir", "PGSSLCRLDIR", Only(&[], "csalock reads no directories of revocations; use sslcrl")),
-    Setting("sslnegotiation", "PGSSLNEGOTIATION", Only(&["postgres"], "csalock has no direct TLS")),
-    Setting("sslsni", "PGSSLSNI", Only(&["1"], "csalock sends the name of the server")),
-    Setting("sslpassword", "", Only(&[], "csalock cannot decrypt a key")),
-    Setting(
+/// A setting whose other values restrict the connection in a way that csalock does not know, or ask for more than it has:
+/// key, variable if there is one, values that change nothing, and the reason for the refusal.
+struct Refused(&'static str, &'static str, &'static [&'static str], &'static str);
+
+const REFUSED: [Refused; 13] = [
+    Refused("gssencmode", "PGGSSENCMODE", &["disable", "prefer"], "csalock has no GSSAPI encryption"),
+    Refused("min_protocol_version", "PGMINPROTOCOLVERSION", &["3.0"], "csalock speaks version 3.0"),
+    Refused("replication", "", &["false", "off", "no", "0"], "csalock does not replicate"),
+    Refused("requiressl", "PGREQUIRESSL", &["0"], "use sslmode=require"),
+    Refused("scram_client_key", "", &[], "csalock logs in with a password"),
+    Refused("scram_server_key", "", &[], "csalock logs in with a password"),
+    Refused("service", "PGSERVICE", &[], "csalock reads no service files; use the URL, and ~/.pgpass"),
+    Refused("sslcertmode", "PGSSLCERTMODE", &["disable", "allow"], "csalock cannot insist on its certificate"),
+    Refused("sslcrldir", "PGSSLCRLDIR", &[], "csalock reads no directories of revocations; use sslcrl"),
+    Refused("sslnegotiation", "PGSSLNEGOTIATION", &["postgres"], "csalock has no direct TLS"),
+    Refused("sslsni", "PGSSLSNI", &["1"], "csalock sends the name of the server"),
+    Refused("sslpassword", "", &[], "csalock cannot decrypt a key"),
+    Refused(
         "target_session_attrs",
         "PGTARGETSESSIONATTRS",
-        Only(&["any", "read-write", "primary"], "csalock always needs the primary server"),
+        &["any", "read-write", "primary"],
+        "csalock always needs the primary server",
     ),
-    Setting("client_encoding", "PGCLIENTENCODING", Ignored),
-    Setting("connect_timeout", "PGCONNECT_TIMEOUT", Ignored),
-    Setting("fallback_application_name", "", Ignored),
-    Setting("gssdelegation", "PGGSSDELEGATION", Ignored),
-    Setting("gsslib", "PGGSSLIB", Ignored),
-    Setting("keepalives", "", Ignored),
-    Setting("keepalives_count", "", Ignored),
-    Setting("keepalives_idle", "", Ignored),
-    Setting("keepalives_interval", "", Ignored),
-    Setting("krbsrvname", "PGKRBSRVNAME", Ignored),
-    Setting("load_balance_hosts", "PGLOADBALANCEHOSTS", Ignored),
-    Setting("max_protocol_version", "PGMAXPROTOCOLVERSION", Ignored),
-    Setting("oauth_client_id", "", Ignored),
-    Setting("oauth_client_secret", "", Ignored),
-    Setting("oauth_issuer", "", Ignored),
-    Setting("oauth_scope", "", Ignored),
-    Setting("servicefile", "PGSERVICEFILE", Ignored),
-    Setting("sslcompression", "PGSSLCOMPRESSION", Ignored),
-    Setting("sslkeylogfile", "", Ignored),
-    Setting("tcp_user_timeout", "", Ignored),
-    Setting("", "PGDATESTYLE", Ignored),
-    Setting("", "PGGEQO", Ignored),
-    Setting("", "PGLOCALEDIR", Ignored),
-    Setting("", "PGSYSCONFDIR", Ignored),
-    Setting("", "PGTZ", Ignored),
 ];
 
-pub(super) fn is_known(key: &str) -> bool {
-    !key.is_empty() && SETTINGS.iter().any(|Setting(known, ..)| *known == key)
+/// The environment variable of a setting that is implemented.
+fn variable_of(key: &str) -> String {
+    match key {
+        "application_name" => "PGAPPNAME".to_string(),
+        "dbname" => "PGDATABASE".to_string(),
+        key => format!("PG{}", key.replace('_', "").to_ascii_uppercase()),
+    }
 }
 
-/// Fails if a setting has a value that csalock refuses. `find` returns the value of a key or variable.
-pub(super) fn check(find: &dyn Fn(&str, &str) -> Option<String>) -> Result<()> {
-    for Setting(key, variable, treatment) in &SETTINGS {
-        let Only(allowed, why) = treatment else { continue };
-        let found = find(key, variable).unwrap_or_default();
+pub(super) fn is_known(key: &str) -> bool {
+    let mut others = IMPLEMENTED.split_whitespace().chain(IGNORED.split_whitespace());
+    others.any(|known| known == key) || REFUSED.iter().any(|Refused(known, ..)| *known == key)
+}
+
+/// Fails if a setting has a value that csalock refuses.
+fn check(from: &Sources<'_>) -> Result<()> {
+    for Refused(key, variable, allowed, why) in &REFUSED {
+        let found = from.find_both(key, variable).unwrap_or_default();
         if !found.is_empty() && !allowed.contains(&&found[..]) {
             return Err(refused(key, variable, &found, why));
         }
