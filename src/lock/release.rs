@@ -34,14 +34,19 @@ impl Match {
 pub(super) type Answer<T> = Transition<Result<T, NotHolder>>;
 
 pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Match, Query> {
+    let mut late = None;
     for (at, grant) in record.holders.iter().enumerate() {
         if !is_mine(grant, credentials, facts)? {
             continue;
         }
         // The owner's liveness does not matter here: a wrapper releases the lock for a command that has ended.
-        let over = lease_expired(grant, facts)?;
-        let late = EndedGrant { grant: grant.clone(), reason: EndReason::Expired };
-        return Ok(if over { Match::Ended(late) } else { Match::Grant(at) });
+        if !lease_expired(grant, facts)? {
+            return Ok(Match::Grant(at));
+        }
+        late = late.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: EndReason::Expired }));
+    }
+    if let Some(late) = late {
+        return Ok(Match::Ended(late));
     }
     let mine = |grant: &Grant| {
         credentials.proof == Some(grant.proof)

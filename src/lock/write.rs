@@ -82,6 +82,7 @@ impl Request for SetValue {
                     let now = not_holder(record, None, facts)?;
                     return Ok(refused(WriteRefusal::Lost(now.holders, ending)));
                 }
+                wake = grant_waiting(&mut next, facts)?;
                 stale = Some(ending);
             }
             found => {

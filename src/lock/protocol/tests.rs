@@ -325,6 +325,17 @@ fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
 }
 
 #[test]
+fn a_script_with_a_grant_that_is_over_releases_the_other() {
+    let mut record = held_by(1, Lifetime::ExpiresAt(lease(0)));
+    let mut other = record.holders[0].clone();
+    (other.proof, other.lifetime, other.slot) = (proof(2), Lifetime::WhileOwnerLives, 1);
+    (record.holders[0].mode, other.mode) = (Mode::Slot, Mode::Slot);
+    record.holders.push(other);
+    let (released, _) = apply(&mut record, 9, Release(by_owner(1)), &[]);
+    assert_eq!(released.map(|grant| grant.proof), Ok(proof(2)));
+}
+
+#[test]
 fn a_transition_names_the_leases_that_must_have_ended() {
     let mut record = queue(&[Mode::Shared, Mode::Shared, Mode::Exclusive]);
     (record.holders[0].lifetime, record.holders[1].lifetime) =

@@ -156,6 +156,15 @@ fn an_expired_grant_writes_only_on_request_and_if_it_was_the_last() {
 }
 
 #[test]
+fn an_expired_grant_does_not_write_past_a_queue() {
+    let mut record = held(0);
+    let owner = record.holders[0].owner_mut().clone();
+    record.waiters.push(Waiter::new(proof(3), owner, ProcessId { pid: 3, start: 1 }));
+    let stale = SetValue { require_lock: true, release: true, even_if_stale: true, ..writing(1, b"a") };
+    assert!(matches!(put(&mut record, 9, stale), Err(WriteRefusal::Busy(holders)) if holders[0].proof == proof(3)));
+}
+
+#[test]
 fn a_repeated_request_is_recognized() {
     let mut record = Record::free(b"x");
     put(&mut record, 40, writing(9, b"a")).unwrap();
