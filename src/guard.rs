@@ -7,7 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Grant, Handle, HandleHash, Lifetime, Release};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::lease_schedule::{renewal_pause, retry_pause};
@@ -31,13 +31,20 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    pub(crate) fn new(engine: &'a Arc<Engine>, names: Vec<Vec<u8>>, handle: Handle, grants: &[Grant]) -> Guard<'a> {
+    /// Releases the grants if no thread can renew them.
+    pub(crate) fn new(
+        engine: &'a Arc<Engine>,
+        names: Vec<Vec<u8>>,
+        handle: Handle,
+        grants: &[Grant],
+    ) -> Result<Guard<'a>> {
         let must_renew = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
-        let renewer = must_renew.then(|| renew(engine, &names, &handle));
+        let renewer = must_renew.then(|| renew(engine, &names, &handle)).transpose();
+        let renewer = renewer.inspect_err(|_| drop(release(engine, &names, handle.proof())))?;
         let token = grants.iter().filter_map(|grant| grant.token).max().unwrap_or_default();
         let mut cleaners = CleanerGuard::of([&**engine]);
         cleaners.protect();
-        Guard { engine, _renewer: renewer, _cleaners: cleaners, names, handle, token }
+        Ok(Guard { engine, _renewer: renewer, _cleaners: cleaners, names, handle, token })
     }
 
     /// Returns the fencing token; for several locks, the highest token. It only grows from one holder of a name to the
@@ -58,11 +65,11 @@ impl<'a> Guard<'a> {
 }
 
 /// Starts a thread that renews the grants until one of them is gone or the returned sender is dropped.
-fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Infallible> {
+fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Result<Sender<Infallible>> {
     let (stop, stopped) = channel::<Infallible>();
     let (engine, names, proof) = (engine.clone(), names.to_vec(), handle.proof());
     let (often, seldom) = (retry_pause(engine.lease()), renewal_pause(engine.lease()));
-    std::thread::spawn(move || {
+    let work = move || {
         let mut pause = seldom;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
             let answers: Vec<_> = names.iter().map(|name| engine.renew(name, proof)).collect();
@@ -72,12 +79,14 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Inf
             pause = if answers.iter().all(Result::is_ok) { seldom } else { often };
             engine.store().before_wait(engine.call(), true);
         }
-    });
-    stop
+    };
+    let failed = |error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}"), "see ulimit -u");
+    std::thread::Builder::new().spawn(work).map_err(failed)?;
+    Ok(stop)
 }
 
 /// Releases all grants of a handle under these names, even if one release fails. True if all were held until now.
-fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> Result<bool> {
+pub(crate) fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> Result<bool> {
     let mut were_held = Ok(true);
     for name in names.iter().rev() {
         let released = engine.by_proof(proof).and_then(|by| engine.apply(name, &Release(by)));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::engine::{AcquireRequest, AcquireResult, Engine, StoredLock, WaitPolicy, acquire_all};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::guard::Guard;
+use crate::guard::{self, Guard};
 use crate::host::{Host, Unix, command_of, new_owner};
 use crate::lock::{Lifetime, MOST_SLOTS, Mode, Refusal};
 use crate::name;
@@ -147,8 +147,10 @@ impl Locks {
         }
         let policy = WaitPolicy { limit: Some(request.wait), backoff: None };
         let locks: Vec<_> = names.iter().map(|name| StoredLock { engine: &self.engine, name }).collect();
-        match acquire_all(&locks, &terms, &policy, None, &mut |_, _| None)? {
-            AcquireResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, terms.handle, &grants))),
+        // This process lives on, so a waiter or a grant that a failed call left behind would not end by itself.
+        let leave = |_: &Error| drop(guard::release(&self.engine, &names, terms.handle.proof()));
+        match acquire_all(&locks, &terms, &policy, None, &mut |_, _| None).inspect_err(leave)? {
+            AcquireResult::Granted(grants, _) => Guard::new(&self.engine, names, terms.handle, &grants).map(Some),
             AcquireResult::Refused(at, refused) => refusal(&names[at], &refused),
             AcquireResult::Interrupted => {
                 Err(Error::new(ErrorKind::Bug, "the wait was interrupted", "report this bug"))
@@ -182,4 +184,67 @@ fn refusal<T>(name: &[u8], refused: &Refusal) -> Result<Option<T>> {
         )
     };
     Err(Error::new(ErrorKind::Deadlock, what, hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::host::Fake;
+    use crate::store::{
+        Abilities, Call, CommitResult, Finding, Leases, Memory, Scope, Store, Upkeep, Versioned, Visit, WriteSet,
+    };
+
+    /// A store that makes its first commit and then says that it does not know whether.
+    struct Vague {
+        memory: Memory,
+        was_asked: AtomicBool,
+    }
+
+    impl Store for Vague {
+        fn read(&self, call: Call, name: &[u8]) -> Result<Option<Versioned>> {
+            self.memory.read(call, name)
+        }
+
+        fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
+            let done = self.memory.commit(call, set)?;
+            if self.was_asked.swap(true, Ordering::Relaxed) {
+                return Ok(done);
+            }
+            Err(Error::new(ErrorKind::System, "no descriptor is left", "").outcome_unknown())
+        }
+
+        fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
+            self.memory.scan(call, visit)
+        }
+
+        fn leases(&self) -> &dyn Leases {
+            self.memory.leases()
+        }
+
+        fn abilities(&self) -> Abilities {
+            Abilities::of(Scope::Local)
+        }
+    }
+
+    impl Upkeep for Vague {
+        fn describe(&self, name: &[u8]) -> String {
+            self.memory.describe(name)
+        }
+
+        fn diagnose(&self, _call: Call) -> Vec<Finding> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn a_failed_call_leaves_no_grant_to_a_process_that_lives_on() {
+        let host: Arc<dyn Host> = Arc::new(Fake::new(1));
+        let store = Vague { memory: Memory::new(host.clone()), was_asked: AtomicBool::new(false) };
+        let location = Location::parse("dir:/x".as_ref(), std::path::Path::new("/")).unwrap();
+        let locks = Locks { engine: Arc::new(Engine::new(Box::new(store), host)), location };
+        assert_eq!(locks.lock("x", Duration::ZERO).unwrap_err().kind(), ErrorKind::System);
+        assert!(locks.engine.inspect(b"x").unwrap().record.holders.is_empty());
+    }
 }
