@@ -24,7 +24,8 @@ pub use interface::{Host, Scope, Subscription, WakeAddress, WakeReason, WakeSet,
 pub use machine::OFFSETS;
 pub use machine::{file_time, server_time};
 pub use processes::{
-    OF_OTHER_USER, end_abandoned, is_at_work, is_csalock, is_stopped, pidfd_of, send, send_for, start_of, user_of,
+    OF_OTHER_USER, end_abandoned, is_at_work, is_csalock, is_stopped, liveness_of, pidfd_of, send, send_for, start_of,
+    user_of,
 };
 pub use programs::command_of;
 #[cfg(debug_assertions)]

@@ -24,7 +24,7 @@ use crate::lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase,
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusedLock, Reporter, SettingNames, json};
 use crate::run::exec::is_program;
-use crate::run::keeper::{KeeperConfig, check_limit, spawn_detached};
+use crate::run::keeper::{KeeperConfig, check_room, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::signals::Signals;
 use crate::store::Call;
@@ -158,7 +158,7 @@ impl ForScript<'_> {
         let phase = if is_provisional { Phase::Provisional } else { Phase::Direct };
         let request = AcquireRequest { phase, ..request };
         if lease.is_some() {
-            check_limit()?;
+            check_room()?;
         }
         let signals = ManuallyDrop::new(Signals::listen_without_children()?);
         let acquisition = Acquisition {

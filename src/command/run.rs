@@ -78,7 +78,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     // They are never dropped: the kernel closes a database faster than SQLite does.
     let opened = ManuallyDrop::new(locks.open(context)?);
     if opened.lease().is_some() || options.taking.ttl.is_some() {
-        keeper::check_limit()?;
+        keeper::check_room()?;
         guarded.shared_lease_end = Some(SharedLeaseEnd::new()?);
     }
     let (flock_compat, recurring) = (flock_compat.as_ref(), recurring.as_ref());
@@ -250,8 +250,9 @@ fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CStri
         Ok(()) => call.guarded.exec(opened, &grants, variables, call.numbers(&grants)),
         Err(error) => error,
     };
-    call.guarded.release(opened, Some(&error))?;
-    Err(error.into())
+    let kept = format!("lock {} may be held all the same", call.guarded.locks.shown_names());
+    let released = call.guarded.release(opened, Some(&error));
+    Err(if released.is_err() { anyhow::Error::from(error).context(kept) } else { error.into() })
 }
 
 impl RunCall<'_> {
@@ -287,7 +288,8 @@ impl RunCall<'_> {
         };
         let prepared = self.prepare(opened, grants, evicted.as_ref(), (child, wake_socket));
         if !matches!(prepared, Ok(ControlFlow::Continue(_))) {
-            self.guarded.release(opened, None)?;
+            let released = self.guarded.release(opened, None);
+            return Ok(prepared.and_then(|ended| released.map(|()| ended))?);
         }
         Ok(prepared?)
     }

@@ -184,7 +184,7 @@ impl FirstSight {
 }
 
 /// As /proc and kill(2) show it.
-pub(super) fn liveness_of(process: &ProcessId) -> Liveness {
+pub fn liveness_of(process: &ProcessId) -> Liveness {
     match read(process.pid) {
         Ok(Some(stat)) if stat.start != process.start || stat.is_zombie() => Liveness::Dead,
         Ok(Some(stat)) if stat.is_stopped() => Liveness::Stopped,

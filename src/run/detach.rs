@@ -13,7 +13,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
 use nix::sys::stat::Mode;
-use nix::sys::wait::waitpid;
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
 
 use crate::error::{Error, Result};
@@ -41,17 +41,21 @@ pub fn spawn(parent: Detach, keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Re
         if parent == Detach::Child {
             return Ok(Some(child));
         }
-        return waitpid(child, None).map(|_| None).map_err(failed);
+        return match waitpid(child, None).map_err(failed)? {
+            WaitStatus::Exited(_, 0) => Ok(None),
+            _ => Err(failed(Errno::EAGAIN)),
+        };
     }
     // A caller that waits for this child may end now, and its open files must end with it: one of them may be locked.
     close_all_but(&keep.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>());
     if parent == Detach::Orphan {
         // A new session protects the child from signals that are sent to the parent's process group from now on.
         let _ = setsid();
-        // SAFETY: as above. If the fork fails, no keeper renews the lease, and it expires.
+        // SAFETY: as above.
         match unsafe { fork() } {
             Ok(ForkResult::Child) => {}
-            _ => leave(),
+            Ok(ForkResult::Parent { .. }) => leave(),
+            Err(_) => exit_now(1),
         }
     }
     detach();

@@ -211,6 +211,8 @@ impl FlockWait<'_> {
             match helper.ended() {
                 None => {}
                 Some(Err(Errno::EINTR)) => helper = Helper::start(kind, file, mode).map_err(failed)?,
+                // A signal that came too ends the wait all the same.
+                Some(Ok(())) if came.is_some() => {}
                 Some(locked) => return locked.map(|()| None).map_err(failed),
             }
             let interrupted = came.map(|came| Ok(Exit::Signal(came.signal))).or_else(|| self.child?.ended());

@@ -13,6 +13,7 @@
 //! starts another one. If the parent is killed, the keeper becomes the parent of another keeper.
 
 use std::cell::Cell;
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::sys::prctl::set_name;
@@ -54,8 +55,17 @@ pub struct KeeperConfig<'a> {
     pub tree: Option<&'a Tree>,
 }
 
-/// A keeper closes what it inherits, so the open files of this process do not count against the limit.
-pub fn check_limit() -> Result<()> {
+/// Fails if no keeper could do its work. It closes what it inherits, so the open files of this process do not count
+/// against the limit.
+pub fn check_room() -> Result<()> {
+    // The parent of a first process, as `unshare -p` without `--fork` makes it, knows the command by another pid.
+    if let [Ok(own), Ok(of_children)] =
+        ["pid", "pid_for_children"].map(|of| fs::read_link(format!("/proc/self/ns/{of}")))
+        && own != of_children
+    {
+        let what = "no process could renew the lease of a command in another pid namespace";
+        return Err(Error::new(ErrorKind::System, what, "start csalock in that namespace too (unshare --pid --fork)"));
+    }
     let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < DESCRIPTORS) else { return Ok(()) };
     let what = format!("a lock with a lease needs {DESCRIPTORS} open files for its renewal, and the limit is {limit}");
     Err(Error::new(ErrorKind::System, what, "raise the limit of open files (ulimit -n)"))
@@ -69,7 +79,8 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
         return Ok(());
     }
     keeping.shared_lease_end.start(opened, grants);
-    detach::spawn(Detach::Orphan, &[], || keeping.run_in_child(false)).map(drop)
+    // No process received a change that came since the grant, and only a keeper that kills need know it at once.
+    detach::spawn(Detach::Orphan, &[], || keeping.run_in_child(keeping.kills)).map(drop)
 }
 
 /// eventfd(2), because a pipe takes two descriptors, and they may be scarce.

@@ -140,7 +140,11 @@ impl<'a> Supervisor<'a> {
     fn give_up(&self, keeper: Option<&Keeper<'_>>, why: Error) -> Result<Exit> {
         let released = self.guarded.release(self.opened, Some(&why));
         keeper.inspect(|keeper| keeper.stop());
-        released.and(Err(why))
+        // The reason why the command does not run matters more.
+        if let Err(error) = released {
+            (self.report)(&Notice::NotReleased(self.opened.target(0), &error));
+        }
+        Err(why)
     }
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.

@@ -117,3 +117,23 @@ fn a_keeper_for_which_there_is_no_process_is_named_and_nothing_is_run() {
     let free = sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", sandbox.store_at("mine/store"));
     free.user(user).capture().exits(0);
 }
+
+#[test]
+fn a_lock_for_whose_keeper_there_is_no_process_is_not_held() {
+    require!(is_root("a limit of processes") && has("prlimit"));
+    let sandbox = Sandbox::new(Kind::Shared);
+    // No other test has processes of this user.
+    let user = 4197;
+    std::fs::create_dir(sandbox.path("mine")).unwrap();
+    std::os::unix::fs::chown(sandbox.path("mine"), Some(user), Some(user)).unwrap();
+    for words in [&["lock", "x"][..], &["run", "-F", "x", "echo", "ran"]] {
+        let words = [&["--nproc=2:2", "csalock"], words].concat();
+        let call = sandbox.call("prlimit", words).env("CSALOCK_STORE", sandbox.store_at("mine/store"));
+        let done = call.user(user).capture();
+        let said = "csalock: cannot start a process in the background: Try again; raise the limit of processes \
+                    (ulimit -u, or pids.max of its cgroup), or try again later\n";
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(71), "", said));
+        let free = sandbox.csalock(["status", "x"]).env("CSALOCK_STORE", sandbox.store_at("mine/store"));
+        free.user(user).capture().exits(81);
+    }
+}

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::overlaps::{faults, grants};
-use crate::sandbox::{Job, Sandbox, is_root, proc, wait_until};
+use crate::sandbox::{Job, Kind, Sandbox, is_root, proc, wait_until};
 
 mod helper;
 mod told;
@@ -518,5 +518,23 @@ mod shared_stores {
             old.release();
             next.wait().is(0, "ran\n", "");
         }
+    }
+}
+
+#[test]
+fn a_signal_that_comes_with_the_end_of_the_other_lock_ends_the_wait() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    for options in [&[][..], &["-F"]] {
+        let mut old = old_holder(&sandbox, "f");
+        let job = waiter(&sandbox, options, &["touch", "ran"]);
+        job.send(Signal::SIGSTOP);
+        old.release();
+        let has_lock = |pid: &i32| proc::stat(*pid).is_some_and(|(state, _)| state == 'Z');
+        wait_until("the helper has the lock", || proc::children(job.pid()).iter().any(has_lock));
+        job.send(Signal::SIGTERM);
+        job.send(Signal::SIGCONT);
+        assert_eq!(job.wait().seen_by_shell(), 143);
+        assert!(!sandbox.path("files/ran").exists());
+        old.wait().exits(0);
     }
 }

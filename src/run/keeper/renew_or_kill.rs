@@ -9,8 +9,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::signal::kill;
 use nix::sys::timerfd::TimerFd;
 use nix::unistd::{Pid, getppid};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -18,8 +16,8 @@ use rustix::process::{Signal, pidfd_send_signal};
 use super::{KeeperConfig, drain, new_event, notify, pause, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
-use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, pidfd_of, send};
-use crate::lock::{EndReason, EndedGrant, Lease, Lifetime, OwnerDied, ProcessId};
+use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, liveness_of, pidfd_of, send};
+use crate::lock::{EndReason, EndedGrant, Lease, Lifetime, Liveness, OwnerDied, ProcessId};
 use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
 use crate::run::lease_schedule::{
@@ -214,17 +212,16 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// False if it has ended. An owner that cannot be observed is not dead: descriptors or memory may be exhausted.
+    /// False if it has ended. An owner that cannot be observed is not dead: descriptors may be exhausted, and `hidepid`
+    /// hides a command that has become another user's.
     fn is_alive(&self, owner: &ProcessId, pidfd: &mut Option<OwnedFd>) -> bool {
         if pidfd.is_none() {
             let opened = pidfd_of(owner.pid);
             // Only this check after the open proves that the pidfd is the owner's and not that of the pid's next user.
-            *pidfd = match (opened, self.context.host.process(owner.pid)) {
-                (Err(rustix::io::Errno::SRCH), _) => return false,
-                (opened, Ok(Some(found))) if found == *owner => opened.ok(),
-                (_, Ok(_)) => return false,
-                (_, Err(_)) => return kill(Pid::from_raw(owner.pid), None) != Err(Errno::ESRCH),
-            };
+            if liveness_of(owner) == Liveness::Dead {
+                return false;
+            }
+            *pidfd = opened.ok();
         }
         pidfd.as_ref().is_none_or(|pidfd| wait_readable([pidfd.as_fd()], Some(Duration::ZERO)) != Ok(true))
     }
@@ -324,6 +321,7 @@ impl KeeperConfig<'_> {
         };
         changes.map(|changes| changes.listen(opened, self.context.host.boottime()));
         let (mut is_held, mut lost, mut first): (bool, Option<Duration>, Option<Duration>) = (false, None, None);
+        let mut failed = None;
         for (at, ((target, engine), known)) in opened.each().zip(known).enumerate() {
             let has_lease = self.timed || engine.needs_leases();
             if !has_lease {
@@ -332,10 +330,14 @@ impl KeeperConfig<'_> {
             let now = self.context.host.boottime();
             // A server that hangs must not keep us from the other stores until the lease is over.
             let engine = engine.during(Call::until(now + self.context.lease() / 6));
-            let ends = match self.keep(at, &target.name, &engine, known)? {
-                RenewResult::GivenBack => continue,
-                RenewResult::Held(lease) => lease.map(|lease| known.insert(lease).1),
-                RenewResult::Lost => Some(now),
+            let ends = match self.keep(at, &target.name, &engine, known) {
+                Ok(RenewResult::GivenBack) => continue,
+                Ok(RenewResult::Held(lease)) => lease.map(|lease| known.insert(lease).1),
+                Ok(RenewResult::Lost) => Some(now),
+                Err(error) => {
+                    failed = Some(error);
+                    continue;
+                }
             };
             // A command that goes on without the lock needs no keeper.
             if !self.kills && ends.is_some_and(|ends| ends <= now) {
@@ -345,7 +347,11 @@ impl KeeperConfig<'_> {
             is_held = true;
             first = first.into_iter().chain(ends).min();
         }
-        Ok((if is_held { first } else { lost }, is_held))
+        let is_lost = self.kills && first.is_some_and(|ends| ends <= self.context.host.boottime());
+        match failed.filter(|_| !is_lost) {
+            Some(error) => Err(error),
+            None => Ok((if is_held { first } else { lost }, is_held)),
+        }
     }
 
     fn keep(&self, at: usize, name: &[u8], engine: &Engine, known: &Known) -> Result<RenewResult> {

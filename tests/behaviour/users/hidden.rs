@@ -1,6 +1,10 @@
 //! A /proc that hides other users' processes (`hidepid`): who cannot be seen is never taken for dead.
 
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+
 use super::{Anne, Bert, GROUP, place};
+use crate::programs::copy_program;
 use crate::sandbox::{Call, Kind, Sandbox, has, has_namespaces, wait_until};
 
 /// Bert, in a mount namespace whose /proc shows only his own processes.
@@ -39,4 +43,33 @@ fn an_unknown_process_does_not_count_as_dead() {
         holder.kill();
         bert_sees_no_process(&sandbox, &store, hiding, &["run", "-n", "y", "true"]).capture().exits(0);
     }
+}
+
+#[test]
+fn a_command_that_becomes_another_user_keeps_its_lease() {
+    require!(has_namespaces("users") && has("setpriv"));
+    let sandbox = Sandbox::new(Kind::Shared);
+    place(&sandbox, "shared", (0, GROUP, 0o2770));
+    let program = sandbox.path("sleep-of-anne");
+    copy_program(Path::new("/bin/sleep"), &program, "755");
+    chown(&program, Some(Anne.uid()), Some(Anne.uid())).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
+    let store = sandbox.store_at("shared");
+    let words = ["run", "x", program.to_str().unwrap(), "1000"];
+    let run = bert_sees_no_process(&sandbox, &store, "hidepid=invisible", &words);
+    let _job = run.env("CSALOCK_LEASE", "5s").spawn();
+    let renewed = || {
+        let done = sandbox.csalock(["status", "--store", &store, "--json", "x"]).capture();
+        let status = serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap_or_default();
+        status[0]["holders"][0]["renewed_until"].as_str().map(str::to_string)
+    };
+    wait_until("it is held", || renewed().is_some());
+    let mut ends = vec![renewed().unwrap()];
+    wait_until("the lease is renewed often", || {
+        let end = renewed().expect("the command runs");
+        if ends.last() != Some(&end) {
+            ends.push(end);
+        }
+        ends.len() == 5
+    });
 }
