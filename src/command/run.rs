@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     if locks.all.is_empty() {
         return Err(command_line.replace_process(context.inherited).into());
     }
-    let flock_compat = FlockCompat::of(options, &locks)?;
+    let flock_compat = FlockCompat::of(context, options, &locks)?;
     let handle = context.new_handle()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
@@ -205,7 +205,7 @@ struct RunCall<'a> {
     context: &'a Context,
     guarded: &'a GuardedCommand<'a>,
     options: &'a Run,
-    flock_compat: Option<&'a FlockCompat>,
+    flock_compat: Option<&'a FlockCompat<'a>>,
     recurring: Option<&'a Recurring<'a>>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     began: Duration,
@@ -307,7 +307,7 @@ impl RunCall<'_> {
     ) -> Result<ControlFlow<Exit, Held>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
-            match flock_compat.take(self, opened, &mut grants, events)? {
+            match flock_compat.take(self.guarded, opened, &mut grants, self.began, events)? {
                 ControlFlow::Continue(locked) => files = locked,
                 ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
             }
