@@ -74,16 +74,17 @@ impl Table {
         self.rows.len()
     }
 
-    /// A header, and a function from the index to the row. The column `omitted` is left out.
-    pub(super) fn lines(&self, omitted: Option<usize>) -> (String, impl Fn(usize) -> String) {
+    /// The header and the rows. The column `omitted` is left out.
+    pub(super) fn lines(&self, omitted: Option<usize>) -> (String, impl Iterator<Item = String>) {
         let (widths, gap) = self.layout(omitted);
         let titles = self.columns.iter().map(|column| column.title.as_str());
         let header = self.line(titles, &widths, gap, false);
-        (header, move |at| self.line(self.rows[at].split_terminator('\n'), &widths, gap, self.style.colour))
+        let row = move |row: &Box<str>| self.line(row.split_terminator('\n'), &widths, gap, self.style.colour);
+        (header, self.rows.iter().map(row))
     }
 
     pub(super) fn rows(&self) -> Vec<String> {
-        (0..self.len()).map(self.lines(None).1).collect()
+        self.lines(None).1.collect()
     }
 
     /// Width of each column, `None` for a column that is left out, and the gap between them.
@@ -241,8 +242,8 @@ mod tests {
     #[track_caller]
     fn shows(width: Option<usize>, omitted: Option<usize>, wanted: &str) {
         let table = table(width);
-        let (header, row) = table.lines(omitted);
-        let lines: Vec<String> = std::iter::once(header).chain((0..table.len()).map(row)).collect();
+        let (header, rows) = table.lines(omitted);
+        let lines: Vec<String> = std::iter::once(header).chain(rows).collect();
         assert_eq!(lines.join("\n"), wanted);
         let fits = |line: &String| width.is_none_or(|width| line.width() <= width);
         assert!(lines.iter().all(fits), "{lines:?}");
