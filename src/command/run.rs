@@ -15,7 +15,7 @@ use self::recurrence::Recurring;
 use super::acquire::{Acquisition, report_taken, request};
 use super::context::{Context, quoted};
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireRequest, AcquireResult, EndsWith, Engine, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, EndsWith, Engine, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
@@ -33,7 +33,7 @@ use crate::signals::{self, Interrupt, Signals};
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(context, options)?;
     let began = context.host.boottime();
-    let locks = locks_to_acquire(context, options, &names)?;
+    let locks = context.lock_set_for(&names, &options.taking, options.reentrant)?;
     if locks.all.is_empty() {
         return Err(command_line.replace_process(context.inherited).into());
     }
@@ -85,14 +85,6 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     match child {
         Some(child) => run_supervised(&call, child, &opened),
         None => run_in_place(&call, &opened, &variables),
-    }
-}
-
-/// With `--reentrant` the caller may run under all of them already.
-fn locks_to_acquire(context: &Context, options: &Run, names: &[OsString]) -> Result<LockSet> {
-    match options.reentrant {
-        true => context.lock_set_within(names, Some(&options.taking)),
-        false => context.lock_set(names),
     }
 }
 
@@ -327,7 +319,7 @@ impl RunCall<'_> {
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {
         let waiting = &self.options.taking.waiting;
-        let own = Acquisition::new(&self.context.common, waiting, self.guarded.signals, lease);
+        let own = Acquisition::new(self.context, waiting, self.guarded.signals, lease);
         Acquisition {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
