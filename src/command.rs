@@ -9,16 +9,15 @@ mod csa;
 mod doctor;
 mod end_holder;
 mod gc;
+mod help;
 mod history;
 mod lock;
-mod manual;
 mod metrics;
 mod overdue;
 mod run;
 mod serve;
 mod status;
 mod unlock;
-mod usage;
 mod value;
 mod wait_progress;
 
@@ -42,7 +41,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     }
     let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,
-        Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
+        Err(error) => return end(help::tell(error, &arguments).or_else(end_with_reader)),
     };
     let context = Context::new(cli.common);
     let done = execute(&context, &cli.command);
@@ -69,8 +68,8 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
         Command::Gc(options) => gc::run(context, options),
         Command::Doctor(options) => doctor::run(context, options).or_else(end_with_reader),
         Command::Serve(options) => serve::run(context, options),
-        Command::Man(options) => manual::man(options).or_else(end_with_reader),
-        Command::Completions(options) => manual::completions(options).or_else(end_with_reader),
+        Command::Man(options) => help::man(options).or_else(end_with_reader),
+        Command::Completions(options) => help::completions(options).or_else(end_with_reader),
     }
 }
 

@@ -152,7 +152,10 @@ impl Context {
 
     /// The held lock of the same store whose name differs by a typing error, if no lock of the typed name was found.
     pub(super) fn similar(&self, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
-        let engine = Some(self.engine(&target.location).ok()?).filter(|_| *not_holder == NotHolder::default())?;
+        if *not_holder != NotHolder::default() {
+            return None;
+        }
+        let engine = self.engine(&target.location).ok()?;
         let call = Call::until(self.host.boottime().saturating_add(UNREAD));
         let name = engine.during(call).find_held(&|name| name::is_mistyped(&target.name, name)).ok()??;
         // The name of a lock beside a file is the end of the path.

@@ -28,7 +28,7 @@ use crate::store::Location;
 const TO_LOOK_AT_PROCESS: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What became of a lock.
+/// The result of unlocking one lock.
 #[derive(Default)]
 struct Freed {
     result: &'static str,

@@ -79,8 +79,8 @@ impl Table {
         let (widths, gap) = self.layout(omitted);
         let titles = self.columns.iter().map(|column| column.title.as_str());
         let header = self.line(titles, &widths, gap, false);
-        let row = move |row: &Box<str>| self.line(row.split_terminator('\n'), &widths, gap, self.style.colour);
-        (header, self.rows.iter().map(row))
+        let cells = self.rows.iter().map(|row| row.split_terminator('\n'));
+        (header, cells.map(move |cells| self.line(cells, &widths, gap, self.style.colour)))
     }
 
     pub(super) fn rows(&self) -> Vec<String> {
@@ -150,15 +150,9 @@ fn total(columns: &[Option<usize>], gap: usize) -> usize {
     columns.iter().flatten().map(|width| width + gap).sum::<usize>().saturating_sub(gap)
 }
 
-pub(super) fn cell(text: &str, width: usize) -> String {
-    let clipped = clip(text, width);
-    let rest = width.saturating_sub(clipped.width());
-    format!("{clipped}{:rest$}", "")
-}
-
 /// Returns the text, clipped to at most this width in columns. A tilde replaces the end, or the beginning of a path, whose
 /// end tells it from other paths.
-pub(super) fn clip(text: &str, width: usize) -> String {
+fn clip(text: &str, width: usize) -> String {
     let rest = width.saturating_sub(1);
     let is_path = text.starts_with('/') && !text.contains(' ');
     match text.char_indices().find(|(at, _)| text[*at..].width() <= rest) {
@@ -304,6 +298,5 @@ mod tests {
     fn a_tilde_tells_of_what_was_clipped() {
         assert_eq!([clip("held", 4), clip("held", 3), clip("日本語", 5)], ["held", "he~", "日本~"]);
         assert_eq!([clip("/srv/data/b", 7), clip("/srv/b x", 7), clip("/日", 2)], ["~data/b", "/srv/b~", "/~"]);
-        assert_eq!([cell("by", 4), cell("日本語", 4)], ["by  ", "日~ "]);
     }
 }
