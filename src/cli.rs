@@ -2,8 +2,7 @@
 //!
 //! `--help`, the man pages and the completions are generated from these types.
 
-mod administration;
-mod locks;
+mod commands;
 mod options;
 mod run;
 pub mod run_without_clap;
@@ -13,10 +12,12 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use administration::{Completions, Doctor, Gc, History, Man, Metrics, Overdue, Serve, Shell, Status};
-pub use locks::{Claim, Del, Get, Lock, Lookup, Put, Renew, Unclaim, Unlock, Wait, Writing};
+pub use commands::{
+    Claim, Completions, Del, Doctor, Gc, Get, History, Lock, Lookup, Man, Metrics, Overdue, Put, Renew, Serve, Shell,
+    Status, Unclaim, Unlock, Wait, Writing,
+};
+use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
-use options::{OUTPUT, hide, hide_rare};
 use run::OFTEN;
 pub use run::{Busy, OnLost, Period, Recurrence, Run};
 
@@ -108,8 +109,9 @@ impl Cli {
             let useless = without_effect(command.get_name());
             let is_run = command.get_name() == "run";
             general_last(command).mut_args(|argument| {
-                let argument = hide(argument, useless);
-                if is_run { hide_rare(argument, &OFTEN) } else { argument }
+                let id = argument.get_id().as_str();
+                let (is_useless, is_rare) = (useless.contains(&id), is_run && !OFTEN.contains(&id));
+                argument.hide(is_useless).hide_short_help(is_rare)
             })
         })
     }

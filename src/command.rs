@@ -9,16 +9,15 @@ mod csa;
 mod doctor;
 mod end_holder;
 mod gc;
+mod help;
 mod history;
 mod lock;
-mod manual;
 mod metrics;
 mod overdue;
 mod run;
 mod serve;
 mod status;
 mod unlock;
-mod usage;
 mod value;
 mod wait_progress;
 
@@ -31,18 +30,18 @@ use self::context::{Context, eprint_line, json_line, print_before, print_json};
 use crate::cli::{Cli, Command, Common, Waiting};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::report::{RefusalReport, Reporter, SettingNames};
+use crate::report::{RefusalReport, Reporter};
 use crate::{cli, signals};
 
 /// Runs the program: reads the arguments, of which the first is the program's name, executes the command, prints the
 /// result.
 pub fn run(arguments: Vec<OsString>) -> Exit {
     if let Some(csa) = csa::called_as(arguments.first()) {
-        return end(csa::run(&Context::new(Common::default()), csa, arguments[1..].to_vec()));
+        return end(csa::run(csa, arguments[1..].to_vec()));
     }
     let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,
-        Err(error) => return end(usage::tell(error, &arguments).or_else(end_with_reader)),
+        Err(error) => return end(help::tell(error, &arguments).or_else(end_with_reader)),
     };
     let context = Context::new(cli.common);
     let done = execute(&context, &cli.command);
@@ -53,7 +52,7 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
     match command {
         Command::Run(options) => run::run(context, options),
         Command::Lock(options) => lock::lock(context, options),
-        Command::Unlock(options) => unlock::run(context, options, &SettingNames::OPTIONS),
+        Command::Unlock(options) => unlock::run(context, options),
         Command::Wait(options) => lock::wait(context, options).or_else(end_with_reader),
         Command::Status(options) => status::run(context, options).or_else(end_with_reader),
         Command::History(options) => history::run(context, options).or_else(end_with_reader),
@@ -69,8 +68,8 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
         Command::Gc(options) => gc::run(context, options),
         Command::Doctor(options) => doctor::run(context, options).or_else(end_with_reader),
         Command::Serve(options) => serve::run(context, options),
-        Command::Man(options) => manual::man(options).or_else(end_with_reader),
-        Command::Completions(options) => manual::completions(options).or_else(end_with_reader),
+        Command::Man(options) => help::man(options).or_else(end_with_reader),
+        Command::Completions(options) => help::completions(options).or_else(end_with_reader),
     }
 }
 
@@ -132,12 +131,7 @@ fn name(command: &Command) -> Option<&OsStr> {
         Command::Claim(options) => &options.names,
         Command::Unclaim(options) => &options.names,
         Command::Gc(options) => &options.names,
-        Command::Run(_)
-        | Command::Lookup(_)
-        | Command::Doctor(_)
-        | Command::Serve(_)
-        | Command::Man(_)
-        | Command::Completions(_) => &[],
+        _ => &[],
     };
     match names {
         [name] => Some(name),
@@ -170,18 +164,14 @@ impl Common {
 
 /// Reports a failure, and ends the process by the signal that ended the command.
 fn end(done: anyhow::Result<Exit>) -> Exit {
-    let exit = exit_after(done);
+    let exit = done.unwrap_or_else(|error| {
+        eprint_line(&format!("{error:#}"));
+        exit_of(&error)
+    });
     if let Exit::Signal(signal) = exit {
         signals::reraise(signal);
     }
     exit
-}
-
-fn exit_after(done: anyhow::Result<Exit>) -> Exit {
-    done.unwrap_or_else(|error| {
-        eprint_line(&format!("{error:#}"));
-        exit_of(&error)
-    })
 }
 
 /// Exits like any other program if the reader of a listing stops early (`csalock status | head -1`).

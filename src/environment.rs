@@ -157,34 +157,30 @@ impl Environment {
 
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
-        let wrong = |why: &str, hint| {
-            let what = format!("CSALOCK_LEASE is \"{}\", which {why}", escape(text.as_bytes()));
-            Error::new(ErrorKind::InvalidInput, what, hint)
-        };
-        let parsed = parse_duration(&text.to_string_lossy());
-        let span =
-            parsed.map_err(|why| wrong(&why, "a lease takes three seconds at least; without the variable, 60s"))?;
-        // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
-        match span < SHORTEST_LEASE {
-            true => Err(wrong("is less than three seconds", "make it longer, or unset it for 60s")),
-            false => Ok(span),
+        match parse_duration(&text.to_string_lossy()) {
+            // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
+            Ok(span) if span < SHORTEST_LEASE => {
+                let hint = "make it longer, or unset it for 60s";
+                Err(invalid("CSALOCK_LEASE", text, "is less than three seconds", hint))
+            }
+            Ok(span) => Ok(span),
+            Err(why) => {
+                let hint = "a lease takes three seconds at least; without the variable, 60s";
+                Err(invalid("CSALOCK_LEASE", text, &why, hint))
+            }
         }
     }
 
     pub fn history(&self) -> Result<HistoryLimits> {
         let [kept, size, age] = &self.history;
         let mut limits = HistoryLimits::default();
-        let wrong = |name: &str, text: &OsString, why: String| {
-            let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
-            Error::new(ErrorKind::InvalidInput, what, "set it right, or unset it")
-        };
         if let Some(text) = size {
             let parsed = parse_size(&text.to_string_lossy());
-            limits.size = parsed.map_err(|why| wrong("CSALOCK_HISTORY_SIZE", text, why))?;
+            limits.size = parsed.map_err(|why| invalid("CSALOCK_HISTORY_SIZE", text, &why, SET_RIGHT))?;
         }
         if let Some(text) = age {
             let parsed = parse_duration(&text.to_string_lossy());
-            limits.age = parsed.map_err(|why| wrong("CSALOCK_HISTORY_AGE", text, why))?;
+            limits.age = parsed.map_err(|why| invalid("CSALOCK_HISTORY_AGE", text, &why, SET_RIGHT))?;
         }
         Ok(if kept.as_ref().is_some_and(|kept| kept == "0") { limits.off() } else { limits })
     }
@@ -194,10 +190,7 @@ impl Environment {
         match &self.command {
             None => Ok(false),
             Some(text) if text == "label" => Ok(true),
-            Some(text) => {
-                let what = format!("CSALOCK_COMMAND is \"{}\", which is not \"label\"", escape(text.as_bytes()));
-                Err(Error::new(ErrorKind::InvalidInput, what, "set it right, or unset it"))
-            }
+            Some(text) => Err(invalid("CSALOCK_COMMAND", text, "is not \"label\"", SET_RIGHT)),
         }
     }
 
@@ -237,6 +230,12 @@ impl Environment {
         let stores = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
         stores.map(|state| default_store_in(&state)).collect()
     }
+}
+
+const SET_RIGHT: &str = "set it right, or unset it";
+
+fn invalid(name: &str, text: &OsStr, why: &str, hint: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("{name} is \"{}\", which {why}", escape(text.as_bytes())), hint)
 }
 
 /// All rights of the user namespace at the start of the process. This makes no system call.

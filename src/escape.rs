@@ -8,13 +8,13 @@ pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for char in chunk.valid().chars() {
-            match char {
-                '\\' => text.push_str("\\\\"),
-                _ if is_invisible(char) => text.extend(char.escape_default()),
-                _ => text.push(char),
+            if char == '\\' || is_invisible(char) {
+                text.extend(char.escape_default());
+            } else {
+                text.push(char);
             }
         }
-        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+        text.extend(chunk.invalid().escape_ascii().map(char::from));
     }
     text
 }
@@ -40,21 +40,15 @@ pub fn shell_quote(bytes: &[u8]) -> String {
 /// Returns the text for `$'...'`, escaped byte by byte: the shells with this syntax disagree about code points.
 fn in_ansi_c(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
-    let escape =
-        |text: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
     for chunk in bytes.utf8_chunks() {
         for char in chunk.valid().chars() {
-            match char {
-                '\\' => text.push_str("\\\\"),
-                '\'' => text.push_str("\\'"),
-                '\n' => text.push_str("\\n"),
-                '\t' => text.push_str("\\t"),
-                '\r' => text.push_str("\\r"),
-                _ if is_invisible(char) => escape(&mut text, char.encode_utf8(&mut [0; 4]).as_bytes()),
-                _ => text.push(char),
+            if matches!(char, '\\' | '\'') || is_invisible(char) {
+                text.extend(char.encode_utf8(&mut [0; 4]).as_bytes().escape_ascii().map(char::from));
+            } else {
+                text.push(char);
             }
         }
-        escape(&mut text, chunk.invalid());
+        text.extend(chunk.invalid().escape_ascii().map(char::from));
     }
     text
 }

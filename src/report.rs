@@ -20,4 +20,4 @@ pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_valu
 pub(crate) use run::{due, in_future, left_by_end, lost_while_waiting, notice, overdue, runs};
 pub(crate) use status_text::{LockBlock, LockTable};
 pub(crate) use table::{OutputStyle, cut, indented, wrapped};
-pub(crate) use times::{Moment, Zone, millis_of, timestamp};
+pub(crate) use times::{Moment, Zone, millis_of};

@@ -16,12 +16,8 @@ pub const PIPE_BUF: usize = 4096;
 
 /// Rows and columns, or 24 and 80 if the size is unknown (a serial line).
 pub fn size(terminal: impl AsFd) -> (usize, usize) {
-    known_size(terminal).unwrap_or((24, 80))
-}
-
-fn known_size(terminal: impl AsFd) -> Option<(usize, usize)> {
-    let size = tcgetwinsize(terminal).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0)?;
-    Some((size.ws_row.into(), size.ws_col.into()))
+    let size = tcgetwinsize(terminal).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+    size.map_or((24, 80), |size| (size.ws_row.into(), size.ws_col.into()))
 }
 
 /// This is the controlling terminal, and this process is in its foreground.

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Arg, Args};
+use clap::Args;
 
 use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
 use crate::environment;
@@ -118,18 +118,6 @@ pub struct Taking {
     /// Keep the lock until it is released, even if its owner ends
     #[arg(long, conflicts_with = "ttl", help_heading = LOCK)]
     pub forever: bool,
-}
-
-/// Hides an option if it is one of those that are accepted everywhere, but have no effect in this command.
-pub(super) fn hide(argument: Arg, useless: &[&str]) -> Arg {
-    let is_useless = useless.contains(&argument.get_id().as_str());
-    argument.hide(is_useless)
-}
-
-/// Hides an option from the short help unless it is one of those that are used often.
-pub(super) fn hide_rare(argument: Arg, often: &[&str]) -> Arg {
-    let is_rare = !often.contains(&argument.get_id().as_str());
-    argument.hide_short_help(is_rare)
 }
 
 pub(super) fn whole<N>(least: N, most: N) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync

@@ -11,14 +11,6 @@ use super::run::KILL_AFTER;
 use super::{Cli, Command, Common, Lock, Run, Taking, Unlock};
 use crate::duration::{parse_duration, parse_timeout};
 
-/// Commands whose command lines this module reads.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Verb {
-    Run,
-    Lock,
-    Unlock,
-}
-
 /// The options that these command lines may have, and the words after them.
 #[derive(Default)]
 struct Plain {
@@ -32,9 +24,9 @@ struct Plain {
 /// `None` unless the arguments have the plain form. The first is the program's name.
 pub fn read(arguments: &[OsString]) -> Option<Cli> {
     let verb = match arguments.get(1)?.to_str()? {
-        "run" | "run-with-lock" => Verb::Run,
-        "lock" => Verb::Lock,
-        "unlock" => Verb::Unlock,
+        "run" | "run-with-lock" => "run",
+        "lock" => "lock",
+        "unlock" => "unlock",
         _ => return None,
     };
     let mut plain = Plain::default();
@@ -45,7 +37,7 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         } else {
             plain.words.push(word.clone());
             // The words after the name belong to the command.
-            if verb == Verb::Run {
+            if verb == "run" {
                 plain.words.extend(rest.by_ref().cloned());
             }
         }
@@ -59,9 +51,9 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
     }
     let kill_after = parse_duration(KILL_AFTER).ok()?;
     let command = match verb {
-        Verb::Run => Command::Run(Run { taking, no_fork, max_hold, kill_after, words, ..Run::default() }),
-        Verb::Lock => Command::Lock(Lock { taking, names: words, ..Lock::default() }),
-        Verb::Unlock => Command::Unlock(Unlock { kill_after, names: words, ..Unlock::default() }),
+        "run" => Command::Run(Run { taking, no_fork, max_hold, kill_after, words, ..Run::default() }),
+        "lock" => Command::Lock(Lock { taking, names: words, ..Lock::default() }),
+        _ => Command::Unlock(Unlock { kill_after, names: words, ..Unlock::default() }),
     };
     Some(Cli { common, command })
 }
@@ -71,7 +63,7 @@ impl Plain {
     /// if the option is not plain.
     fn add_option<'a>(
         &mut self,
-        verb: Verb,
+        verb: &str,
         word: &'a OsStr,
         rest: &mut impl Iterator<Item = &'a OsString>,
     ) -> Option<()> {
@@ -85,20 +77,20 @@ impl Plain {
         let waiting = &mut self.taking.waiting;
         match (option.to_str()?, verb) {
             ("--store", _) => self.common.store = Some(value()?.to_os_string()),
-            ("--max-hold", Verb::Run) => self.max_hold = Some(parse_duration(value()?.to_str()?).ok()?),
-            ("-w" | "--timeout", Verb::Run | Verb::Lock) => {
+            ("--max-hold", "run") => self.max_hold = Some(parse_duration(value()?.to_str()?).ok()?),
+            ("-w" | "--timeout", "run" | "lock") => {
                 waiting.timeout = Some(parse_timeout(value()?.to_str()?).ok()?);
             }
-            ("--label", Verb::Run | Verb::Lock) => waiting.label = Some(value()?.to_os_string()),
-            ("-E" | "--conflict-exit-code", Verb::Run | Verb::Lock) => {
+            ("--label", "run" | "lock") => waiting.label = Some(value()?.to_os_string()),
+            ("-E" | "--conflict-exit-code", "run" | "lock") => {
                 waiting.conflict_exit_code = Some(exit_code(value()?)?);
             }
             _ if attached.is_some() => return None,
             ("-q" | "--quiet", _) => self.common.quiet = true,
             ("-v" | "--verbose", _) => self.common.verbose = true,
-            ("-n" | "--nonblock", Verb::Run | Verb::Lock) => waiting.nonblock = true,
-            ("-s" | "--shared", Verb::Run | Verb::Lock) => self.taking.shared = true,
-            ("-F" | "--no-fork", Verb::Run) => self.no_fork = true,
+            ("-n" | "--nonblock", "run" | "lock") => waiting.nonblock = true,
+            ("-s" | "--shared", "run" | "lock") => self.taking.shared = true,
+            ("-F" | "--no-fork", "run") => self.no_fork = true,
             _ => return None,
         }
         Some(())

@@ -21,7 +21,7 @@ use crate::lock::{
     EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Waiter,
 };
 use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter, SettingNames};
+use crate::report::{RefusalReport, RefusedLock, Reporter};
 use crate::signals::{Interrupt, Signals};
 use crate::store::{Call, Location};
 
@@ -32,12 +32,11 @@ const BEYOND_LEASE: Duration = Duration::from_secs(15);
 
 /// One acquisition: how long it waits, which signals interrupt it, and how it is reported.
 pub(super) struct Acquisition<'a> {
-    pub(super) common: &'a Common,
+    pub(super) context: &'a Context,
     pub(super) waiting: &'a Waiting,
     pub(super) signals: &'a Signals,
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
-    pub(super) settings: &'static SettingNames,
     /// With `--busy replace`: how long after it was asked to end a holder is killed.
     pub(super) kill_holders_after: Option<Duration>,
     pub(super) slots: Option<u32>,
@@ -48,19 +47,18 @@ pub(super) struct Acquisition<'a> {
 impl<'a> Acquisition<'a> {
     /// Holders of the locks may have leases as long as `lease`.
     pub(super) fn new(
-        common: &'a Common,
+        context: &'a Context,
         waiting: &'a Waiting,
         signals: &'a Signals,
         lease: Option<Duration>,
     ) -> Acquisition<'a> {
         let policy = waiting.wait_policy(lease);
         Acquisition {
-            common,
+            context,
             waiting,
             signals,
             interrupt: signals,
             policy,
-            settings: &SettingNames::OPTIONS,
             kill_holders_after: None,
             slots: None,
             locks_file: false,
@@ -76,7 +74,7 @@ impl<'a> Acquisition<'a> {
             return Ok(AcquireResult::Interrupted);
         }
         let policy = self.policy.rest(end, host.boottime());
-        let mut progress = WaitProgress::new(self.common);
+        let mut progress = WaitProgress::new(&self.context.common);
         progress.locks_file = self.locks_file;
         let mut ends: Option<Vec<HolderEnd<'_>>> = None;
         let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
@@ -93,7 +91,7 @@ impl<'a> Acquisition<'a> {
 
     /// Tells users of XDG_STATE_HOME once that other programs may not have it.
     fn tell_created(&self, store: &Location) {
-        self.common.note(&format!(
+        self.context.common.note(&format!(
             "created the store {}, where XDG_STATE_HOME says; cron may not have this variable, so set CSALOCK_STORE in both",
             escape(store.url().as_encoded_bytes())
         ));
@@ -121,7 +119,7 @@ impl<'a> Acquisition<'a> {
         work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let (target, engine, reporter) = (opened.target(0), opened.engine(0), Reporter::new(opened.engine(0)));
-        let mut progress = WaitProgress::new(self.common);
+        let mut progress = WaitProgress::new(&self.context.common);
         let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
         engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
@@ -145,7 +143,7 @@ impl<'a> Acquisition<'a> {
             // A holder may have come after the first look.
             let holders =
                 waiting.record.holders.iter().filter(|grant| check_replaceable(target, engine, grant).is_ok());
-            let lock = (self.common, engine, target);
+            let lock = (&self.context.common, engine, target);
             holders.map(|grant| HolderEnd::new(lock, grant.clone(), Some(by.clone()), kill_after)).collect()
         });
         let call = Call { until: Some(engine.host().boottime().saturating_add(TO_LOOK)), ..waiting.call };
@@ -162,7 +160,7 @@ impl<'a> Acquisition<'a> {
         value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
-        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common));
+        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(&self.context.common));
         let is_new = is_created_by_xdg(&target.location);
         let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
             progress.update(target, &reporter, waiting)
@@ -180,7 +178,7 @@ impl<'a> Acquisition<'a> {
             AcquireResult::Refused(at, refusal) => {
                 let reporter = Reporter::new(opened.engine(*at));
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
-                lock.settings = self.settings;
+                lock.settings = self.context.settings;
                 let mut report = lock.refusal(refusal);
                 let record = self.slots.and_then(|_| opened.engine(*at).record(&opened.target(*at).name).ok());
                 if let (Some(wanted), Some(has)) = (self.slots, record.and_then(|record| record.slots))
@@ -200,7 +198,7 @@ impl<'a> Acquisition<'a> {
 
     pub(super) fn refuse(&self, refusal: &RefusalReport, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
         let exit = if refusal.kind == ErrorKind::Busy { self.waiting.busy_exit() } else { refusal.kind.into() };
-        self.common.refuse(refusal, exit, Some(reporter))
+        self.context.common.refuse(refusal, exit, Some(reporter))
     }
 }
 
@@ -343,7 +341,7 @@ impl Taking {
     pub(super) fn lifetime(&self) -> Lifetime {
         match self.ttl {
             _ if self.forever => Lifetime::UntilReleased,
-            Some(span) => Lifetime::Ttl((span.as_millis() as u64).max(1)),
+            Some(span) => Lifetime::Ttl(span.as_millis() as u64),
             None => Lifetime::WhileOwnerLives,
         }
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use super::acquire::{Acquisition, command_of_caller, request};
+use super::acquire::{Acquisition, command_of_caller, request, standing};
 use super::context::{Context, Documents, LockRef, eprint_line, json_line, print, print_before, print_json};
 use crate::cli::{Claim, Lookup, Unclaim};
 use crate::engine::{AcquireResult, LockSet, OpenLockSet};
@@ -41,7 +41,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     request.outlives_process = true;
     (request.entry.claim, request.entry.lifetime) = (Some(id.clone()), Lifetime::UntilReleased);
     let signals = Signals::listen()?;
-    let mut acquisition = Acquisition::new(&context.common, &options.waiting, &signals, opened.lease());
+    let mut acquisition = Acquisition::new(context, &options.waiting, &signals, opened.lease());
     // The first look may have waited for the store.
     acquisition.policy = policy.rest(until, context.host.boottime());
     match acquisition.acquire(&opened, &request)? {
@@ -97,8 +97,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
             continue;
         }
         let reporter = Reporter::new(opened.engine(at));
-        let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.holds());
-        let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
+        let holders = standing(status);
         let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
         context.common.note_unless_json(&refusal);
         exit = exit.or(refusal.kind);
@@ -172,20 +171,17 @@ fn fresh_id(context: &Context) -> Result<Vec<u8>> {
     let mut random = context.host.random()?;
     random[6] = random[6] & 0x0f | 0x40;
     random[8] = random[8] & 0x3f | 0x80;
-    let mut id = String::new();
-    for (at, byte) in random.iter().enumerate() {
-        let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
-        id.push_str(&format!("{dash}{byte:02x}"));
-    }
+    let mut id = format!("{:032x}", u128::from_be_bytes(random));
+    [20, 16, 12, 8].into_iter().for_each(|at| id.insert(at, '-'));
     Ok(id.into_bytes())
 }
 
 pub(super) fn lookup(context: &Context, options: &Lookup) -> anyhow::Result<Exit> {
-    match (&options.id, &options.name) {
-        (Some(id), _) => tell_names(context, &given_id(id)?),
-        (None, Some(name)) => id_of(context, name),
-        (None, None) => unreachable!("clap requires one of them"),
+    if let Some(id) = &options.id {
+        return tell_names(context, &given_id(id)?);
     }
+    // clap requires one of them.
+    id_of(context, options.name.as_deref().unwrap_or_default())
 }
 
 fn id_of(context: &Context, name: &OsStr) -> anyhow::Result<Exit> {

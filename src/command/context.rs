@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::{ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::{Document, indented, json};
+use crate::report::{Document, SettingNames, indented, json};
 use crate::signals::StartupState;
 use crate::store::{Call, Location, refuse_file_mounted_alone};
 use crate::terminal;
@@ -35,6 +35,7 @@ const UNREAD: Duration = Duration::from_secs(1);
 pub(super) struct Context {
     process: engine::Context,
     pub(super) common: Common,
+    pub(super) settings: &'static SettingNames,
 }
 
 impl Deref for Context {
@@ -47,7 +48,7 @@ impl Deref for Context {
 
 impl Context {
     pub(super) fn new(common: Common) -> Context {
-        Context { process: engine::Context::of_this_process(), common }
+        Context { process: engine::Context::of_this_process(), common, settings: &SettingNames::OPTIONS }
     }
 
     /// `None` means that the default rules apply.
@@ -111,16 +112,16 @@ impl Context {
         Ok(LockSet::new(typed.iter().map(|name| self.target(name)).collect::<Result<Vec<_>>>()?))
     }
 
-    /// Leaves out the locks, maybe all, that a grant around this process holds now. The grant must be exclusive, or have
-    /// the mode that is asked for, of no more slots; `None` means any mode.
-    pub(super) fn lock_set_within(&self, typed: &[OsString], taking: Option<&Taking>) -> Result<LockSet> {
-        let LockSet { all, first_at: first } = self.lock_set(typed)?;
+    /// With `reentrant`, leaves out the locks, maybe all, that a grant around this process holds now. The grant must be
+    /// exclusive, or have the mode that is asked for, of no more slots.
+    pub(super) fn lock_set_for(&self, typed: &[OsString], taking: &Taking, reentrant: bool) -> Result<LockSet> {
+        let LockSet { all, first_at } = self.lock_set(typed)?;
         let mut rest = LockSet { all: Vec::new(), first_at: 0 };
         for (at, target) in all.into_iter().enumerate() {
-            if self.is_held_around(&target, taking)? {
+            if reentrant && self.is_held_around(&target, Some(taking))? {
                 continue;
             }
-            if at == first {
+            if at == first_at {
                 rest.first_at = rest.all.len();
             }
             rest.all.push(target);
@@ -129,7 +130,7 @@ impl Context {
     }
 
     /// The variables alone prove nothing: a daemon that the command left behind has them for ever, and a grant that is
-    /// over may still be in the record.
+    /// over may still be in the record. `None` means any mode.
     pub(super) fn is_held_around(&self, target: &LockRef, taking: Option<&Taking>) -> Result<bool> {
         let around = self.enclosing_grants();
         if around.is_empty() {
@@ -151,7 +152,10 @@ impl Context {
 
     /// The held lock of the same store whose name differs by a typing error, if no lock of the typed name was found.
     pub(super) fn similar(&self, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
-        let engine = Some(self.engine(&target.location).ok()?).filter(|_| *not_holder == NotHolder::default())?;
+        if *not_holder != NotHolder::default() {
+            return None;
+        }
+        let engine = self.engine(&target.location).ok()?;
         let call = Call::until(self.host.boottime().saturating_add(UNREAD));
         let name = engine.during(call).find_held(&|name| name::is_mistyped(&target.name, name)).ok()??;
         // The name of a lock beside a file is the end of the path.

@@ -6,12 +6,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use clap::Parser;
-
 use super::context::{Context, print};
 use super::{lock, unlock};
-use crate::cli::{Cli, Command};
-use crate::duration::parse_timeout;
+use crate::cli::{Common, Lock, Taking, Unlock, Waiting};
+use crate::duration::{Limit, parse_timeout};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
@@ -39,30 +37,27 @@ Exit codes: 0 done, 64 usage, 75 busy, 81 not held, 82 another holder's, 84 dead
 85 lost. Manual: man csaLock. Status: csalock status FILE
 ";
 
-pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
+pub(super) fn run(csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
     if let [option] = files.as_slice()
         && (option == "--help" || option == "-h")
     {
         print(HELP)?;
         return Ok(Exit::Done);
     }
-    let files = paths(csa, files)?;
-    let timeout = context.environment.timeout.as_ref();
-    let words: Vec<OsString> = match (csa, timeout) {
-        (Csa::Lock, Some(timeout)) => vec!["csalock".into(), "lock".into(), "-w".into(), timeout.clone(), "--".into()],
-        (Csa::Lock, None) => vec!["csalock".into(), "lock".into(), "--".into()],
-        (Csa::Unlock, _) => vec!["csalock".into(), "unlock".into(), "--".into()],
-    };
-    let Ok(Cli { command, .. }) = Cli::try_parse_from(words.into_iter().chain(files)) else {
-        let timeout = timeout.cloned().unwrap_or_default();
-        let why = parse_timeout(&timeout.to_string_lossy()).err().unwrap_or_default();
-        let what = format!("CSALOCK_TIMEOUT: {} {why}", shell_quote(timeout.as_bytes()));
-        return Err(Error::new(ErrorKind::InvalidInput, what, "").into());
-    };
-    match command {
-        Command::Lock(options) => lock::lock_as_csa(context, &options),
-        Command::Unlock(options) => unlock::run(context, &options, &SettingNames::VARIABLES),
-        _ => unreachable!("it was one of the two"),
+    let mut context = Context::new(Common::default());
+    context.settings = &SettingNames::VARIABLES;
+    let context = &context;
+    let names = paths(csa, files)?;
+    match csa {
+        Csa::Lock => {
+            let timeout = context.environment.timeout.as_deref().map(timeout).transpose()?;
+            let waiting = Waiting { timeout, ..Waiting::default() };
+            lock::lock_as_csa(
+                context,
+                &Lock { taking: Taking { waiting, ..Taking::default() }, names, ..Lock::default() },
+            )
+        }
+        Csa::Unlock => unlock::run(context, &Unlock { names, ..Unlock::default() }),
     }
     .map_err(|error| match error.downcast_ref::<Error>() {
         // CSA's functions have no options.
@@ -71,6 +66,13 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
             Error::new(known.kind(), known.message(), cure).into()
         }
         _ => error,
+    })
+}
+
+fn timeout(text: &OsStr) -> Result<Limit> {
+    parse_timeout(&text.to_string_lossy()).map_err(|why| {
+        let what = format!("CSALOCK_TIMEOUT: {} {why}", shell_quote(text.as_bytes()));
+        Error::new(ErrorKind::InvalidInput, what, "")
     })
 }
 

@@ -14,7 +14,14 @@ use crate::name::{escape, is_directory};
 use crate::report::{Reporter, json};
 
 pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
-    let mut collection = Collection::new(context, options);
+    let mut collection = Collection {
+        context,
+        options,
+        lines: String::new(),
+        documents: Documents::of(&context.common),
+        told: BTreeSet::new(),
+        exit: Exit::Done,
+    };
     let collected = match options.names.is_empty() {
         true => context.store().and_then(|store| collection.collect_store(&context.engine(&store)?)),
         false => collection.collect_named(),
@@ -45,18 +52,7 @@ struct Collection<'a> {
     exit: Exit,
 }
 
-impl<'a> Collection<'a> {
-    fn new(context: &'a Context, options: &'a Gc) -> Collection<'a> {
-        Collection {
-            context,
-            options,
-            lines: String::new(),
-            documents: Documents::of(&context.common),
-            told: BTreeSet::new(),
-            exit: Exit::Done,
-        }
-    }
-
+impl Collection<'_> {
     /// Collects all records of the store and, last, the leftovers that they may have needed.
     fn collect_store(&mut self, engine: &Engine) -> Result<()> {
         self.collect_matching(engine, &|_| true)?;

@@ -19,26 +19,21 @@ use crate::store::Location;
 /// Maximum number of grants that are shown by default.
 const LINES: usize = 50;
 
-#[derive(Default)]
-pub(super) struct Filter {
-    names: Vec<Vec<u8>>,
-    patterns: Vec<Vec<u8>>,
-}
+/// Names and patterns that are typed; none of them means all locks.
+pub(super) struct Filter(Vec<Vec<u8>>);
 
 pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
     let limits = context.environment.history()?;
     let location = context.store()?;
     let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;
-    let mut unreadable: Vec<Error> = Vec::new();
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
-    let held = wanted.held(&engine, &mut |error| {
-        context.common.note_unless_json(&error);
-        unreadable.push(error);
-    })?;
+    let (held, unreadable) = wanted.held(&engine)?;
+    unreadable.iter().for_each(|error| context.common.note_unless_json(error));
     let mut found = Vec::new();
     if !engine.each_past(&limits, &mut |past| found.push(past))? {
-        return Err(none_in(&location).into());
+        let store = escape(location.url().as_encoded_bytes());
+        return Err(none_beside_files(&format!("store {store}")).into());
     }
     for past in held {
         if !found.iter().any(|ended| past.is_same_grant(ended)) {
@@ -52,7 +47,7 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
         return Err(Error::new(ErrorKind::InvalidInput, "--until is before --since", "exchange the two times").into());
     }
     let exact = wanted.exact(&found);
-    let refusals = if unreadable.is_empty() { wanted.unknown(found.iter(), &location) } else { Vec::new() };
+    let refusals = if unreadable.is_empty() { wanted.unknown(&found, &location) } else { Vec::new() };
     refusals.iter().for_each(|refusal| context.common.note_unless_json(refusal));
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
     found.retain(|past| stood(past) && wanted.has(&past.name, &exact));
@@ -106,77 +101,66 @@ fn period(options: &History, zone: Zone, now: Duration) -> (u64, u64) {
 
 impl Filter {
     pub(super) fn of(context: &Context, names: &[OsString]) -> Result<Filter> {
-        let mut wanted = Filter::default();
+        let mut wanted = Vec::new();
         for typed in names {
             let bytes = typed.as_encoded_bytes();
             if glob::is_pattern(bytes) {
-                wanted.patterns.push(bytes.to_vec());
+                wanted.push(bytes.to_vec());
                 continue;
             }
             let target = context.target(typed)?;
             if target.location.is_beside() {
                 return Err(none_beside_files(&format!("lock {}", escape(&target.display_name))));
             }
-            wanted.names.push(target.name);
+            wanted.push(target.name);
         }
-        Ok(wanted)
+        Ok(Filter(wanted))
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &Vec<u8>> {
-        self.names.iter()
-    }
-
-    fn is_everything(&self) -> bool {
-        self.names.is_empty() && self.patterns.is_empty()
+        self.0.iter().filter(|word| !glob::is_pattern(word))
     }
 
     /// One report for each requested name or pattern that no grant in this store has.
-    pub(super) fn unknown<'p>(
-        &self,
-        found: impl Iterator<Item = &'p Past> + Clone,
-        location: &Location,
-    ) -> Vec<RefusalReport> {
-        let has = |wanted: &[u8], name: &[u8]| wanted == name || glob::matches(wanted, name);
-        let names = self.names.iter().filter(|name| !found.clone().any(|past| past.name == **name));
-        let patterns = self.patterns.iter().filter(|pattern| !found.clone().any(|past| has(pattern, &past.name)));
+    fn unknown(&self, found: &[Past], location: &Location) -> Vec<RefusalReport> {
         let store = escape(location.url().as_encoded_bytes());
-        let refusal = |name: &Vec<u8>| {
-            let message = format!("store {store} has no history of {}", escape(name));
-            RefusalReport::new(ErrorKind::NotHeld, message, "see `csalock history`").about(name)
+        let is_unknown = |word: &&Vec<u8>| !found.iter().any(|past| means(word, &past.name));
+        let refusal = |word: &Vec<u8>| {
+            let message = format!("store {store} has no history of {}", escape(word));
+            RefusalReport::new(ErrorKind::NotHeld, message, "see `csalock history`").about(word)
         };
-        names.chain(patterns).map(refusal).collect()
+        self.0.iter().filter(is_unknown).map(refusal).collect()
     }
 
     pub(super) fn exact(&self, found: &[Past]) -> Vec<Vec<u8>> {
-        let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
-        self.patterns.iter().filter(is_a_name).cloned().collect()
+        self.0.iter().filter(|word| found.iter().any(|past| past.name == **word)).cloned().collect()
     }
 
     /// A pattern that is the `exact` name of a lock means only that lock.
     pub(super) fn has(&self, name: &Vec<u8>, exact: &[Vec<u8>]) -> bool {
-        let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(pattern) && glob::matches(pattern, name));
-        self.is_everything() || self.names.contains(name) || self.patterns.iter().any(fits)
+        let fits = |word: &Vec<u8>| if exact.contains(word) { word == name } else { means(word, name) };
+        self.0.is_empty() || self.0.iter().any(fits)
     }
 
-    /// Grants in records: they are held, or no process has noticed their end yet.
-    fn held(&self, engine: &Engine, unreadable: &mut dyn FnMut(Error)) -> Result<Vec<Past>> {
-        let mut held = Vec::new();
+    /// Grants in records: they are held, or no process has noticed their end yet. Then the errors of unreadable records.
+    fn held(&self, engine: &Engine) -> Result<(Vec<Past>, Vec<Error>)> {
+        let (mut held, mut unreadable) = (Vec::new(), Vec::new());
         self.each_lock(engine, &mut |status| match status {
             Ok(status) => held.extend(standing(engine, &status)),
-            Err(error) => unreadable(error),
+            Err(error) => unreadable.push(error),
         })?;
-        Ok(held)
+        Ok((held, unreadable))
     }
 
     /// Visits the requested locks, and the errors of unreadable records. A pattern visits all locks.
     pub(super) fn each_lock(&self, engine: &Engine, visit: &mut dyn FnMut(Result<LockStatus>)) -> Result<()> {
-        if self.is_everything() || !self.patterns.is_empty() {
+        if self.0.is_empty() || self.0.iter().any(|word| glob::is_pattern(word)) {
             return engine.for_each_lock(&mut |status| {
                 visit(status);
                 Ok(())
             });
         }
-        for name in &self.names {
+        for name in &self.0 {
             match engine.inspect(name) {
                 Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
                 status => visit(status),
@@ -186,7 +170,11 @@ impl Filter {
     }
 }
 
-pub(super) fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
+fn means(word: &[u8], name: &[u8]) -> bool {
+    word == name || glob::matches(word, name)
+}
+
+fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.holders.iter().zip(&status.holders);
     let past = |(grant, standing): (&crate::lock::Grant, &Standing)| {
         let past = Past::held(&status.record.name, grant, engine.pid(&grant.owner));
@@ -198,10 +186,6 @@ pub(super) fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
         Past { how: standing.end_reason(), to, ended_by: ended_by.map(|request| engine.ended_by(request)), ..past }
     };
     grants.map(past).collect()
-}
-
-pub(super) fn none_in(location: &Location) -> Error {
-    none_beside_files(&format!("store {}", escape(location.url().as_encoded_bytes())))
 }
 
 fn none_beside_files(what: &str) -> Error {

@@ -22,7 +22,7 @@ use crate::history::Use;
 use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
 use crate::lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
 use crate::name::{escape, shell_quote};
-use crate::report::{RefusedLock, Reporter, SettingNames, json};
+use crate::report::{RefusedLock, Reporter, json};
 use crate::run::exec::is_program;
 use crate::run::keeper::{KeeperConfig, check_room, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
@@ -33,14 +33,11 @@ use crate::store::Call;
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     let Lock { taking, pid, .. } = options;
     let prints = options.print_handle || context.common.json;
-    let targets = &match options.reentrant {
-        true if prints => {
-            let what = "--reentrant has no handle to print, because the lock may be that of the caller";
-            return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json or --reentrant out").into());
-        }
-        true => context.lock_set_within(&options.names, Some(taking))?,
-        false => context.lock_set(&options.names)?,
-    };
+    if options.reentrant && prints {
+        let what = "--reentrant has no handle to print, because the lock may be that of the caller";
+        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json or --reentrant out").into());
+    }
+    let targets = &context.lock_set_for(&options.names, taking, options.reentrant)?;
     warn_of_descriptors(context, options);
     if targets.all.is_empty() {
         return Ok(Exit::Done);
@@ -48,8 +45,8 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
-    let (this, settings) = (&ThisProcess::default(), &SettingNames::OPTIONS);
-    let exit = ForScript { context, this, taking, pid: *pid, targets, settings, prints }.acquire(|granted| {
+    let this = &ThisProcess::default();
+    let exit = ForScript { context, this, taking, pid: *pid, targets, prints }.acquire(|granted| {
         report_taken(&context.common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
         if prints {
             let printed =
@@ -91,9 +88,8 @@ fn is_script(argument: &[u8]) -> bool {
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
 pub(super) fn lock_as_csa(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&options.names)?;
-    let Lock { taking, pid, .. } = options;
-    let (this, settings) = (&ThisProcess::default(), &SettingNames::VARIABLES);
-    ForScript { context, this, taking, pid: *pid, targets, settings, prints: false }.acquire(|_| Ok(Exit::Done))
+    let (this, taking) = (&ThisProcess::default(), &options.taking);
+    ForScript { context, this, taking, pid: None, targets, prints: false }.acquire(|_| Ok(Exit::Done))
 }
 
 /// Warns of names that are numbers of files that the caller has open: flock(1) locks such a file by its number.
@@ -128,7 +124,6 @@ pub(super) struct ForScript<'a> {
     /// Owner of the locks, instead of the script.
     pub(super) pid: Option<i32>,
     pub(super) targets: &'a LockSet,
-    pub(super) settings: &'static SettingNames,
     /// The script is told what it needs to use the locks, so it must not hold them unless it was told.
     pub(super) prints: bool,
 }
@@ -162,9 +157,8 @@ impl ForScript<'_> {
         }
         let signals = ManuallyDrop::new(Signals::listen_without_children()?);
         let acquisition = Acquisition {
-            settings: self.settings,
             slots: self.taking.slots,
-            ..Acquisition::new(&self.context.common, &self.taking.waiting, &signals, lease)
+            ..Acquisition::new(self.context, &self.taking.waiting, &signals, lease)
         };
         let until = acquisition.policy.end(self.context.host.boottime());
         let (handle, owner) = (&request.handle, &request.entry.owner);

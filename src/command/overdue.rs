@@ -29,13 +29,11 @@ pub(super) fn run(context: &Context, options: &Overdue) -> anyhow::Result<Exit> 
     } else if !context.common.quiet {
         let line = |each: &NamedJob| {
             let (name, job, last, now) = each;
-            let due = if options.all { due(job, *now, zone) } else { None };
-            let due = due.map(|due| format!(", {due}")).unwrap_or_default();
-            let runs = if options.all { runs(job, zone) } else { None };
-            let runs = runs.map(|runs| format!(", {runs}")).unwrap_or_default();
+            let (due, runs) = if options.all { (due(job, *now, zone), runs(job, zone)) } else { (None, None) };
             let failure = last.as_ref().and_then(|last| failure(last, zone));
-            let failure = failure.map(|failure| format!(", {failure}")).unwrap_or_default();
-            format!("{}: {}{due}{runs}{failure}\n", escape(name), overdue(job, *now, zone))
+            let clauses: Vec<String> =
+                [Some(overdue(job, *now, zone)), due, runs, failure].into_iter().flatten().collect();
+            format!("{}: {}\n", escape(name), clauses.join(", "))
         };
         print(jobs.iter().map(line).collect::<String>())?;
     }

@@ -16,7 +16,7 @@ use self::recurrence::Recurring;
 use super::acquire::{Acquisition, report_taken, request};
 use super::context::{Context, quoted};
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireRequest, AcquireResult, Engine, LockSet, OpenLockSet};
+use crate::engine::{AcquireRequest, AcquireResult, Engine, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
@@ -34,11 +34,11 @@ use crate::signals::{self, Interrupt, Signals};
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(context, options)?;
     let began = context.host.boottime();
-    let locks = locks_to_acquire(context, options, &names)?;
+    let locks = context.lock_set_for(&names, &options.taking, options.reentrant)?;
     if locks.all.is_empty() {
         return Err(command_line.replace_process(context.inherited).into());
     }
-    let flock_compat = FlockCompat::of(options, &locks)?;
+    let flock_compat = FlockCompat::of(context, options, &locks)?;
     let handle = context.new_handle()?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
@@ -86,14 +86,6 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     match child {
         Some(child) => run_supervised(&call, child, &opened),
         None => run_in_place(&call, &opened, &variables),
-    }
-}
-
-/// With `--reentrant` the caller may run under all of them already.
-fn locks_to_acquire(context: &Context, options: &Run, names: &[OsString]) -> Result<LockSet> {
-    match options.reentrant {
-        true => context.lock_set_within(names, Some(&options.taking)),
-        false => context.lock_set(names),
     }
 }
 
@@ -206,7 +198,7 @@ struct RunCall<'a> {
     context: &'a Context,
     guarded: &'a GuardedCommand<'a>,
     options: &'a Run,
-    flock_compat: Option<&'a FlockCompat>,
+    flock_compat: Option<&'a FlockCompat<'a>>,
     recurring: Option<&'a Recurring<'a>>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     began: Duration,
@@ -310,7 +302,7 @@ impl RunCall<'_> {
     ) -> Result<ControlFlow<Exit, Held>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
-            match flock_compat.take(self, opened, &mut grants, events)? {
+            match flock_compat.take(self.guarded, opened, &mut grants, self.began, events)? {
                 ControlFlow::Continue(locked) => files = locked,
                 ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
             }
@@ -330,7 +322,7 @@ impl RunCall<'_> {
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {
         let waiting = &self.options.taking.waiting;
-        let own = Acquisition::new(&self.context.common, waiting, self.guarded.signals, lease);
+        let own = Acquisition::new(self.context, waiting, self.guarded.signals, lease);
         Acquisition {
             // The stores were opened meanwhile, which took time.
             policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),

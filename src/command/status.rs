@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use self::select::{Selected, nothing_to_show, select, select_store, stores};
+use self::select::{Selected, nothing_to_show, select, stores};
 use super::context::{Context, Stdout};
 use crate::cli::{Common, Status};
 use crate::engine::{Engine, LockRef, LockStatus};
@@ -57,17 +57,20 @@ struct Page<'a> {
     block: Vec<String>,
     /// Number of selected locks, and of unreadable records.
     found: usize,
+    /// With `--watch`: the error of an unreadable record, or the reason why no lock can be shown.
+    trouble: Option<String>,
 }
 
 impl<'a> Page<'a> {
     fn new(context: &'a Context, options: &'a Status) -> Page<'a> {
         let style = output_style(&context.common, options.utc);
-        Page { context, options, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new(), found: 0 }
+        let (tables, texts, block) = (Vec::new(), Vec::new(), Vec::new());
+        Page { context, options, style, tables, texts, block, found: 0, trouble: None }
     }
 
     fn add_selected(&mut self) -> anyhow::Result<Exit> {
         self.begin_table(None);
-        let exit = select(self.context, self.options, &mut |seen| self.add(seen, None))?;
+        let exit = select(self.context, self.options, None, &mut |seen| self.add(seen, None))?;
         match self.options.names.as_slice() {
             _ if self.found > 0 => {}
             [] => {
@@ -111,7 +114,7 @@ impl<'a> Page<'a> {
     fn add_store(&mut self, store: &Location) -> anyhow::Result<Exit> {
         self.begin_table(Some(store));
         let before = self.found;
-        let exit = select_store(self.context, self.options, store, &mut |seen| self.add(seen, Some(store)))?;
+        let exit = select(self.context, self.options, Some(store), &mut |seen| self.add(seen, Some(store)))?;
         match self.options.names.as_slice() {
             [] if self.found == before => self.tell_empty(store, ""),
             // Another store may have it.
@@ -168,7 +171,7 @@ impl<'a> Page<'a> {
             Ok(selected) => selected,
             Err(unreadable) => return self.add_unreadable(&unreadable),
         };
-        let is_alone = self.options.names.len() == 1 && (self.style.width.is_some() || self.context.common.verbose);
+        let (is_alone, watches) = (self.options.names.len() == 1, self.options.watch);
         let key = if named.is_some() { &[][..] } else { name };
         if self.options.names_only {
             // A name that contains a newline would be two lines.
@@ -178,23 +181,27 @@ impl<'a> Page<'a> {
         if self.context.common.json {
             // The history costs time, so that only a caller who names the lock gets its last run.
             let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
-            let named = named.filter(|_| self.options.names.len() == 1);
+            let named = named.filter(|_| is_alone);
             let file = named.and_then(|(lock, _)| reporter.file_lock(lock, &status.record.holders));
             let document = json::status(name, status, (last.as_ref(), file.as_ref()), store, reporter);
             self.texts.push((key.into(), json(&document)?));
             return Ok(());
         }
         // The exit code is the answer.
-        if self.context.common.quiet {
+        if self.context.common.quiet && !watches {
             return Ok(());
         }
-        if let Some((lock, _)) = named.filter(|_| nothing_to_show(status)) {
-            self.tell_lock_of_file(lock, reporter);
+        if let Some((lock, engine)) = named {
+            if nothing_to_show(status) && !watches {
+                self.tell_lock_of_file(lock, reporter);
+            }
+            if is_alone {
+                // To find the processes that have locked the file may be slow.
+                let file = if watches { None } else { reporter.file_lock(lock, &status.record.holders) };
+                self.block = details(self.context, (lock, engine), status, reporter, self.style, file.as_ref());
+            }
         }
-        if let Some(named) = named.filter(|_| is_alone) {
-            let file = reporter.file_lock(named.0, &status.record.holders);
-            self.block = details(self.context, named, status, reporter, self.style, file.as_ref());
-        } else if let Some((_, table)) = self.tables.last_mut() {
+        if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
         }
         Ok(())
@@ -208,6 +215,10 @@ impl<'a> Page<'a> {
     }
 
     fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
+        if self.options.watch {
+            self.trouble = Some(error.to_string());
+            return Ok(());
+        }
         self.context.common.note_unless_json(error);
         if self.context.common.json {
             self.texts.push((Box::default(), json(&json::unreadable(error))?));
@@ -231,6 +242,9 @@ impl<'a> Page<'a> {
         }
         let names = self.texts.iter().map(|(_, name)| name);
         names.chain(&self.block).try_for_each(|line| writeln!(out, "{line}"))?;
+        if !self.block.is_empty() {
+            return Ok(());
+        }
         let mut is_first = true;
         for (store, table) in self.tables.iter_mut().filter(|(_, table)| table.len() > 0) {
             table.sort();
@@ -238,9 +252,9 @@ impl<'a> Page<'a> {
                 let gap = if std::mem::take(&mut is_first) { "" } else { "\n" };
                 writeln!(out, "{gap}{}:", escape(store.url().as_encoded_bytes()))?;
             }
-            let (header, row) = table.lines();
+            let (header, mut rows) = table.lines();
             writeln!(out, "{header}")?;
-            (0..table.len()).try_for_each(|at| writeln!(out, "{}", row(at)))?;
+            rows.try_for_each(|row| writeln!(out, "{row}"))?;
         }
         Ok(())
     }
@@ -272,13 +286,13 @@ fn watch(context: &Context, options: &Status) -> anyhow::Result<Exit> {
         return Err(Error::new(ErrorKind::InvalidInput, what, "use: while sleep 1; do csalock status; done").into());
     }
     // Invalid arguments are reported before the first drawing.
-    let mut view = View::of(context, options)?;
+    let mut page = Page::watched(context, options)?;
     // From here on the rows of the terminal are overwritten; what was printed before moves up.
     show(&"\n".repeat(terminal::size(std::io::stdout()).0))?;
     loop {
-        draw(&view.lines(context, options))?;
+        draw(&page.screen())?;
         context.host.sleep(WATCH_INTERVAL);
-        view = View::of(context, options)?;
+        page = Page::watched(context, options)?;
     }
 }
 
@@ -295,59 +309,31 @@ fn show(text: &str) -> anyhow::Result<()> {
 }
 
 /// One drawing of `--watch`.
-struct View {
-    table: LockTable,
-    /// Lines about a lock, if only one is watched.
-    block: Vec<String>,
-    /// Error of an unreadable record, or the reason why no lock can be shown.
-    trouble: Option<String>,
-    failed: bool,
-    style: OutputStyle,
-}
-
-impl View {
+impl<'a> Page<'a> {
     /// An error of the store may pass, so it is shown like anything else.
-    fn of(context: &Context, options: &Status) -> anyhow::Result<View> {
-        let style = output_style(&context.common, options.utc);
-        let table = || LockTable::new(style, &context.host.name(), context.host.wall());
-        let mut view = View { table: table(), block: Vec::new(), trouble: None, failed: false, style };
-        let looked = select(context, options, &mut |seen| {
-            match seen {
-                Err(unreadable) => view.trouble = Some(unreadable.to_string()),
-                Ok(seen) => {
-                    view.table.add(seen.name, seen.status, seen.reporter);
-                    if let Some(named) = seen.named.filter(|_| options.names.len() == 1) {
-                        view.block = details(context, named, seen.status, seen.reporter, style, None);
-                    }
-                }
+    fn watched(context: &'a Context, options: &'a Status) -> anyhow::Result<Page<'a>> {
+        let mut page = Page::new(context, options);
+        page.begin_table(None);
+        if let Err(error) = select(context, options, None, &mut |seen| page.add(seen, None)) {
+            if super::exit_of(&error) == ErrorKind::InvalidInput.into() {
+                return Err(error);
             }
-            Ok(())
-        });
-        view.table.sort();
-        match looked {
-            Err(error) if super::exit_of(&error) == ErrorKind::InvalidInput.into() => Err(error),
-            Err(error) => Ok(View {
-                trouble: Some(format!("{error:#}")),
-                failed: true,
-                table: table(),
-                block: Vec::new(),
-                ..view
-            }),
-            Ok(_) => Ok(view),
+            page = Page { trouble: Some(format!("{error:#}")), ..Page::new(context, options) };
         }
+        page.tables.iter_mut().for_each(|(_, table)| table.sort());
+        Ok(page)
     }
 
     /// As many lines as fit the terminal above the row of the cursor.
-    fn lines(&self, context: &Context, options: &Status) -> Vec<String> {
+    fn screen(&self) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
-        let mut lines = vec![self.headline(context, options)];
+        let mut lines = vec![self.headline()];
         lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
-        if self.block.is_empty() {
-            let (header, row) = self.table.lines();
+        lines.extend(self.block.iter().cloned());
+        for (_, table) in self.tables.iter().filter(|_| self.block.is_empty()) {
+            let (header, rows) = table.lines();
             lines.push(if self.style.colour { format!("\x1b[7m{header}\x1b[0m") } else { header });
-            lines.extend((0..self.table.len()).map(row));
-        } else {
-            lines.extend(self.block.iter().cloned());
+            lines.extend(rows);
         }
         let room = height.saturating_sub(1);
         if lines.len() > room {
@@ -358,14 +344,19 @@ impl View {
         lines
     }
 
-    fn headline(&self, context: &Context, options: &Status) -> String {
-        let now = self.style.zone.full(context.host.wall());
+    fn headline(&self) -> String {
+        let now = self.style.zone.full(self.context.host.wall());
         let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
-        let LockTable { holders, waiters, .. } = self.table;
-        let known = [count(self.table.len(), "lock"), count(holders, "holder"), count(waiters, "waiter")];
-        let counts = if self.failed { "no answer".to_string() } else { known.join(", ") };
-        let only_files = !options.names.is_empty() && options.names.iter().all(|name| is_path(name.as_bytes()));
-        let store = context.store().ok().filter(|_| !only_files);
+        let counts = match self.tables.first() {
+            Some((_, table)) => {
+                let LockTable { holders, waiters, .. } = *table;
+                [count(table.len(), "lock"), count(holders, "holder"), count(waiters, "waiter")].join(", ")
+            }
+            None => "no answer".to_string(),
+        };
+        let names = &self.options.names;
+        let only_files = !names.is_empty() && names.iter().all(|name| is_path(name.as_bytes()));
+        let store = self.context.store().ok().filter(|_| !only_files);
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
         format!("{now}  {counts}  {store}")
     }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquire::command_of_caller;
-use super::context::{Context, Documents, LockRef, eprint_line, print};
+use super::context::{Context, Documents, LockRef, print};
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::Unlock;
 use crate::duration::Backoff;
-use crate::engine::{Engine, WaitPolicy};
+use crate::engine::{Broken, Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
@@ -21,32 +21,29 @@ use crate::lock::{
     Standing,
 };
 use crate::name::escape;
-use crate::report::{Document, RefusalReport, RefusedLock, Reporter, SettingNames, Zone, json};
+use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, json};
 use crate::store::Location;
 
 /// Interval between two looks at a process that is about to end, and at the grant of a holder that is.
 const TO_LOOK_AT_PROCESS: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(100);
 
-enum Freed {
-    Released(Grant),
-    /// Holders that have ended, or whose leases are over.
-    Ended(Vec<EndedHolder>),
-    /// Grants that `--force` broke or found ended, or the place to which it moved an unreadable record.
-    Broken(std::result::Result<Vec<EndedGrant>, Option<String>>),
-}
-
-struct EndedHolder {
-    grant: Grant,
-    is_seen: bool,
-    /// The lock is over, but no process stopped the holder.
-    is_not_stopped: bool,
+/// The result of unlocking one lock.
+#[derive(Default)]
+struct Freed {
+    result: &'static str,
+    /// Grants that were released or broken, or whose holders have ended or lost their leases.
+    grants: Vec<Grant>,
+    /// For people, on stdout and on stderr.
+    lines: Vec<String>,
+    notes: Vec<String>,
+    /// The place to which `--force` moved an unreadable record.
+    kept_in: Option<String>,
 }
 
 type Unlocked = std::result::Result<Freed, NotHolder>;
 
-/// Releases or breaks the locks. Hints name these settings.
-pub(super) fn run(context: &Context, options: &Unlock, settings: &'static SettingNames) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
     check_force(options)?;
     let this = ThisProcess::default();
     let mut documents = Documents::of(&context.common);
@@ -68,37 +65,34 @@ pub(super) fn run(context: &Context, options: &Unlock, settings: &'static Settin
         } else {
             release(context, options, &this, engine, target, *proof)
         };
-        let outcome = match response {
+        let freed = match response {
             Err(error) if options.force && options.all && error.is_of_one_record() => {
                 exit = pass_over(context, &error, &mut documents);
                 continue;
             }
-            outcome => outcome?,
+            response => response?,
         };
-        let refusal = match &outcome {
-            // The holder released the lock before it could be broken.
-            Err(_) if options.force && options.all => None,
-            Err(not_holder) => {
-                let mut lock = RefusedLock::new(target, &reporter);
-                lock.settings = settings;
-                lock.presented = context.presented_handle(options.handle.as_deref());
-                lock.similar = context.similar(target, not_holder);
-                let holders = &not_holder.holders;
-                lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
-                let mut refusal = match options.token.filter(|_| !not_holder.holders.is_empty()) {
-                    Some(token) => lock.other_token(&not_holder.holders, token),
-                    None if options.force && !not_holder.holders.is_empty() => lock.changed_hands(&not_holder.holders),
-                    None => lock.not_holder(not_holder),
-                };
-                refusal.add_file_lock(lock.file.as_ref());
-                Some(refusal)
+        match freed {
+            Ok(freed) => {
+                documents.add(|| {
+                    let document = json::outcome(&target.display_name, freed.result, &freed.grants, &reporter);
+                    document.with_some("kept_in", freed.kept_in.as_deref())
+                });
+                if !context.common.json {
+                    tell(context, target, &freed, &reporter)?;
+                }
             }
-            Ok(_) => None,
-        };
-        exit = exit.or(refusal.as_ref().map_or(Exit::Done, |refusal| refusal.kind.into()));
-        documents.add(|| document(target, &outcome, refusal.as_ref(), &reporter));
-        if !context.common.json {
-            tell(context, target, &outcome, refusal.as_ref(), &reporter)?;
+            Err(not_holder) => {
+                // The holder may have released the lock before it could be broken.
+                let wants_all = options.force && options.all;
+                let refusal = (!wants_all).then(|| refused(context, options, target, &reporter, &not_holder));
+                if let Some(refusal) = &refusal {
+                    exit = exit.or(refusal.kind);
+                    context.common.note_unless_json(refusal);
+                }
+                let holders = &not_holder.holders;
+                documents.add(|| json::not_done(&target.display_name, holders, refusal.as_ref(), &reporter));
+            }
         }
     }
     documents.print()?;
@@ -132,83 +126,41 @@ fn check_force(options: &Unlock) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, what, cure))
 }
 
-fn tell(
+fn refused(
     context: &Context,
+    options: &Unlock,
     target: &LockRef,
-    outcome: &Unlocked,
-    refusal: Option<&RefusalReport>,
     reporter: &Reporter<'_>,
-) -> anyhow::Result<()> {
-    let name = escape(&target.display_name);
-    match outcome {
-        Ok(Freed::Released(_)) if context.common.verbose => eprint_line(&format!("lock {name} is released")),
-        Ok(Freed::Released(_)) => {}
-        Ok(Freed::Ended(holders)) => {
-            for holder in holders {
-                let done = if holder.is_not_stopped { "broke" } else { "ended" };
-                print(format!("{done} {name}: held by {}\n", reporter.grant(&holder.grant, "")))?;
-                if holder.is_not_stopped {
-                    let what = reporter.not_stopped(&holder.grant.owner);
-                    context.common.note(&format!("lock {name}: its lease is over, and {what}"));
-                }
-            }
-            let grants: Vec<Grant> = holders.iter().map(|holder| holder.grant.clone()).collect();
-            tell_file_lock(context, target, &grants, reporter);
-        }
-        Ok(Freed::Broken(Err(place))) => {
-            let kept = place.as_ref().map_or(String::new(), |place| format!("; its bytes are kept in {place}"));
-            print(format!("removed {name}: its record was unreadable{kept}\n"))?
-        }
-        Ok(Freed::Broken(Ok(endings))) => {
-            for ending in endings {
-                let (done, holder) = match ending.reason {
-                    EndReason::Broken => ("broke", reporter.holder(&ending.grant)),
-                    _ => ("removed", reporter.ending(ending)),
-                };
-                print(format!("{done} {name}: held by {holder}\n"))?;
-                if let Some(left) = reporter.left_by_break(ending) {
-                    context.common.note(&format!("lock {name}: {left}"));
-                }
-            }
-            let broken: Vec<Grant> = endings.iter().map(|ending| ending.grant.clone()).collect();
-            tell_file_lock(context, target, &broken, reporter);
-        }
-        Err(_) => refusal.into_iter().for_each(|refusal| context.common.note(&refusal.to_string())),
+    not_holder: &NotHolder,
+) -> RefusalReport {
+    let holders = &not_holder.holders;
+    let mut lock = RefusedLock::new(target, reporter);
+    lock.settings = context.settings;
+    lock.presented = context.presented_handle(options.handle.as_deref());
+    lock.similar = context.similar(target, not_holder);
+    lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
+    let mut refusal = match options.token.filter(|_| !holders.is_empty()) {
+        Some(token) => lock.other_token(holders, token),
+        None if options.force && !holders.is_empty() => lock.changed_hands(holders),
+        None => lock.not_holder(not_holder),
+    };
+    refusal.add_file_lock(lock.file.as_ref());
+    refusal
+}
+
+/// Names other processes that have locked the file of a lock whose holders have lost it: the holders may have waited for
+/// that file, and the next holder waits, too.
+fn tell(context: &Context, target: &LockRef, freed: &Freed, reporter: &Reporter<'_>) -> anyhow::Result<()> {
+    print(freed.lines.concat())?;
+    freed.notes.iter().for_each(|note| context.common.note(note));
+    if freed.result != "released"
+        && !freed.grants.is_empty()
+        && let Some(file) = reporter.file_lock(target, &freed.grants)
+    {
+        let name = escape(&target.display_name);
+        context.common.note(&format!("lock {name}: its file is still {file}; see lslocks(8)"));
     }
     Ok(())
-}
-
-/// Tells which other processes have locked the file of a lock whose holders have lost it: the holders may have waited for
-/// that file, and the next holder waits, too.
-fn tell_file_lock(context: &Context, target: &LockRef, holders: &[Grant], reporter: &Reporter<'_>) {
-    if let Some(file) = reporter.file_lock(target, holders) {
-        context
-            .common
-            .note(&format!("lock {}: its file is still {file}; see lslocks(8)", escape(&target.display_name)));
-    }
-}
-
-fn document(
-    target: &LockRef,
-    outcome: &Unlocked,
-    refusal: Option<&RefusalReport>,
-    reporter: &Reporter<'_>,
-) -> Document {
-    let name = &target.display_name;
-    match outcome {
-        Ok(Freed::Released(grant)) => json::outcome(name, "released", [grant], reporter),
-        Ok(Freed::Ended(holders)) => {
-            let result = if holders.iter().any(|holder| holder.is_not_stopped) { "broken" } else { "ended" };
-            json::outcome(name, result, holders.iter().map(|holder| &holder.grant), reporter)
-        }
-        Ok(Freed::Broken(Err(at))) => json::outcome(name, "removed", [], reporter).with_some("kept_in", at.as_deref()),
-        Ok(Freed::Broken(Ok(endings))) => {
-            let is_broken = endings.iter().any(|ending| ending.reason == EndReason::Broken);
-            let result = if is_broken { "broken" } else { "removed" };
-            json::outcome(name, result, endings.iter().map(|ending| &ending.grant), reporter)
-        }
-        Err(not_holder) => json::not_done(name, &not_holder.holders, refusal, reporter),
-    }
 }
 
 fn release(
@@ -223,7 +175,10 @@ fn release(
         Some(proof) => engine.by_proof(proof)?,
         None => context.credentials(engine, options.handle.as_deref(), this)?,
     };
-    Ok(engine.apply(&target.name, &Release(credentials))?.map(Freed::Released))
+    Ok(engine.apply(&target.name, &Release(credentials))?.map(|grant| {
+        let note = context.common.verbose.then(|| format!("lock {} is released", escape(&target.display_name)));
+        Freed { result: "released", grants: vec![grant], notes: note.into_iter().collect(), ..Freed::default() }
+    }))
 }
 
 /// Breaks the grants that `options` mean in one target. Claims are permanent: only a name or token breaks them.
@@ -235,7 +190,34 @@ fn force(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>
         (_, Some(_)) => Some(&has_token),
         (false, None) => None,
     };
-    Ok(engine.break_lock(&target.name, meant, by)?.map(Freed::Broken))
+    Ok(of_broken(engine, target, engine.break_lock(&target.name, meant, by)?))
+}
+
+fn of_broken(engine: &Engine, target: &LockRef, broken: Broken) -> Unlocked {
+    let (name, reporter) = (escape(&target.display_name), Reporter::new(engine));
+    let mut freed = Freed { result: "removed", ..Freed::default() };
+    match broken? {
+        Err(place) => {
+            let kept = place.as_ref().map_or(String::new(), |place| format!("; its bytes are kept in {place}"));
+            freed.lines.push(format!("removed {name}: its record was unreadable{kept}\n"));
+            freed.kept_in = place;
+        }
+        Ok(endings) => {
+            for ending in endings {
+                let (done, holder) = match ending.reason {
+                    EndReason::Broken => ("broke", reporter.holder(&ending.grant)),
+                    _ => ("removed", reporter.ending(&ending)),
+                };
+                if ending.reason == EndReason::Broken {
+                    freed.result = "broken";
+                }
+                freed.lines.push(format!("{done} {name}: held by {holder}\n"));
+                freed.notes.extend(reporter.left_by_break(&ending).map(|left| format!("lock {name}: {left}")));
+                freed.grants.push(ending.grant);
+            }
+        }
+    }
+    Ok(freed)
 }
 
 /// Ends the holders whose grants `options` mean, and breaks each grant only when its holder has ended or its lease is
@@ -257,28 +239,38 @@ fn end(context: &Context, engine: &Engine, options: &Unlock, target: &LockRef, b
         Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
     };
     let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
-    let (mut ended, mut ends) = (Vec::new(), Vec::new());
+    let mut ends = Vec::new();
     for grant in standing(engine)? {
         let end = end_holder(context, options, (engine, target), grant.clone(), request.clone())?;
-        ended.push(EndedHolder { grant, is_seen: end.is_some(), is_not_stopped: false });
-        ends.extend(end);
+        ends.push((grant, end));
     }
     let backoff = Some(Backoff { min: LOOK, max: LOOK });
     let until_ended = WaitPolicy { limit: None, backoff };
     engine.poll(&target.name, &until_ended, &mut |engine| standing(engine).map(|left| (left.is_empty(), ())))?;
     let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
-    if ended.is_empty() {
-        return Ok(broken.map(Freed::Broken));
+    if ends.is_empty() {
+        return Ok(of_broken(engine, target, broken));
     }
-    ends.into_iter().for_each(HolderEnd::tell_of_remaining);
     let endings = engine.record(&target.name).map(|record| record.ended_grants).unwrap_or_default();
-    for holder in ended.iter_mut().filter(|holder| !holder.is_seen && !ends_with_lease(&holder.grant.owner)) {
+    let (name, reporter) = (escape(&target.display_name), Reporter::new(engine));
+    let mut freed = Freed { result: "ended", ..Freed::default() };
+    for (grant, end) in ends {
         // It has neither ended nor released the lock before the end of the lease.
-        let is_over = |ending: &EndedGrant| matches!(ending.reason, EndReason::Expired | EndReason::Broken);
-        let mut own = endings.iter().filter(|ending| ending.grant.proof == holder.grant.proof);
-        holder.is_not_stopped = own.any(is_over);
+        let is_over = |ending: &EndedGrant| {
+            ending.grant.proof == grant.proof && matches!(ending.reason, EndReason::Expired | EndReason::Broken)
+        };
+        let is_not_stopped = end.is_none() && !ends_with_lease(&grant.owner) && endings.iter().any(is_over);
+        end.into_iter().for_each(HolderEnd::tell_of_remaining);
+        let done = if is_not_stopped { "broke" } else { "ended" };
+        freed.lines.push(format!("{done} {name}: held by {}\n", reporter.grant(&grant, "")));
+        if is_not_stopped {
+            freed.result = "broken";
+            let what = reporter.not_stopped(&grant.owner);
+            freed.notes.push(format!("lock {name}: its lease is over, and {what}"));
+        }
+        freed.grants.push(grant);
     }
-    Ok(Ok(Freed::Ended(ended)))
+    Ok(Ok(freed))
 }
 
 /// Ends a holder. Of a holder that cannot be seen here, it ends the renewal of the lease, and returns `None`: the csalock

@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::host::ThisProcess;
 use crate::lock::{Credentials, Handle, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
 use crate::name::escape;
-use crate::report::{RefusedLock, Reporter, SettingNames, describe_value, json};
+use crate::report::{RefusedLock, Reporter, describe_value, json};
 use crate::signals::Signals;
 
 pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
@@ -36,8 +36,8 @@ fn take_and_get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(std::slice::from_ref(&options.name))?;
     let target = targets.first();
     let Get { taking, pid, .. } = options;
-    let (this, settings) = (&ThisProcess::default(), &SettingNames::OPTIONS);
-    ForScript { context, this, taking, pid: *pid, targets, settings, prints: true }.acquire(
+    let this = &ThisProcess::default();
+    ForScript { context, this, taking, pid: *pid, targets, prints: true }.acquire(
         |Granted { opened, handle, grants, evicted, owner, .. }| {
             report_taken(&context.common, opened, grants, *evicted, Some(owner));
             // A value that was not read is useless, and then so is the lock.
@@ -153,7 +153,7 @@ fn write(
     request.entry.release_on_exit = true;
     let signals = Signals::listen()?;
     let lease = engine.needs_leases().then(|| engine.lease());
-    let acquisition = Acquisition::new(&context.common, &options.waiting, &signals, lease);
+    let acquisition = Acquisition::new(context, &options.waiting, &signals, lease);
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
         WriteResult::Interrupted => Ok(signals.exit()),

@@ -2,10 +2,8 @@
 
 use std::fmt::Write as _;
 
-use unicode_width::UnicodeWidthStr;
-
 use super::OutputStyle;
-use super::table::{cell, wrapped};
+use super::table::wrapped;
 use crate::store::{Finding, Verdict};
 
 fn shown(verdict: Verdict) -> (&'static str, &'static str) {
@@ -18,14 +16,14 @@ fn shown(verdict: Verdict) -> (&'static str, &'static str) {
 
 /// Each line has its verdict and, below it, how to fix it; a summary follows.
 pub(crate) fn findings_text(findings: &[Finding], style: OutputStyle) -> String {
-    let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
+    let topics = findings.iter().map(|finding| finding.topic.chars().count()).max().unwrap_or(0);
     let margin = "warning".len() + 2 + topics + 2;
     let width = style.width.map_or(usize::MAX, |width| width.saturating_sub(margin).max(20));
     let mut text = String::new();
     for finding in findings {
         let (verdict, paint) = shown(finding.verdict);
         let (paint, end) = if style.colour { (paint, "\x1b[0m") } else { ("", "") };
-        let mut first = format!("{paint}{}{end}  {}  ", cell(verdict, "warning".len()), cell(&finding.topic, topics));
+        let mut first = format!("{paint}{verdict:7}{end}  {:topics$}  ", finding.topic);
         let fix = finding.cure.as_ref().map(|cure| format!("fix: {cure}"));
         for line in std::iter::once(&finding.found).chain(&fix).flat_map(|text| wrapped(text, width)) {
             let _ = writeln!(text, "{first}{line}");

@@ -21,9 +21,10 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     // The limit is just before the end of time, which untrusted input may contain.
     let begin = first.max(begin.as_millis() as u64).min(u64::MAX - 1);
     let end = grants.iter().map(|past| past.until(millis)).max().unwrap_or(millis).max(begin.saturating_add(1));
+    let from = if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.name(now)) };
     let columns = [
         Column { least: Some(12), ..Column::new("NAME") },
-        Column::new(from_title(now, style)),
+        Column::new(from),
         Column::new("HELD"),
         Column { rank: Some(2), ..Column::new("WAITED") },
         Column { colour: end_colour, ..Column::new("END") },
@@ -32,19 +33,22 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     ];
     let mut table = Table::new(columns, style);
     for past in grants {
-        let from = with_zone(style.time(past.from, now), past.from, now, style);
-        let bar = bar(past, (begin, end), millis);
-        rows(past, from, Some(bar), now, host).iter().for_each(|cells| table.add(cells));
+        rows(past, bar(past, (begin, end), millis), now, host, style).iter().for_each(|cells| table.add(cells));
     }
-    let (header, row) = table.lines(None);
-    std::iter::once(header).chain((0..table.len()).map(row)).map(|line| line + "\n").collect()
+    let (header, rows) = table.lines(None);
+    std::iter::once(header).chain(rows).map(|line| line + "\n").collect()
 }
 
 /// A process that broke the grant or ended its holder has a row of its own.
-fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &str) -> Vec<Vec<String>> {
+fn rows(past: &Past, bar: String, now: Duration, host: &str, style: OutputStyle) -> Vec<Vec<String>> {
+    let zone = style.zone.name(Duration::from_millis(past.from));
+    let mut from = style.time(past.from, now);
+    // The clocks have changed since.
+    if style.width.is_some() && zone != style.zone.name(now) {
+        from.push_str(&format!(" {zone}"));
+    }
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
-    let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past)];
-    cells.extend(bar);
+    let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past), bar];
     // If the end was requested in vain, a break counts. A holder whose lease ended may go on.
     let ended = if past.how == Some(EndReason::Expired) { "asked to end" } else { "ended" };
     let ended_by = past.ended_by.as_ref().map(|by| (if by.replaces { "replaced" } else { ended }, &by.who));
@@ -56,16 +60,6 @@ fn rows(past: &Past, from: String, bar: Option<String>, now: Duration, host: &st
     });
     cells.push(who(&past.holder, host));
     std::iter::once(cells).chain(cause).collect()
-}
-
-fn from_title(now: Duration, style: OutputStyle) -> String {
-    if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.name(now)) }
-}
-
-/// Adds the zone to a time on a terminal, if the clocks have changed since.
-fn with_zone(text: String, millis: u64, now: Duration, style: OutputStyle) -> String {
-    let zone = style.zone.name(Duration::from_millis(millis));
-    if style.width.is_none() || zone == style.zone.name(now) { text } else { format!("{text} {zone}") }
 }
 
 fn end_colour(cell: &str) -> &'static str {

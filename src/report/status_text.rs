@@ -93,8 +93,8 @@ impl LockTable {
         self.table.len()
     }
 
-    /// A header, and a function from the index to the row.
-    pub(crate) fn lines(&self) -> (String, impl Fn(usize) -> String) {
+    /// The header and the rows.
+    pub(crate) fn lines(&self) -> (String, impl Iterator<Item = String>) {
         let is_obvious = self.style.width.is_some() && !self.has_other_host;
         self.table.lines(is_obvious.then_some(HOST))
     }
@@ -119,7 +119,7 @@ impl LockTable {
 fn state_colour(state: &str) -> &'static str {
     match state {
         "free" => "\x1b[32m",
-        "dead" | "expired" | "abandoned" => "\x1b[31m",
+        "dead" | "expired" | "abandoned" | "stale" => "\x1b[31m",
         _ => "\x1b[1m",
     }
 }
@@ -231,12 +231,7 @@ impl LockBlock<'_> {
             (Some(Mode::Shared), _) if word == "held" => ", shared".to_string(),
             _ => String::new(),
         };
-        let colour = match word {
-            "free" => "\x1b[32m",
-            "held" | "claimed" => "\x1b[1m",
-            _ => "\x1b[31m",
-        };
-        let (colour, end) = if self.style.colour { (colour, "\x1b[0m") } else { ("", "") };
+        let (colour, end) = if self.style.colour { (state_colour(word), "\x1b[0m") } else { ("", "") };
         format!("{:MARGIN$}{colour}{word}{end}{how}", "state")
     }
 

@@ -74,16 +74,17 @@ impl Table {
         self.rows.len()
     }
 
-    /// A header, and a function from the index to the row. The column `omitted` is left out.
-    pub(super) fn lines(&self, omitted: Option<usize>) -> (String, impl Fn(usize) -> String) {
+    /// The header and the rows. The column `omitted` is left out.
+    pub(super) fn lines(&self, omitted: Option<usize>) -> (String, impl Iterator<Item = String>) {
         let (widths, gap) = self.layout(omitted);
         let titles = self.columns.iter().map(|column| column.title.as_str());
         let header = self.line(titles, &widths, gap, false);
-        (header, move |at| self.line(self.rows[at].split_terminator('\n'), &widths, gap, self.style.colour))
+        let cells = self.rows.iter().map(|row| row.split_terminator('\n'));
+        (header, cells.map(move |cells| self.line(cells, &widths, gap, self.style.colour)))
     }
 
     pub(super) fn rows(&self) -> Vec<String> {
-        (0..self.len()).map(self.lines(None).1).collect()
+        self.lines(None).1.collect()
     }
 
     /// Width of each column, `None` for a column that is left out, and the gap between them.
@@ -149,15 +150,9 @@ fn total(columns: &[Option<usize>], gap: usize) -> usize {
     columns.iter().flatten().map(|width| width + gap).sum::<usize>().saturating_sub(gap)
 }
 
-pub(super) fn cell(text: &str, width: usize) -> String {
-    let clipped = clip(text, width);
-    let rest = width.saturating_sub(clipped.width());
-    format!("{clipped}{:rest$}", "")
-}
-
 /// Returns the text, clipped to at most this width in columns. A tilde replaces the end, or the beginning of a path, whose
 /// end tells it from other paths.
-pub(super) fn clip(text: &str, width: usize) -> String {
+fn clip(text: &str, width: usize) -> String {
     let rest = width.saturating_sub(1);
     let is_path = text.starts_with('/') && !text.contains(' ');
     match text.char_indices().find(|(at, _)| text[*at..].width() <= rest) {
@@ -241,8 +236,8 @@ mod tests {
     #[track_caller]
     fn shows(width: Option<usize>, omitted: Option<usize>, wanted: &str) {
         let table = table(width);
-        let (header, row) = table.lines(omitted);
-        let lines: Vec<String> = std::iter::once(header).chain((0..table.len()).map(row)).collect();
+        let (header, rows) = table.lines(omitted);
+        let lines: Vec<String> = std::iter::once(header).chain(rows).collect();
         assert_eq!(lines.join("\n"), wanted);
         let fits = |line: &String| width.is_none_or(|width| line.width() <= width);
         assert!(lines.iter().all(fits), "{lines:?}");
@@ -303,6 +298,5 @@ mod tests {
     fn a_tilde_tells_of_what_was_clipped() {
         assert_eq!([clip("held", 4), clip("held", 3), clip("日本語", 5)], ["held", "he~", "日本~"]);
         assert_eq!([clip("/srv/data/b", 7), clip("/srv/b x", 7), clip("/日", 2)], ["~data/b", "/srv/b~", "/~"]);
-        assert_eq!([cell("by", 4), cell("日本語", 4)], ["by  ", "日~ "]);
     }
 }

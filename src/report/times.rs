@@ -6,7 +6,7 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, ZonedDateTime};
 
-use crate::duration::parse_duration;
+use crate::duration::{parse_duration, timestamp};
 use crate::environment::local_zone;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,12 +60,6 @@ impl Zone {
     pub(crate) fn name(self, time: Duration) -> String {
         self.at(time).strftime("%Z").to_string()
     }
-}
-
-/// At most the last possible time, because untrusted input may contain any.
-pub(crate) fn timestamp(since_1970: Duration) -> Timestamp {
-    let seconds = i64::try_from(since_1970.as_secs()).ok();
-    seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(Timestamp::MAX)
 }
 
 /// A time that a user typed: some time ago, or a day, minute or second. Days and minutes have a length.

@@ -42,12 +42,12 @@ pub(super) fn show(record: Record) {
         let style = OutputStyle { colour: false, width, zone: Zone::Utc };
         let mut table = LockTable::new(style, "here", reporter.host.wall());
         table.add(&record.name, &status, &reporter);
-        let (header, row) = table.lines();
+        let (header, rows) = table.lines();
         let lock = LockRef::in_store(&Location::beside(Path::new("/")), record.name.clone());
         let block =
             LockBlock { lock: &lock, status: &status, reporter: &reporter, past: &[], file: Some(&file), style };
         let mut lines = block.lines();
-        lines.extend([header, row(0)]);
+        lines.extend(std::iter::once(header).chain(rows));
         assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");
     }
     let facts = (None, Some(&file));

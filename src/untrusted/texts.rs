@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::paper::is_harmless;
 use super::record::sealed;
-use crate::duration::{parse_backoff, parse_duration, parse_timeout, rfc3339, shown as span_shown};
+use crate::duration::{parse_backoff, parse_duration, parse_timeout, rfc3339_millis, shown as span_shown};
 use crate::glob;
 use crate::history::{Past, parse_size};
 use crate::name::{check, escape, escape_path, shell_quote};
@@ -33,7 +33,7 @@ pub(super) fn duration(bytes: &[u8]) {
         let short = span_shown(span);
         let read = parse_duration(&short).expect("what is shown can be typed");
         assert!(read <= span && span_shown(read) == short, "{span:?} {short} {read:?}");
-        rfc3339(span);
+        rfc3339_millis(span);
         assert_eq!(parse_timeout(text).map(|limit| limit.0), Ok(Some(span)));
     }
     if let Ok(backoff) = parse_backoff(text) {

@@ -248,7 +248,7 @@ on_every_kind_of_store! {
             let holder = call(&["run", "x", "sh", "-c", "echo holds; exec cat"]).spawn();
             wait_until("it holds", || holder.printed() == "holds\n");
             let (mut patient, hasty) = (waiter("60s"), waiter("3s"));
-            wait_until("both wait", || call(&["status", "x"]).capture().stdout.contains("  2        "));
+            wait_until("both wait", || call(&["status"]).capture().stdout.contains("  2        "));
             match is_full {
                 true => sandbox.script("dash", "cat /dev/zero > mount/filler 2> /dev/null; :").run(),
                 false => mount.again(sandbox, "ro"),

@@ -229,7 +229,7 @@ on_every_store! {
         assert_eq!(json(&["lookup", "--json", "--id", "1"]), serde_json::json!({"id": "1", "names": ["a", "b"]}));
         let sight = sandbox.sight("a");
         assert_eq!((&sight["holders"][0]["claim"], &sight["holders"][0]["expires"]), (&"1".into(), &serde_json::Value::Null));
-        let table = sandbox.csalock(["status", "a"]).capture().stdout;
+        let table = sandbox.csalock(["status", "a", "b"]).capture().stdout;
         assert!(table.contains("\na     claimed  0        -  ") && table.contains("  forever  id 1: "), "{table}");
         sandbox.csalock(["claim", "--json", "-q", "--id", "2", "a", "c"]).status(83)
             .stdout("{\"taken\":[{\"name\":\"a\",\"id\":\"1\"}],\"lock\":\"a\",\"reason\":\"not unique\",\"message\":\"a in store STORE is claimed under id 1\",\

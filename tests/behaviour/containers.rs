@@ -126,7 +126,7 @@ on_every_store! {
         inside.kill();
         holder.release();
         sandbox.csalock(["wait", "-w", "inf", "x"]).run();
-        let shown = sandbox.csalock(["status", "x"]).capture().stdout;
+        let shown = sandbox.csalock(["status"]).capture().stdout;
         assert!(shown.lines().last().is_some_and(|line| line.split_whitespace().nth(2) == Some("0")), "{shown}");
     }
 

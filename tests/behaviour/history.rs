@@ -85,7 +85,7 @@ on_every_store! {
             let rows: Vec<String> = table(&text).lines().skip(1).map(|row| row.split('|').nth(1).unwrap().to_string()).collect();
             assert_eq!(rows, ["released", "exit 3", "SIGKILL", "exit 137"], "{text}");
         }
-        let status = sandbox.csalock(["status", "-v", "job"]).capture();
+        let status = sandbox.csalock(["status", "job"]).capture();
         assert_eq!(["  exit 137", "  SIGKILL", "  exit 3"].map(|end| status.stdout.matches(end).count()), [1; 3], "{status:?}");
         let status: Value = serde_json::from_str(&sandbox.csalock(["status", "--json", "job"]).capture().stdout).unwrap();
         let last = &status[0]["last_run"];

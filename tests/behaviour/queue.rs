@@ -54,7 +54,7 @@ fn the_second_is_next_after_the_first_is_killed(sandbox: &Sandbox, mut holder: J
     waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
     assert_eq!(sandbox.read("files/order"), "2\n3\n");
     // A csalock that was skipped may join the queue again, and learns in its turn that its script is dead.
-    let all = || sandbox.csalock(["status", "-v", "x"]).capture().stdout;
+    let all = || sandbox.csalock(["status", "x"]).capture().stdout;
     wait_until_or_show("no process holds it", || !all().contains("\nstate    held\n"), all);
     drop(first);
     sandbox.csalock(["run", "-q", "-w", "inf", "x", "true"]).run();

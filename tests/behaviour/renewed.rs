@@ -379,7 +379,7 @@ on_every_shared_store! {
             send(supervisor, Signal::SIGCONT);
             wait_until("csalock stops the command", || is_stopped(command));
             kill_csalock(supervisor, keeper);
-            let shown = csalock(sandbox, &["status", "-v", "x"]).capture();
+            let shown = csalock(sandbox, &["status", "x"]).capture();
             assert!(shown.stdout.contains(", stopped, and its csalock was killed\n"), "{shown:?}");
             let done = csalock(sandbox, &["run", "-w", "inf", "x", "echo", "next"]).capture();
             done.prints(0, "next\n");

@@ -352,7 +352,7 @@ on_every_store! {
         let version = version(sandbox, "x");
         let header = "NAME  STATE  WAITERS  PID  HOST  USER  SINCE  UNTIL  COMMAND\n";
         let row = format!("x     free   0        -    -     -     -      -      (value: version {version} and 3 bytes)\n");
-        sandbox.csalock(["status", "x"]).status(81).stdout(format!("{header}{row}")).run();
+        sandbox.csalock(["status", "x"]).capture().exits(81);
         sandbox.csalock(["status"]).stdout(format!("{header}{row}")).run();
         assert_eq!(sandbox.sight("x")["value"], serde_json::json!({"version": version, "bytes": 3, "token": version}));
         assert_eq!(sandbox.sight("y")["value"], serde_json::Value::Null);

@@ -12,29 +12,31 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::RunCall;
 use crate::cli::Run;
-use crate::command::context::{LockRef, eprint_line};
+use crate::command::context::{Context, LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{FileLock, WakeSocket, command_of, file_locks};
-use crate::lock::{Grant, RenewGrant};
+use crate::lock::{Grant, HandleHash, RenewGrant};
 use crate::name::{escape, escape_path, is_path, shell_quote};
 use crate::report::{locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
+use crate::run::guarded_command::GuardedCommand;
 use crate::run::lease_schedule::{renewal_pause, retry_pause};
 
-pub(super) struct FlockCompat {
+pub(super) struct FlockCompat<'a> {
+    context: &'a Context,
+    options: &'a Run,
     /// Each file, with the index of the lock that it belongs to.
     files: Vec<(PathBuf, usize)>,
     kinds: Vec<FileLock>,
 }
 
-impl FlockCompat {
+impl<'a> FlockCompat<'a> {
     /// `None` without these options. Among several names, only those that are paths have files.
-    pub(super) fn of(options: &Run, targets: &LockSet) -> Result<Option<FlockCompat>> {
+    pub(super) fn of(context: &'a Context, options: &'a Run, targets: &LockSet) -> Result<Option<FlockCompat<'a>>> {
         let given = [(options.flock, FileLock::Flock), (options.fcntl, FileLock::Fcntl)];
         let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
         let Some(first) = kinds.first() else { return Ok(None) };
@@ -54,27 +56,30 @@ impl FlockCompat {
             let what = format!("--fcntl locks a file, and {} is a directory", escape_path(directory));
             return Err(Error::new(ErrorKind::InvalidInput, what, "name a file in it, or use --flock"));
         }
-        Ok(Some(FlockCompat { files, kinds }))
+        Ok(Some(FlockCompat { context, options, files, kinds }))
     }
 
     fn each(&self) -> impl Iterator<Item = (&Path, usize, FileLock)> {
         self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
     }
 
-    /// Locks the files for the command to inherit, within the timeout. Breaks off with an exit if that fails. Renews
-    /// the grants meanwhile.
+    /// Locks the files for the command to inherit, within the timeout of a wait that began at `began` on CLOCK_BOOTTIME.
+    /// Breaks off with an exit if that fails. Renews the grants meanwhile.
     pub(super) fn take(
         &self,
-        call: &RunCall<'_>,
+        guarded: &GuardedCommand<'_>,
         opened: &OpenLockSet<'_>,
         grants: &mut [Grant],
+        began: Duration,
         (child, wake_socket): (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
     ) -> Result<ControlFlow<Exit, Vec<Flock>>> {
-        let policy = call.options.taking.waiting.wait_policy(opened.lease());
-        let until = policy.limit.map(|_| policy.end(call.began));
+        let waiting = &self.options.taking.waiting;
+        let policy = waiting.wait_policy(opened.lease());
+        let until = policy.limit.map(|_| policy.end(began));
+        let proof = guarded.handle.proof();
         let mut held: Vec<Flock> = Vec::new();
         for (file, at, kind) in self.each() {
-            let target = &call.guarded.locks.all[at];
+            let target = opened.target(at);
             // Two names may mean one file; a second lock on it would wait for ourselves.
             if held.iter().any(|flock| flock.is_of(kind, file)) {
                 continue;
@@ -82,86 +87,90 @@ impl FlockCompat {
             let (mut told, mode) = (false, grants[at].mode);
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    tell_of_wait(call, target, (kind, file));
+                    self.tell_of_wait(target, kind, file);
                 }
-                keep_waiting(call, opened, grants)
+                self.keep_waiting(opened, proof, grants)
             };
             let mut wait = FlockWait {
-                host: call.guarded.context.host.as_ref(),
-                signals: call.guarded.signals,
+                host: self.context.host.as_ref(),
+                signals: guarded.signals,
                 child,
                 until,
                 on_tick: &mut look,
                 wake_socket,
-                is_lost: &|| is_lost(call, opened),
+                is_lost: &|| is_lost(opened, proof),
             };
             let wait = (!policy.is_none()).then_some(&mut wait);
             match Flock::take(kind, file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
                 Flocked::Interrupted(exit) => return Ok(ControlFlow::Break(exit)),
                 Flocked::Busy => {
-                    let name = escape(&target.display_name);
-                    let by = by(call, (kind, file));
-                    call.context
-                        .common
-                        .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
-                    return Ok(ControlFlow::Break(call.options.taking.waiting.busy_exit()));
+                    let (name, by) = (escape(&target.display_name), self.holders_of(kind, file));
+                    let text = format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)");
+                    self.context.common.note(&text);
+                    return Ok(ControlFlow::Break(waiting.busy_exit()));
                 }
             }
             if told {
-                keep(call, opened, grants)?;
+                self.keep(opened, proof, grants)?;
             }
         }
         Ok(ControlFlow::Continue(held))
     }
-}
 
-fn tell_of_wait(call: &RunCall<'_>, target: &LockRef, file: (FileLock, &Path)) {
-    let common = &call.context.common;
-    if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
-        eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(call, file)));
+    fn tell_of_wait(&self, target: &LockRef, kind: FileLock, file: &Path) {
+        let common = &self.context.common;
+        if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
+            let by = self.holders_of(kind, file);
+            eprint_line(&format!("waiting for lock {}: {by}", escape(&target.display_name)));
+        }
     }
-}
 
-fn by(call: &RunCall<'_>, (kind, file): (FileLock, &Path)) -> String {
-    let own = call.guarded.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
-    let pids = file_locks(file).into_iter().find(|(found, _)| *found == kind).map(|(_, pids)| pids);
-    // This process may have inherited the locked file, but does not block itself.
-    let others = pids.into_iter().flatten().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
-    format!("its file is {}", locked_by(kind, others))
-}
+    fn holders_of(&self, kind: FileLock, file: &Path) -> String {
+        let own = self.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
+        let pids = file_locks(file).into_iter().find(|(found, _)| *found == kind).map(|(_, pids)| pids);
+        // This process may have inherited the locked file, but does not block itself.
+        let others =
+            pids.into_iter().flatten().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
+        format!("its file is {}", locked_by(kind, others))
+    }
 
-/// Keeps the locks during the wait for a file until the next call is due, in the time that this returns. A silent store is
-/// asked again while the leases last.
-fn keep_waiting(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
-    let span = call.guarded.limits.ttl.unwrap_or(call.guarded.context.lease());
-    let kept = keep(call, opened, grants);
-    let lasts = || opened.lease_ends(grants).is_some_and(|ends| call.guarded.context.host.boottime() < ends);
-    match kept {
-        Err(error) if error.kind() == ErrorKind::Unavailable && lasts() => Ok(Some(retry_pause(span))),
-        kept => kept.map(|has_lease| has_lease.then(|| renewal_pause(span))),
+    /// Keeps the locks during the wait for a file until the next call is due, in the time that this returns. A silent
+    /// store is asked again while the leases last.
+    fn keep_waiting(
+        &self,
+        opened: &OpenLockSet<'_>,
+        proof: HandleHash,
+        grants: &mut [Grant],
+    ) -> Result<Option<Duration>> {
+        let span = self.options.taking.ttl.unwrap_or(self.context.lease());
+        let kept = self.keep(opened, proof, grants);
+        let lasts = || opened.lease_ends(grants).is_some_and(|ends| self.context.host.boottime() < ends);
+        match kept {
+            Err(error) if error.kind() == ErrorKind::Unavailable && lasts() => Ok(Some(retry_pause(span))),
+            kept => kept.map(|has_lease| has_lease.then(|| renewal_pause(span))),
+        }
+    }
+
+    /// Keeps the locks while we wait for a file; a time limit, and the time for which the locks count as held, start only
+    /// when the wait is over. Updates the grants, and returns true if they have a lease.
+    fn keep(&self, opened: &OpenLockSet<'_>, proof: HandleHash, grants: &mut [Grant]) -> Result<bool> {
+        for ((target, engine), grant) in opened.each().zip(&mut *grants) {
+            let credentials = engine.by_proof(proof)?;
+            let lifetime =
+                engine.start(&engine.lifetime_in_store(engine.needs_leases(), &self.options.taking.lifetime()))?;
+            match engine.apply(&target.name, &RenewGrant { credentials, lifetime, begins: true })? {
+                Ok(renewed) => grant.lifetime = renewed.lifetime,
+                Err(not_holder) => return Err(lost_while_waiting(target, engine, &not_holder)),
+            }
+        }
+        Ok(grants.iter().any(|grant| grant.lifetime.lease().is_some()))
     }
 }
 
 /// A record that cannot be read may have the grant still.
-fn is_lost(call: &RunCall<'_>, opened: &OpenLockSet<'_>) -> bool {
-    let proof = call.guarded.handle.proof();
+fn is_lost(opened: &OpenLockSet<'_>, proof: HandleHash) -> bool {
     opened
         .each()
         .any(|(target, engine)| engine.record(&target.name).is_ok_and(|record| record.holder(&proof).is_none()))
-}
-
-/// Keeps the locks while we wait for a file; a time limit, and the time for which the locks count as held, start only when
-/// the wait is over. Updates the grants, and returns true if they have a lease.
-fn keep(call: &RunCall<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
-    for ((target, engine), grant) in opened.each().zip(&mut *grants) {
-        let credentials = engine.by_proof(call.guarded.handle.proof())?;
-        let lifetime =
-            engine.start(&engine.lifetime_in_store(engine.needs_leases(), &call.options.taking.lifetime()))?;
-        match engine.apply(&target.name, &RenewGrant { credentials, lifetime, begins: true })? {
-            Ok(renewed) => grant.lifetime = renewed.lifetime,
-            Err(not_holder) => return Err(lost_while_waiting(target, engine, &not_holder)),
-        }
-    }
-    Ok(grants.iter().any(|grant| grant.lifetime.lease().is_some()))
 }

@@ -10,12 +10,13 @@ use jiff::tz::TimeZone;
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::{Acquisition, TO_LOOK};
 use crate::command::context::{Context, eprint_line};
+use crate::duration::timestamp;
 use crate::engine::{AcquireResult, Engine, OpenLockSet};
 use crate::environment::{LocalZone, local_zone};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
-use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, in_future, millis_of, overdue, timestamp};
+use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, in_future, millis_of, name_and_store, overdue};
 use crate::store::Call;
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
@@ -64,8 +65,7 @@ impl<'a> Recurring<'a> {
 
     /// Begins the run under the grant with this handle, or returns the exit of csalock if the command must not run.
     pub(super) fn begin(&self, engine: &Engine, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
-        let (target, reporter) = (opened.target(0), Reporter::new(opened.engine(0)));
-        let (recurrence, now) = (&self.options.recurrence, engine.time()?);
+        let (target, recurrence, now) = (opened.target(0), &self.options.recurrence, engine.time()?);
         let request = BeginRun {
             credentials: engine.by_proof(proof)?,
             slot: self.slot(now),
@@ -75,39 +75,31 @@ impl<'a> Recurring<'a> {
             now: millis(now),
         };
         match engine.apply(&target.name, &request)? {
-            Ok(RunStart::Begun(doubtful)) => {
-                if let Some(success) = doubtful {
-                    let lock = RefusedLock::new(target, &reporter);
-                    self.context.common.note(&format!("{lock}: {}; the job runs", in_future(&success, Zone::Local)));
-                }
-                Ok(None)
+            Ok(RunStart::Begun(None)) => return Ok(None),
+            Ok(RunStart::Begun(Some(doubtful))) => {
+                let (lock, success) = (name_and_store(target), in_future(&doubtful, Zone::Local));
+                self.context.common.note(&format!("lock {lock}: {success}; the job runs"));
+                return Ok(None);
             }
-            Ok(RunStart::Done(success)) => {
-                self.tell_done(opened, &success);
-                Ok(Some(Exit::Done))
-            }
+            Ok(RunStart::Done(success)) => self.tell_done(opened, &success),
             Ok(RunStart::UsedUp(runs)) => {
                 if !self.give_up(engine, opened, proof)? {
-                    let lock = RefusedLock::new(target, &reporter);
                     let runs = if runs == 1 { "one run".to_string() } else { format!("{runs} runs") };
-                    self.tell(&format!("{lock}: its job has not succeeded in this slot after {runs}; nothing was run"));
+                    self.tell(opened, &format!("its job has not succeeded in this slot after {runs}"));
                 }
-                Ok(Some(Exit::Done))
             }
             Ok(RunStart::TooEarly(began, next)) => {
-                let lock = RefusedLock::new(target, &reporter);
                 let [began, next] = [began, next].map(|at| Zone::Local.full(Duration::from_millis(at)));
-                self.tell(&format!(
-                    "{lock}: its last run in this slot began at {began}, and the next may at {next}; nothing was run"
-                ));
-                Ok(Some(Exit::Done))
+                self.tell(opened, &format!("its last run in this slot began at {began}, and the next may at {next}"));
             }
             Err(not_holder) => {
+                let reporter = Reporter::new(opened.engine(0));
                 let refusal = RefusedLock::new(target, &reporter).not_holder(&not_holder);
                 self.context.common.note(&refusal.to_string());
-                Ok(Some(ErrorKind::Lost.into()))
+                return Ok(Some(ErrorKind::Lost.into()));
             }
         }
+        Ok(Some(Exit::Done))
     }
 
     fn most(&self) -> u32 {
@@ -117,8 +109,7 @@ impl<'a> Recurring<'a> {
     /// Says that all runs of the slot have failed, unless a caller has said so. The exit code does not tell it, so
     /// `--quiet` does not hide it: cron(8) mails it once. Returns true if this caller has said it.
     pub(super) fn give_up(&self, engine: &Engine, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
-        let (target, reporter) = (opened.target(0), Reporter::new(opened.engine(0)));
-        let most = self.most();
+        let (target, most) = (opened.target(0), self.most());
         if !self.has_slots() || most == Runs::UNLIMITED {
             return Ok(false);
         }
@@ -127,10 +118,10 @@ impl<'a> Recurring<'a> {
         let Some(runs) = engine.apply(&target.name, &GiveUp { by, most, now: millis(engine.time()?) })? else {
             return Ok(false);
         };
-        let lock = RefusedLock::new(target, &reporter);
+        let lock = name_and_store(target);
         let runs = if runs == 1 { "the only run".to_string() } else { format!("all {runs} runs") };
         eprint_line(&format!(
-            "{lock}: {runs} of its job in this slot failed, so it does not run again before the next slot; to run it \
+            "lock {lock}: {runs} of its job in this slot failed, so it does not run again before the next slot; to run it \
              now, use more --retries"
         ));
         Ok(true)
@@ -161,23 +152,23 @@ impl<'a> Recurring<'a> {
         let busy = RefusedLock::new(target, &reporter).refusal(refusal);
         let message = format!("{}; {}", busy.message, overdue(&job, now, Zone::Local));
         // A wait does not help a job that is late already: its holder does.
-        let hint = format!("`csalock status -v {}` says how its holder ends", target.shell_arg);
+        let hint = format!("`csalock status {}` says how its holder ends", target.shell_arg);
         let refusal = RefusalReport { kind: ErrorKind::Overdue, message, hint, ..busy };
         self.context.common.note(&refusal.to_string());
         Ok(refusal.kind.into())
     }
 
     fn tell_done(&self, opened: &OpenLockSet<'_>, success: &Success) {
-        let reporter = Reporter::new(opened.engine(0));
-        let lock = RefusedLock::new(opened.target(0), &reporter);
-        let (host, at) = (crate::name::escape(success.host.as_bytes()), Duration::from_millis(success.at));
-        let at = Zone::Local.full(at);
-        self.tell(&format!("{lock}: its job has succeeded on {host} at {at}, in this slot; nothing was run"));
+        let host = crate::name::escape(success.host.as_bytes());
+        let at = Zone::Local.full(Duration::from_millis(success.at));
+        self.tell(opened, &format!("its job has succeeded on {host} at {at}, in this slot"));
     }
 
-    fn tell(&self, text: &str) {
+    /// Says why the command is not run.
+    fn tell(&self, opened: &OpenLockSet<'_>, why: &str) {
         if self.context.common.verbose {
-            self.context.common.note(text);
+            let lock = name_and_store(opened.target(0));
+            self.context.common.note(&format!("lock {lock}: {why}; nothing was run"));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::cli::Status;
 use crate::command::context::{Context, LockRef};
 use crate::engine::{Engine, LockStatus};
 use crate::environment::Environment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::name::is_directory;
@@ -29,7 +29,7 @@ pub(super) type Visit<'a> = dyn FnMut(Result<Selected<'_>>) -> anyhow::Result<()
 
 enum Scan<'a> {
     All,
-    Matches(Vec<&'a [u8]>),
+    Matches(&'a [&'a [u8]]),
     Files(PathBuf),
 }
 
@@ -44,28 +44,23 @@ struct Selection<'a, 'v> {
     all_held: bool,
 }
 
-/// Shows the locks that the arguments select to `visit`. Returns the exit of `status`.
-pub(super) fn select(context: &Context, options: &Status, visit: &mut Visit<'_>) -> anyhow::Result<Exit> {
-    let mut selection = Selection { context, options, visit, unreadable: None, all_held: true };
-    let patterns = selection.visit_names()?;
-    if options.names.is_empty() {
-        selection.scan(&context.store()?, &Scan::All)?;
-    } else if !patterns.is_empty() {
-        selection.scan(&context.store()?, &Scan::Matches(patterns))?;
-    }
-    Ok(selection.exit())
-}
-
-/// Shows all locks of this store to `visit`, or those whose names or patterns are asked for. Returns the exit of `status`.
-pub(super) fn select_store(
+/// Shows the locks that the arguments select to `visit`, or, of one store of several, those whose names or patterns they
+/// are. Returns the exit of `status`.
+pub(super) fn select(
     context: &Context,
     options: &Status,
-    store: &Location,
+    store: Option<&Location>,
     visit: &mut Visit<'_>,
 ) -> anyhow::Result<Exit> {
     let mut selection = Selection { context, options, visit, unreadable: None, all_held: true };
-    let names: Vec<&[u8]> = options.names.iter().map(|name| name.as_bytes()).collect();
-    selection.scan(store, &if names.is_empty() { Scan::All } else { Scan::Matches(names) })?;
+    let patterns = match store {
+        Some(_) => options.names.iter().map(|name| name.as_bytes()).collect(),
+        None => selection.visit_names()?,
+    };
+    let scan = if options.names.is_empty() { Scan::All } else { Scan::Matches(&patterns) };
+    if options.names.is_empty() || !patterns.is_empty() {
+        selection.scan(&store.map_or_else(|| context.store(), |store| Ok(store.clone()))?, &scan)?;
+    }
     Ok(selection.exit())
 }
 
@@ -129,26 +124,22 @@ impl<'a> Selection<'a, '_> {
         let mut failed: Option<anyhow::Error> = None;
         let mut found_held = false;
         engine.for_each_lock(&mut |status| {
-            let shown = match status {
-                Ok(status) => match scan.name(store, &status.record.name).filter(|_| !nothing_to_show(&status)) {
-                    None => return Ok(()),
-                    Some(name) => Ok((name, status)),
-                },
-                Err(error) => Err(error),
-            };
-            let selected = match &shown {
-                Ok((name, status)) => {
+            if failed.is_some() {
+                return Ok(());
+            }
+            let shown = match &status {
+                Ok(status) => {
+                    let name = scan.name(store, &status.record.name).filter(|_| !nothing_to_show(status));
+                    let Some(name) = name else { return Ok(()) };
                     found_held |= status.is_held();
-                    Ok(Selected { name, status, reporter: &reporter, named: None })
+                    (self.visit)(Ok(Selected { name: &name, status, reporter: &reporter, named: None }))
                 }
                 Err(error) => {
                     self.unreadable = Some(error.kind().into());
-                    Err(Error::clone(error))
+                    (self.visit)(Err(error.clone()))
                 }
             };
-            if failed.is_none() {
-                failed = (self.visit)(selected).err();
-            }
+            failed = shown.err();
             Ok(())
         })?;
         self.all_held &= found_held || matches!(scan, Scan::All);

@@ -21,7 +21,7 @@ on_every_store! {
 
     fn status_shows_which_flock_user_has_the_file(sandbox: &Sandbox) {
         let shown = || {
-            let done = sandbox.csalock(["status", "-v", "./f"]).capture();
+            let done = sandbox.csalock(["status", "./f"]).capture();
             let file = done.stdout.lines().find(|line| line.starts_with("file "));
             file.map(|line| sandbox.plain(line))
         };
@@ -29,7 +29,7 @@ on_every_store! {
         for options in [&[][..], &["-F"], &["--ttl", "1h"]] {
             let mut old = old_holder(sandbox, "f");
             assert_eq!(shown(), by_cat);
-            let next = waiter(sandbox, options, &["dash", "-c", "csalock status -v ./f"]);
+            let next = waiter(sandbox, options, &["dash", "-c", "csalock status ./f"]);
             assert_eq!(shown(), by_cat);
             old.release();
             // The holder's own lock of the file says nothing more.
@@ -57,7 +57,7 @@ on_every_store! {
         let other = sandbox.csalock(["unlock", "./f"]).capture();
         let said = format!("csalock: lock SANDBOX/files/f in store STORE belongs to another holder: {held}; {file}; give its handle with --handle, or {free}\n");
         assert_eq!((other.code, sandbox.plain(&other.stderr)), (Some(82), sandbox.plain(&said)));
-        let status = sandbox.csalock(["status", "-v", "./f"]).capture().stdout;
+        let status = sandbox.csalock(["status", "./f"]).capture().stdout;
         assert!(status.ends_with(&format!("\nbreak    the holder may wait for the file: {free}\n")), "{status}");
         let locked = serde_json::json!([{"pid": cat, "command": "cat", "lock": "flock"}]);
         assert_eq!(sandbox.sight("./f")["file_locked_by"], locked);
@@ -84,7 +84,7 @@ on_every_store! {
 
     fn status_shows_which_user_of_fcntl_has_the_file(sandbox: &Sandbox) {
         let shown = || {
-            let done = sandbox.csalock(["status", "-v", "./f"]).capture();
+            let done = sandbox.csalock(["status", "./f"]).capture();
             let file = done.stdout.lines().find(|line| line.starts_with("file "));
             file.map(|line| sandbox.plain(line))
         };
@@ -99,7 +99,7 @@ on_every_store! {
             assert_eq!(shown(), Some(format!("file     {by}")));
             let said = format!("csalock: lock SANDBOX/files/f is busy: its file is {by}; wait longer with -w, or see lslocks(8)\n");
             sandbox.csalock(["run", "--fcntl", "-n", "./f", "true"]).status(75).stderr(&said).run();
-            let words = ["run", "--fcntl", "-w", "inf", "./f", "csalock", "status", "-v", "./f"];
+            let words = ["run", "--fcntl", "-w", "inf", "./f", "csalock", "status", "./f"];
             let next = sandbox.csalock(words).spawn();
             wait_until("it has the lock", || sandbox.state("./f") == "held");
             assert_eq!(shown(), Some(format!("file     {by}")));
