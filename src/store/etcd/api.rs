@@ -141,10 +141,6 @@ impl Response {
     pub(super) fn found(&self) -> Option<&Pair> {
         self.response_range.kvs.first()
     }
-
-    pub(super) fn found_any(&self) -> bool {
-        self.found().is_some()
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -86,10 +86,9 @@ impl Client {
         path: &str,
         question: &Value,
     ) -> Answered<(A, bool)> {
-        let bodies: Vec<String> = leases.iter().chain([question]).map(Value::to_string).collect();
-        let paths = leases.iter().map(|_| "/v3/lease/grant").chain([path]);
-        let requests: Vec<HttpRequest<'_>> =
-            paths.zip(&bodies).map(|(path, body)| HttpRequest { path, body: body.as_bytes() }).collect();
+        let mut requests: Vec<HttpRequest<'_>> =
+            leases.iter().map(|lease| HttpRequest::new("/v3/lease/grant", lease)).collect();
+        requests.push(HttpRequest::new(path, question));
         let mut sent = 0;
         let mut most = SHARE;
         let answer = self.calls.repeat(call, |call| {
@@ -170,8 +169,7 @@ impl Client {
             return Ok(Some(token));
         }
         let Some((user, password)) = self.login.wanted() else { return Ok(None) };
-        let question = json!({"name": user, "password": password}).to_string();
-        let request = HttpRequest { path: "/v3/auth/authenticate", body: question.as_bytes() };
+        let request = HttpRequest::new("/v3/auth/authenticate", &json!({"name": user, "password": password}));
         match self.post::<Authenticated>(state, at, &[request], None) {
             Ok(answer) => {
                 self.login.remember(&answer.token);
@@ -222,8 +220,7 @@ impl Client {
         path: &str,
         question: &Value,
     ) -> Answered<A> {
-        let body = question.to_string();
-        self.ask_logged_in(call, &mut guarded(&self.state), at, &[HttpRequest { path, body: body.as_bytes() }], &mut 0)
+        self.ask_logged_in(call, &mut guarded(&self.state), at, &[HttpRequest::new(path, question)], &mut 0)
     }
 
     pub(super) fn error(&self, failed: &EtcdError) -> Error {
@@ -272,9 +269,8 @@ impl Client {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let mut wire = Connector { call_deadline, ..self.connector.clone() }.dial(&server).ok()?;
         which["key"] = encoded(key).into();
-        let question = json!({"create_request": which}).to_string();
         let (mut bytes, mut said) = (Vec::new(), Vec::new());
-        let request = HttpRequest { path: "/v3/watch", body: question.as_bytes() };
+        let request = HttpRequest::new("/v3/watch", &json!({"create_request": which}));
         request.encode(&server, self.login.token().as_deref(), &mut bytes);
         wire.send(&bytes).ok()?;
         loop {

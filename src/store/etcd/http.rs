@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
 use rustls::ClientConfig;
+use serde_json::Value;
 
 use super::Access;
 use crate::error::{self, Error, ErrorKind};
@@ -63,13 +64,16 @@ impl Connection {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
 pub(super) struct HttpRequest<'a> {
-    pub(super) path: &'a str,
-    pub(super) body: &'a [u8],
+    path: &'a str,
+    body: String,
 }
 
 impl HttpRequest<'_> {
+    pub(super) fn new<'a>(path: &'a str, question: &Value) -> HttpRequest<'a> {
+        HttpRequest { path, body: question.to_string() }
+    }
+
     pub(super) fn encode(&self, server: &str, token: Option<&str>, out: &mut Vec<u8>) {
         out.extend_from_slice(format!("POST {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
         if let Some(token) = token {
@@ -77,7 +81,7 @@ impl HttpRequest<'_> {
         }
         let length = self.body.len();
         out.extend_from_slice(format!("content-type: application/json\r\ncontent-length: {length}\r\n\r\n").as_bytes());
-        out.extend_from_slice(self.body);
+        out.extend_from_slice(self.body.as_bytes());
     }
 }
 
@@ -365,8 +369,8 @@ mod tests {
     #[test]
     fn a_request_is_complete() {
         let mut bytes = Vec::new();
-        HttpRequest { path: "/v3/kv/range", body: b"{}" }.encode("h:1", Some("a.b"), &mut bytes);
-        HttpRequest { path: "/v3/watch", body: b"" }.encode("h:1", None, &mut bytes);
+        HttpRequest { path: "/v3/kv/range", body: "{}".to_string() }.encode("h:1", Some("a.b"), &mut bytes);
+        HttpRequest { path: "/v3/watch", body: String::new() }.encode("h:1", None, &mut bytes);
         let expected = "POST /v3/kv/range HTTP/1.1\r\nhost: h:1\r\nauthorization: a.b\r\n\
             content-type: application/json\r\ncontent-length: 2\r\n\r\n{}POST /v3/watch HTTP/1.1\r\nhost: h:1\r\n\
             content-type: application/json\r\ncontent-length: 0\r\n\r\n";
