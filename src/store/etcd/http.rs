@@ -94,14 +94,6 @@ pub(super) struct Answer {
     pub(super) date: Option<Duration>,
 }
 
-struct Head {
-    length: usize,
-    status: u16,
-    framing: Framing,
-    keeps_open: bool,
-    date: Option<Duration>,
-}
-
 enum Framing {
     Length(usize),
     Chunks,
@@ -116,24 +108,24 @@ type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
 
 impl Incoming {
     fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, NetError> {
-        let Head { status, framing, keeps_open, date, .. } = loop {
+        let (framing, mut answer) = loop {
             match head(&self.0)? {
-                Some(head) => {
-                    self.0.advance(head.length);
+                Some((length, framing, answer)) => {
+                    self.0.advance(length);
                     // An interim answer precedes the final one.
-                    if head.status >= 200 {
-                        break head;
+                    if answer.status >= 200 {
+                        break (framing, answer);
                     }
                 }
                 None => self.fill(receive, MOST_OF_HEAD)?,
             }
         };
-        let body = match framing {
+        answer.body = match framing {
             Framing::Length(length) => self.take(length, receive)?,
             Framing::Chunks => self.chunks(receive)?,
             Framing::EndOfConnection => self.rest(receive)?,
         };
-        Ok(Answer { status, body, keeps_open, date })
+        Ok(answer)
     }
 
     /// Receives more bytes, unless there are `most` already. Fails at the end of the connection.
@@ -206,7 +198,8 @@ impl Incoming {
     }
 }
 
-fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
+/// Length of a complete head, and the answer without its body.
+fn head(bytes: &[u8]) -> Result<Option<(usize, Framing, Answer)>, NetError> {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
     let Status::Complete(length) = head.parse(bytes).map_err(|error| strange(&error.to_string()))? else {
@@ -231,7 +224,7 @@ fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
     let keeps_open = head.version == Some(1) && !closes && !matches!(framing, Framing::EndOfConnection);
     let date = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("date"));
     let date = date.and_then(|header| seconds(header.value));
-    Ok(Some(Head { length, status, framing, keeps_open, date }))
+    Ok(Some((length, framing, Answer { status, body: Vec::new(), keeps_open, date })))
 }
 
 /// Time since 1970 of a text such as `Tue, 24 Nov 2026 15:11:29 GMT`.
