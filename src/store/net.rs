@@ -8,7 +8,6 @@ pub(super) mod errors;
 pub(super) mod retry;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,28 +32,6 @@ use super::{Call, guarded};
 use crate::error::{self, Error, ErrorKind};
 use crate::host::{Host, addresses_of};
 use crate::name::escape_path;
-
-/// A password, or a setting that may contain one.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
-    }
-}
-
-impl<T: Into<String>> From<T> for Secret {
-    fn from(text: T) -> Secret {
-        Secret(text.into())
-    }
-}
 
 /// Times for which the result of a lookup is cached, after a success and after a failure.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -410,15 +387,6 @@ fn useless_file(variable: &str, path: &Path, why: &str) -> Error {
 mod tests {
     use super::*;
     use crate::host::Fake;
-    use crate::store::Access;
-
-    #[test]
-    fn no_password_is_printed_with_the_settings() {
-        let variables = |name: &str| (name == "CSALOCK_ETCD_PASSWORD").then(|| "sesame".into());
-        let access = Access::from_variables(&variables);
-        let printed = format!("{access:?}");
-        assert!(printed.contains("password: Some((hidden))") && !printed.contains("sesame"), "{printed}");
-    }
 
     #[test]
     fn the_last_addresses_count_while_the_name_service_fails() {

@@ -19,7 +19,6 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::Access;
 use super::api::{Anything, Authenticated, encoded, understood};
 use super::auth::Auth;
 use super::errors::{EtcdError, LEASE_EXISTS, NEEDS_NO_LOGIN, explain, is_login_over, says, summary};
@@ -29,7 +28,7 @@ use crate::host::Host;
 use crate::store::net::errors::{CallError, NetError, Retry};
 use crate::store::net::retry::Calls;
 use crate::store::net::{CallDeadline, Connector, Wire, is_readable};
-use crate::store::{Call, Cluster, Subscription, guarded};
+use crate::store::{Call, Cluster, Subscription, Variables, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
 const SHARE: Duration = Duration::from_secs(2);
@@ -56,16 +55,16 @@ struct State {
 }
 
 impl Client {
-    pub(super) fn new(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Client> {
+    pub(super) fn new(cluster: &Cluster, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Client> {
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let tls = cluster.tls.then(|| tls_config(access).map(Arc::new)).transpose()?;
+        let tls = cluster.tls.then(|| tls_config(variables).map(Arc::new)).transpose()?;
         let count = cluster.endpoints.len();
         let connector = Connector { host: host.clone(), call_deadline, tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
         let at = if count > 1 { usize::from(host.random()?[0]) % count } else { 0 };
         Ok(Client {
             connector,
-            login: Auth::new(cluster, access, host.uid())?,
+            login: Auth::new(cluster, variables, host.uid())?,
             cluster: cluster.clone(),
             calls: Calls::new(host.clone(), false),
             host,

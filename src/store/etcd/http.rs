@@ -6,6 +6,7 @@
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -13,8 +14,8 @@ use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
 use rustls::ClientConfig;
 use serde_json::Value;
 
-use super::Access;
 use crate::error::{self, Error, ErrorKind};
+use crate::store::Variables;
 use crate::store::net::errors::NetError;
 use crate::store::net::{Wire, is_readable, tls_versions, trusted_roots, with_client_certificate};
 
@@ -237,10 +238,13 @@ fn strange(what: &str) -> NetError {
     NetError::Strange(format!("a strange answer: {what}"))
 }
 
-pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
-    let roots = trusted_roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
+/// The variables name PEM files: the accepted authorities, by default those of the system; and a client certificate.
+pub(super) fn tls_config(variables: &Variables<'_>) -> error::Result<ClientConfig> {
+    let [authorities, cert, key] =
+        ["CSALOCK_ETCD_CACERT", "CSALOCK_ETCD_CERT", "CSALOCK_ETCD_KEY"].map(|name| variables(name).map(PathBuf::from));
+    let roots = trusted_roots(authorities.as_deref(), "CSALOCK_ETCD_CACERT")?;
     let builder = tls_versions(rustls::ALL_VERSIONS)?.with_root_certificates(roots);
-    match (&access.cert, &access.key) {
+    match (&cert, &key) {
         (None, None) => Ok(builder.with_no_client_auth()),
         (Some(cert), key) => {
             // One file may contain both the certificate and the key.
