@@ -29,7 +29,7 @@ pub(super) struct Auth {
     who: Option<(String, String)>,
     uid: u32,
     /// Directory of this user, which is removed at a reboot.
-    runtime: Option<PathBuf>,
+    runtime: PathBuf,
     file: String,
     state: Mutex<State>,
 }
@@ -62,6 +62,7 @@ impl Auth {
         }
         let file = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
         let runtime = variables("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+        let runtime = runtime.unwrap_or_else(|| format!("/run/user/{uid}").into());
         Ok(Auth { who, uid, runtime, file: format!("etcd-token-{file}"), state: Mutex::default() })
     }
 
@@ -128,12 +129,10 @@ impl Auth {
 
     /// Directory of this user's tokens, created if `make`; `None` if it cannot be trusted.
     fn directory(&self, make: bool) -> Option<File> {
-        let of_the_system = PathBuf::from(format!("/run/user/{}", self.uid));
-        let path =
-            match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.open_own(path, 0o022).is_some()) {
-                Some(runtime) => runtime.join("csalock"),
-                None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
-            };
+        let path = match self.open_own(&self.runtime, 0o022) {
+            Some(_) => self.runtime.join("csalock"),
+            None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
+        };
         if make {
             let _ = mkdir(&path, Mode::S_IRWXU);
         }
