@@ -33,7 +33,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use directory::{Directory, MARK};
-pub use etcd::{Access, Cluster, Etcd};
+pub use etcd::{Cluster, Etcd};
 pub use health::{Finding, Scratch, Verdict};
 pub use identity::in_order;
 use leases::BootLeases;
@@ -41,7 +41,6 @@ pub use leases::Leases;
 #[cfg(any(test, fuzzing, debug_assertions))]
 pub use memory::Memory;
 pub use mount::refuse_file_mounted_alone;
-pub use net::Secret;
 pub use postgres::{Database, Postgres};
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
@@ -220,6 +219,10 @@ pub(crate) fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn errno_of(errno: rustix::io::Errno) -> nix::errno::Errno {
+    nix::errno::Errno::from_raw(errno.raw_os_error())
+}
+
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(suffix);
@@ -236,7 +239,7 @@ pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>)
     Ok(match location {
         Location::Directory { path, layout, shared } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
-        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &Access::from_variables(variables), host)?),
+        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, variables, host)?),
         Location::Postgres(database) => Box::new(Postgres::open(database, variables, host)?),
         Location::Ssh(remote) => Box::new(Ssh::open(remote, variables("CSALOCK_SSH"), host)),
     })

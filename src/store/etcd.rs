@@ -53,7 +53,6 @@ mod leases;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -66,8 +65,8 @@ use super::net::errors::{CallError, NetError};
 use super::net::host_and_port;
 use super::write_set::Absences;
 use super::{
-    Abilities, Call, CommitResult, Finding, Leases, Scope, Secret, Store, Subscription, Topic, Upkeep, Variables,
-    Version, Versioned, Visit, WriteSet,
+    Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,
+    Versioned, Visit, WriteSet,
 };
 use crate::error::Result;
 use crate::host::Host;
@@ -119,40 +118,6 @@ fn endpoint(typed: &str) -> Option<String> {
     (is_one && is_plain && port > 0).then(|| format!("{host}:{port}"))
 }
 
-#[derive(Debug, Clone, Default)]
-pub struct Access {
-    /// `CSALOCK_ETCD_CACERT`: PEM file of the accepted certificate authorities; default: the system's authorities.
-    pub cacert: Option<PathBuf>,
-    /// `CSALOCK_ETCD_CERT`: PEM file of the client certificate.
-    pub cert: Option<PathBuf>,
-    /// `CSALOCK_ETCD_KEY`: PEM file of the client certificate's key.
-    pub key: Option<PathBuf>,
-    /// `CSALOCK_ETCD_USER`: name of the etcd user.
-    pub user: Option<String>,
-    /// `CSALOCK_ETCD_PASSWORD`: password of the etcd user.
-    pub password: Option<Secret>,
-    /// `CSALOCK_ETCD_PASSWORD_FILE`: file whose first line is the password.
-    pub password_file: Option<PathBuf>,
-    /// Directory for login tokens, owned by this user and removed at a reboot.
-    pub runtime: Option<PathBuf>,
-}
-
-impl Access {
-    pub(super) fn from_variables(variable: &Variables<'_>) -> Access {
-        let path = |name| variable(name).map(PathBuf::from);
-        let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
-        Access {
-            cacert: path("CSALOCK_ETCD_CACERT"),
-            cert: path("CSALOCK_ETCD_CERT"),
-            key: path("CSALOCK_ETCD_KEY"),
-            user: text("CSALOCK_ETCD_USER"),
-            password: text("CSALOCK_ETCD_PASSWORD").map(Secret::from),
-            password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
-            runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
-        }
-    }
-}
-
 /// Number of records in the first page of a scan, and in the largest page.
 const FIRST_PAGE: usize = 16;
 const LARGEST_PAGE: usize = 256;
@@ -178,9 +143,9 @@ pub struct Etcd {
 
 impl Etcd {
     /// Contacts no server. Fails if the certificates or the password cannot be read.
-    pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
+    pub fn open(cluster: &Cluster, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Etcd> {
         Ok(Etcd {
-            client: Client::new(cluster, access, host)?,
+            client: Client::new(cluster, variables, host)?,
             leases: KnownLeases::default(),
             absences: Absences::default(),
         })

@@ -30,9 +30,10 @@ use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, Whence, fchown, geteuid, lseek, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
+use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
 
-use super::with_suffix;
+use super::{errno_of, with_suffix};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::HistoryLimits;
 use crate::host::file_time;
@@ -170,7 +171,7 @@ fn of_writers(store: Mode) -> Mode {
 
 fn look_at(file: &File) -> nix::Result<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-    statx(file, "", StatxAt::EMPTY_PATH, wanted).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
+    statx(file, "", StatxAt::EMPTY_PATH, wanted).map_err(errno_of)
 }
 
 fn begun(found: &Statx) -> Duration {
@@ -180,12 +181,9 @@ fn begun(found: &Statx) -> Duration {
 
 /// One write(2): the line is complete or absent if the file system permits.
 fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
-    loop {
-        match nix::unistd::write(file, line) {
-            Err(Errno::EINTR) => {}
-            Ok(written) if written < line.len() => return Err(Errno::EIO),
-            done => return done.map(drop),
-        }
+    match retry_on_intr(|| rustix::io::write(file, line)) {
+        Ok(written) if written < line.len() => Err(Errno::EIO),
+        done => done.map(drop).map_err(errno_of),
     }
 }
 

@@ -8,21 +8,18 @@ pub(super) mod errors;
 pub(super) mod retry;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::socket::sockopt::SocketError;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, UnixAddr, connect, getsockopt, socket,
-};
 use nix::sys::time::TimeSpec;
+use rustix::net::sockopt::socket_error;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustls::client::WantsClientCert;
 use rustls::{
     ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned, SupportedProtocolVersion, WantsVerifier,
@@ -35,28 +32,6 @@ use super::{Call, guarded};
 use crate::error::{self, Error, ErrorKind};
 use crate::host::{Host, addresses_of};
 use crate::name::escape_path;
-
-/// A password, or a setting that may contain one.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
-    }
-}
-
-impl<T: Into<String>> From<T> for Secret {
-    fn from(text: T) -> Secret {
-        Secret(text.into())
-    }
-}
 
 /// Times for which the result of a lookup is cached, after a success and after a failure.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -110,34 +85,31 @@ impl Connector {
     }
 
     fn connect_to_address(&self, address: SocketAddr, at_most: Duration) -> Result<TcpStream, NetError> {
-        let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        let socket = new_socket(family)?;
-        let begun = match address {
-            SocketAddr::V4(address) => connect(socket.as_raw_fd(), &SockaddrIn::from(address)),
-            SocketAddr::V6(address) => connect(socket.as_raw_fd(), &SockaddrIn6::from(address)),
-        };
-        match begun {
-            Err(Errno::EINPROGRESS | Errno::EINTR) => {
+        let socket = new_socket(if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
+        match connect(&socket, &address) {
+            Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => {
                 self.call_deadline.wait(socket.as_fd(), PollFlags::POLLOUT, at_most)?;
-                match getsockopt(&socket, SocketError)? {
-                    0 => Ok(TcpStream::from(socket)),
-                    error => Err(io::Error::from_raw_os_error(error).into()),
-                }
+                socket_error(&socket).flatten()
             }
-            connected => Ok(connected.map(|()| TcpStream::from(socket))?),
+            connected => connected,
         }
+        .map_err(io::Error::from)?;
+        Ok(TcpStream::from(socket))
     }
 
     /// Connects to a socket of this host. While too many others wait there, connect(2) of a socket that may block would
     /// block without a limit, and deaf to signals.
     pub(super) fn connect_to_socket(&self, path: &str) -> Result<OwnedFd, NetError> {
-        let address = UnixAddr::new(path)?;
+        let address = SocketAddrUnix::new(path).map_err(io::Error::from)?;
         loop {
-            let socket = new_socket(AddressFamily::Unix)?;
-            match connect(socket.as_raw_fd(), &address) {
+            let socket = new_socket(AddressFamily::UNIX)?;
+            match connect(&socket, &address) {
                 Ok(()) => return Ok(socket),
-                Err(Errno::EAGAIN | Errno::EINTR) => {}
-                Err(error) => return Err(NetError::Refused(format!("{path}: {}", error.desc()))),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    let why = Errno::from_raw(error.raw_os_error()).desc();
+                    return Err(NetError::Refused(format!("{path}: {why}")));
+                }
             }
             if self.call_deadline.is_interrupted() {
                 return Err(NetError::Interrupted);
@@ -189,7 +161,7 @@ impl Connector {
 }
 
 fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
-    Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
+    Ok(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?)
 }
 
 fn look_up(host: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, NetError> {
@@ -415,15 +387,6 @@ fn useless_file(variable: &str, path: &Path, why: &str) -> Error {
 mod tests {
     use super::*;
     use crate::host::Fake;
-    use crate::store::Access;
-
-    #[test]
-    fn no_password_is_printed_with_the_settings() {
-        let variables = |name: &str| (name == "CSALOCK_ETCD_PASSWORD").then(|| "sesame".into());
-        let access = Access::from_variables(&variables);
-        let printed = format!("{access:?}");
-        assert!(printed.contains("password: Some((hidden))") && !printed.contains("sesame"), "{printed}");
-    }
 
     #[test]
     fn the_last_addresses_count_while_the_name_service_fails() {

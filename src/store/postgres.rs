@@ -67,6 +67,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::host::{Host, server_time};
+use crate::lock::text::unescape;
 use crate::lock::{Lease, Sighting};
 use crate::name::escape;
 
@@ -157,13 +158,7 @@ impl Database {
 }
 
 fn decoded(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut bytes = parts.next()?.as_bytes().to_vec();
-    for part in parts {
-        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok().filter(|byte| *byte > 0)?);
-        bytes.extend_from_slice(&part.as_bytes()[2..]);
-    }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(unescape(text)?).ok().filter(|text| !text.contains('\0'))
 }
 
 const READ: &str = "SELECT r.number, CASE WHEN octet_length(r.body) <= 4194304 THEN r.body END, b.number, $origin, \

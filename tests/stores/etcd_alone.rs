@@ -14,7 +14,7 @@ use csalock::error::ErrorKind;
 use csalock::history::HistoryLimits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Lease, LeaseClock, LeaseStart};
-use csalock::store::{Access, Call, Etcd, Finding, Location, Store, Topic, Upkeep, Verdict, WriteOptions, WriteSet};
+use csalock::store::{Call, Etcd, Finding, Location, Store, Topic, Upkeep, Verdict, WriteOptions, WriteSet};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::etcd::between::{Between, Fate, as_it_was};
@@ -27,9 +27,13 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Maximum duration of a bounded call, even on a busy machine.
 const BOUNDED: Duration = Duration::from_secs(16);
 
+/// Variables and their values.
+type Access = Vec<(&'static str, PathBuf)>;
+
 fn open_as(url: &str, access: &Access) -> csalock::error::Result<Etcd> {
+    let value = |wanted: &str| access.iter().rfind(|(name, _)| *name == wanted).map(|(_, value)| value.into());
     match Location::parse(url.as_ref(), Path::new("/")).unwrap() {
-        Location::Etcd(cluster) => Etcd::open(&cluster, access, Arc::new(Unix::new())),
+        Location::Etcd(cluster) => Etcd::open(&cluster, &value, Arc::new(Unix::new())),
         other => panic!("{other:?}"),
     }
 }
@@ -489,7 +493,7 @@ fn doctor_examines_a_cluster() {
 }
 
 fn with_ca(cluster: &Cluster) -> Access {
-    Access { cacert: Some(cluster.path("ca.pem")), ..Access::default() }
+    vec![("CSALOCK_ETCD_CACERT", cluster.path("ca.pem"))]
 }
 
 #[test]
@@ -505,7 +509,7 @@ fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     store.end_lease(&lease);
     poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();
     assert!(hearing.is_notified() && store.leases().is_expired(Call::default(), &lease).unwrap());
-    let unknown_authority = Access { cacert: Some(cluster.path("unknown_authority.pem")), ..Access::default() };
+    let unknown_authority = vec![("CSALOCK_ETCD_CACERT", cluster.path("unknown_authority.pem"))];
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
     assert_fails(&open_as(&cluster.url("p"), &unknown_authority).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
     // Plain to one that speaks TLS, and the other way round.
@@ -518,7 +522,7 @@ fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     let other = open_as(&shared, &with_ca(&cluster)).unwrap();
     assert_fails(&other, ErrorKind::Unavailable, 2 * SECOND, &["TLS", "etcd://"]);
     for wrong in ["missing.pem", "ca.key"] {
-        let access = Access { cacert: Some(cluster.path(wrong)), ..Access::default() };
+        let access = vec![("CSALOCK_ETCD_CACERT", cluster.path(wrong))];
         let refused = open_as(&cluster.url("p"), &access).map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unavailable, "{wrong}");
     }
@@ -530,11 +534,12 @@ fn a_server_that_requires_a_certificate_gets_one_or_is_reported() {
     let Some(cluster) = Cluster::start(setup) else { return };
     let without = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
     assert_fails(&without, ErrorKind::Unavailable, BOUNDED, &["CSALOCK_ETCD_CERT"]);
-    let [cert, key] = ["client.pem", "client.key"].map(|name| Some(cluster.path(name)));
-    let access = Access { cert: cert.clone(), key, ..with_ca(&cluster) };
+    let mut access = with_ca(&cluster);
+    access.push(("CSALOCK_ETCD_CERT", cluster.path("client.pem")));
+    access.push(("CSALOCK_ETCD_KEY", cluster.path("client.key")));
     stored(open_as(&cluster.url("p"), &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
-    let wrong = Access { cert, key: Some(cluster.path("server.key")), ..with_ca(&cluster) };
-    assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
+    access.push(("CSALOCK_ETCD_KEY", cluster.path("server.key")));
+    assert_eq!(open_as(&cluster.url("p"), &access).map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
 fn tokens(runtime: &Path) -> Vec<PathBuf> {
@@ -547,11 +552,12 @@ fn logging_in() {
     let Some(cluster) = Cluster::start(Setup { root: Some("geheim"), ..Setup::default() }) else { return };
     cluster.add_user("cron", "wort", "p/");
     let runtime = tempfile::tempdir().unwrap();
-    let access = |user: &str, password: &str| Access {
-        user: Some(user.to_string()),
-        password: Some(password.into()),
-        runtime: Some(runtime.path().to_path_buf()),
-        ..Access::default()
+    let access = |user: &str, password: &str| -> Access {
+        vec![
+            ("CSALOCK_ETCD_USER", user.into()),
+            ("CSALOCK_ETCD_PASSWORD", password.into()),
+            ("XDG_RUNTIME_DIR", runtime.path().into()),
+        ]
     };
     let url = cluster.url("p");
     let cron = access("cron", "wort");
@@ -611,15 +617,14 @@ fn passwords_come_from_files_and_may_be_superfluous() {
     let file = place.path().join("password");
     std::fs::write(&file, "wort\nsecond line\n").unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
-    let access = Access { user: Some("cron".to_string()), password_file: Some(file.clone()), ..Access::default() };
+    let access = vec![("CSALOCK_ETCD_USER", "cron".into()), ("CSALOCK_ETCD_PASSWORD_FILE", file.clone())];
     let url = cluster.url(&etcd::new_prefix());
     let refused = open_as(&url, &access).map(drop).unwrap_err();
     assert!(refused.kind() == ErrorKind::Denied && refused.to_string().contains("chmod"), "{refused}");
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
     // This cluster has no users at all.
     stored(open_as(&url, &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
-    let without = Access { user: Some("cron".to_string()), ..Access::default() };
-    assert_eq!(open_as(&url, &without).map(drop).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(open_as(&url, &access[..1].to_vec()).map(drop).unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use csalock::history::HistoryLimits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
-    Access, Call, CommitResult, Directory, Etcd, Layout, LinesOfHistory, Location, Memory, Postgres, Sqlite, Ssh,
-    Store, Version, Write, WriteOptions, WriteSet,
+    Call, CommitResult, Directory, Etcd, Layout, LinesOfHistory, Location, Memory, Postgres, Sqlite, Ssh, Store,
+    Version, Write, WriteOptions, WriteSet,
 };
 use tempfile::TempDir;
 
@@ -42,7 +42,7 @@ impl Kind {
             Kind::Beside => Arc::new(Directory::open(path, Layout::Beside, host).unwrap()),
             Kind::Sqlite => Arc::new(Sqlite::open(path, host).unwrap()),
             Kind::Etcd => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
-                Location::Etcd(cluster) => Arc::new(Etcd::open(&cluster, &Access::default(), host).unwrap()),
+                Location::Etcd(cluster) => Arc::new(Etcd::open(&cluster, &|_| None, host).unwrap()),
                 other => panic!("{other:?} is in no etcd"),
             },
             Kind::Postgres => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {

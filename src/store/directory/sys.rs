@@ -5,6 +5,8 @@
 //! a member of a group in the group's. Their files must stay accessible to the others: a record's directory that only root
 //! may open blocks its lock permanently.
 
+use std::fs::File;
+use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -17,10 +19,11 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, getegid, geteuid};
 use nix::{NixPath, Result};
 use rustix::fs::{Advice, RawDir, RenameFlags};
+use rustix::io::retry_on_intr;
 
 use crate::host::file_time;
 use crate::store::directory::layout::{CLOCK, NEW};
-use crate::store::with_suffix;
+use crate::store::{errno_of, with_suffix};
 
 /// Number of system calls of this process that a file system has answered: each may wait for a server.
 static ANSWERS: AtomicU64 = AtomicU64::new(0);
@@ -125,7 +128,7 @@ fn rename_onto_nothing(at: impl AsFd, old: &Path, new: &Path) -> Result<()> {
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => {
             rename(&at, old, &at, new)
         }
-        renamed => renamed.map_err(|errno| Errno::from_raw(errno.raw_os_error())),
+        renamed => renamed.map_err(errno_of),
     }
 }
 
@@ -156,7 +159,7 @@ pub(super) fn create_file(
     at: impl AsFd,
     name: &str,
     (flags, mode, ownership): FileKind,
-    mut bytes: &[u8],
+    bytes: &[u8],
     synced: bool,
 ) -> Result<()> {
     let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -166,14 +169,8 @@ pub(super) fn create_file(
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) && fstat(&file)?.st_mode & 0o7777 != mode.bits() {
         nix::sys::stat::fchmod(&file, mode)?;
     }
-    while !bytes.is_empty() {
-        match answered(nix::unistd::write(&file, bytes)) {
-            Ok(0) => return Err(Errno::EIO),
-            Ok(written) => bytes = &bytes[written..],
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
+    let mut file = File::from(file);
+    answered(file.write_all(bytes)).map_err(|error| Errno::try_from(error).unwrap_or(Errno::EIO))?;
     if synced {
         sync_file(&file)?;
     }
@@ -185,12 +182,7 @@ pub(super) fn create_file(
 }
 
 fn sync_file(file: impl AsFd) -> Result<()> {
-    loop {
-        match answered(nix::unistd::fsync(&file)) {
-            Err(Errno::EINTR) => {}
-            synced => return synced,
-        }
-    }
+    answered(retry_on_intr(|| rustix::fs::fsync(&file))).map_err(errno_of)
 }
 
 pub(super) fn sync_directory(directory: impl AsFd) -> Result<()> {
@@ -308,7 +300,7 @@ pub(super) fn each_name_as_known(directory: impl AsFd, visit: &mut dyn FnMut(&[u
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
     while let Some(entry) = answered(entries.next()) {
-        let entry = entry.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+        let entry = entry.map_err(errno_of)?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             visit(name)?;

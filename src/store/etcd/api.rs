@@ -11,6 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::errors::{EtcdCause, EtcdError};
@@ -141,10 +142,6 @@ impl Response {
     pub(super) fn found(&self) -> Option<&Pair> {
         self.response_range.kvs.first()
     }
-
-    pub(super) fn found_any(&self) -> bool {
-        self.found().is_some()
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -175,19 +172,9 @@ struct Refusal {
 pub(super) struct Anything {}
 
 /// A number, which the gateway encodes as a string.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Number {
-    Text(String),
-    Plain(i64),
-}
-
-pub(super) fn number<'de, D: Deserializer<'de>, N: TryFrom<i64> + FromStr>(from: D) -> Result<N, D::Error> {
-    let number = match Number::deserialize(from)? {
-        Number::Plain(number) => number.try_into().ok(),
-        Number::Text(text) => text.parse().ok(),
-    };
-    number.ok_or_else(|| D::Error::custom("a number out of range"))
+pub(super) fn number<'de, D: Deserializer<'de>, N: FromStr>(from: D) -> Result<N, D::Error> {
+    let text = <&RawValue>::deserialize(from)?.get();
+    text.trim_matches('"').parse().map_err(|_| D::Error::custom("a number out of range"))
 }
 
 /// Revisions are above zero, and at most etcd's maximum.

@@ -18,15 +18,18 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, mkdir, unlinkat};
 use sha2::{Digest, Sha256};
 
-use super::{Access, api};
+use super::api;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
-use crate::store::{Cluster, Secret, guarded};
+use crate::store::{Cluster, Variables, guarded};
 
+/// It has a password, so it cannot be printed.
 pub(super) struct Auth {
-    who: Option<(String, Secret)>,
+    /// User and password.
+    who: Option<(String, String)>,
     uid: u32,
-    runtime: Option<PathBuf>,
+    /// Directory of this user, which is removed at a reboot.
+    runtime: PathBuf,
     file: String,
     state: Mutex<State>,
 }
@@ -39,11 +42,13 @@ struct State {
 }
 
 impl Auth {
-    pub(super) fn new(cluster: &Cluster, access: &Access, uid: u32) -> Result<Auth> {
-        let who = match (&access.user, &access.password, &access.password_file) {
+    pub(super) fn new(cluster: &Cluster, variables: &Variables<'_>, uid: u32) -> Result<Auth> {
+        let text = |name| variables(name).map(|value| value.to_string_lossy().into_owned());
+        let password_file = variables("CSALOCK_ETCD_PASSWORD_FILE").map(PathBuf::from);
+        let who = match (text("CSALOCK_ETCD_USER"), text("CSALOCK_ETCD_PASSWORD"), password_file) {
             (None, _, _) => None,
-            (Some(user), Some(password), _) => Some((user.clone(), password.clone())),
-            (Some(user), None, Some(path)) => Some((user.clone(), first_line(path)?.into())),
+            (Some(user), Some(password), _) => Some((user, password)),
+            (Some(user), None, Some(path)) => Some((user, first_line(&path)?)),
             (Some(_), None, None) => {
                 let what = "CSALOCK_ETCD_USER is set without a password";
                 let hint = "set CSALOCK_ETCD_PASSWORD_FILE, or CSALOCK_ETCD_PASSWORD";
@@ -51,20 +56,19 @@ impl Auth {
             }
         };
         let mut hash = Sha256::new();
-        for part in
-            [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], word.expose()]))
-        {
+        for part in [&cluster.url()].into_iter().chain(who.iter().flat_map(|(user, word)| [user, word])) {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
         let file = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
-        let runtime = access.runtime.clone();
+        let runtime = variables("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+        let runtime = runtime.unwrap_or_else(|| format!("/run/user/{uid}").into());
         Ok(Auth { who, uid, runtime, file: format!("etcd-token-{file}"), state: Mutex::default() })
     }
 
     pub(super) fn wanted(&self) -> Option<(&str, &str)> {
         let (user, password) = self.who.as_ref().filter(|_| !guarded(&self.state).needless)?;
-        Some((user, password.expose()))
+        Some((user, password))
     }
 
     pub(super) fn token(&self) -> Option<String> {
@@ -125,12 +129,10 @@ impl Auth {
 
     /// Directory of this user's tokens, created if `make`; `None` if it cannot be trusted.
     fn directory(&self, make: bool) -> Option<File> {
-        let of_the_system = PathBuf::from(format!("/run/user/{}", self.uid));
-        let path =
-            match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.open_own(path, 0o022).is_some()) {
-                Some(runtime) => runtime.join("csalock"),
-                None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
-            };
+        let path = match self.open_own(&self.runtime, 0o022) {
+            Some(_) => self.runtime.join("csalock"),
+            None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
+        };
         if make {
             let _ = mkdir(&path, Mode::S_IRWXU);
         }

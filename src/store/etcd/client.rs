@@ -19,7 +19,6 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::Access;
 use super::api::{Anything, Authenticated, encoded, understood};
 use super::auth::Auth;
 use super::errors::{EtcdError, LEASE_EXISTS, NEEDS_NO_LOGIN, explain, is_login_over, says, summary};
@@ -29,7 +28,7 @@ use crate::host::Host;
 use crate::store::net::errors::{CallError, NetError, Retry};
 use crate::store::net::retry::Calls;
 use crate::store::net::{CallDeadline, Connector, Wire, is_readable};
-use crate::store::{Call, Cluster, Subscription, guarded};
+use crate::store::{Call, Cluster, Subscription, Variables, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
 const SHARE: Duration = Duration::from_secs(2);
@@ -56,16 +55,16 @@ struct State {
 }
 
 impl Client {
-    pub(super) fn new(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Client> {
+    pub(super) fn new(cluster: &Cluster, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Client> {
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let tls = cluster.tls.then(|| tls_config(access).map(Arc::new)).transpose()?;
+        let tls = cluster.tls.then(|| tls_config(variables).map(Arc::new)).transpose()?;
         let count = cluster.endpoints.len();
         let connector = Connector { host: host.clone(), call_deadline, tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
         let at = if count > 1 { usize::from(host.random()?[0]) % count } else { 0 };
         Ok(Client {
             connector,
-            login: Auth::new(cluster, access, host.uid())?,
+            login: Auth::new(cluster, variables, host.uid())?,
             cluster: cluster.clone(),
             calls: Calls::new(host.clone(), false),
             host,
@@ -86,10 +85,9 @@ impl Client {
         path: &str,
         question: &Value,
     ) -> Answered<(A, bool)> {
-        let bodies: Vec<String> = leases.iter().chain([question]).map(Value::to_string).collect();
-        let paths = leases.iter().map(|_| "/v3/lease/grant").chain([path]);
-        let requests: Vec<HttpRequest<'_>> =
-            paths.zip(&bodies).map(|(path, body)| HttpRequest { path, body: body.as_bytes() }).collect();
+        let mut requests: Vec<HttpRequest<'_>> =
+            leases.iter().map(|lease| HttpRequest::new("/v3/lease/grant", lease)).collect();
+        requests.push(HttpRequest::new(path, question));
         let mut sent = 0;
         let mut most = SHARE;
         let answer = self.calls.repeat(call, |call| {
@@ -170,8 +168,7 @@ impl Client {
             return Ok(Some(token));
         }
         let Some((user, password)) = self.login.wanted() else { return Ok(None) };
-        let question = json!({"name": user, "password": password}).to_string();
-        let request = HttpRequest { path: "/v3/auth/authenticate", body: question.as_bytes() };
+        let request = HttpRequest::new("/v3/auth/authenticate", &json!({"name": user, "password": password}));
         match self.post::<Authenticated>(state, at, &[request], None) {
             Ok(answer) => {
                 self.login.remember(&answer.token);
@@ -222,8 +219,7 @@ impl Client {
         path: &str,
         question: &Value,
     ) -> Answered<A> {
-        let body = question.to_string();
-        self.ask_logged_in(call, &mut guarded(&self.state), at, &[HttpRequest { path, body: body.as_bytes() }], &mut 0)
+        self.ask_logged_in(call, &mut guarded(&self.state), at, &[HttpRequest::new(path, question)], &mut 0)
     }
 
     pub(super) fn error(&self, failed: &EtcdError) -> Error {
@@ -272,9 +268,8 @@ impl Client {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let mut wire = Connector { call_deadline, ..self.connector.clone() }.dial(&server).ok()?;
         which["key"] = encoded(key).into();
-        let question = json!({"create_request": which}).to_string();
         let (mut bytes, mut said) = (Vec::new(), Vec::new());
-        let request = HttpRequest { path: "/v3/watch", body: question.as_bytes() };
+        let request = HttpRequest::new("/v3/watch", &json!({"create_request": which}));
         request.encode(&server, self.login.token().as_deref(), &mut bytes);
         wire.send(&bytes).ok()?;
         loop {

@@ -197,7 +197,7 @@ impl Etcd {
             let found = read.filter(|(name, pair)| pair.key == self.record_key(name));
             return Ok(CommitResult::Conflict(found.map(|(_, pair)| Etcd::stored(pair.clone()))));
         }
-        self.leases.settle(pending);
+        pending.iter().for_each(|lease| self.leases.forget(lease.id));
         if leaves_effects {
             self.carry_out(call, &effects);
         }

@@ -6,14 +6,16 @@
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
 use rustls::ClientConfig;
+use serde_json::Value;
 
-use super::Access;
 use crate::error::{self, Error, ErrorKind};
+use crate::store::Variables;
 use crate::store::net::errors::NetError;
 use crate::store::net::{Wire, is_readable, tls_versions, trusted_roots, with_client_certificate};
 
@@ -63,13 +65,16 @@ impl Connection {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
 pub(super) struct HttpRequest<'a> {
-    pub(super) path: &'a str,
-    pub(super) body: &'a [u8],
+    path: &'a str,
+    body: String,
 }
 
 impl HttpRequest<'_> {
+    pub(super) fn new<'a>(path: &'a str, question: &Value) -> HttpRequest<'a> {
+        HttpRequest { path, body: question.to_string() }
+    }
+
     pub(super) fn encode(&self, server: &str, token: Option<&str>, out: &mut Vec<u8>) {
         out.extend_from_slice(format!("POST {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
         if let Some(token) = token {
@@ -77,7 +82,7 @@ impl HttpRequest<'_> {
         }
         let length = self.body.len();
         out.extend_from_slice(format!("content-type: application/json\r\ncontent-length: {length}\r\n\r\n").as_bytes());
-        out.extend_from_slice(self.body);
+        out.extend_from_slice(self.body.as_bytes());
     }
 }
 
@@ -88,14 +93,6 @@ pub(super) struct Answer {
     pub(super) keeps_open: bool,
     /// Time of the server since 1970, in whole seconds, if the answer has it.
     pub(super) date: Option<Duration>,
-}
-
-struct Head {
-    length: usize,
-    status: u16,
-    framing: Framing,
-    keeps_open: bool,
-    date: Option<Duration>,
 }
 
 enum Framing {
@@ -112,24 +109,24 @@ type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
 
 impl Incoming {
     fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, NetError> {
-        let Head { status, framing, keeps_open, date, .. } = loop {
+        let (framing, mut answer) = loop {
             match head(&self.0)? {
-                Some(head) => {
-                    self.0.advance(head.length);
+                Some((length, framing, answer)) => {
+                    self.0.advance(length);
                     // An interim answer precedes the final one.
-                    if head.status >= 200 {
-                        break head;
+                    if answer.status >= 200 {
+                        break (framing, answer);
                     }
                 }
                 None => self.fill(receive, MOST_OF_HEAD)?,
             }
         };
-        let body = match framing {
+        answer.body = match framing {
             Framing::Length(length) => self.take(length, receive)?,
             Framing::Chunks => self.chunks(receive)?,
             Framing::EndOfConnection => self.rest(receive)?,
         };
-        Ok(Answer { status, body, keeps_open, date })
+        Ok(answer)
     }
 
     /// Receives more bytes, unless there are `most` already. Fails at the end of the connection.
@@ -202,7 +199,8 @@ impl Incoming {
     }
 }
 
-fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
+/// Length of a complete head, and the answer without its body.
+fn head(bytes: &[u8]) -> Result<Option<(usize, Framing, Answer)>, NetError> {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
     let Status::Complete(length) = head.parse(bytes).map_err(|error| strange(&error.to_string()))? else {
@@ -227,7 +225,7 @@ fn head(bytes: &[u8]) -> Result<Option<Head>, NetError> {
     let keeps_open = head.version == Some(1) && !closes && !matches!(framing, Framing::EndOfConnection);
     let date = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("date"));
     let date = date.and_then(|header| seconds(header.value));
-    Ok(Some(Head { length, status, framing, keeps_open, date }))
+    Ok(Some((length, framing, Answer { status, body: Vec::new(), keeps_open, date })))
 }
 
 /// Time since 1970 of a text such as `Tue, 24 Nov 2026 15:11:29 GMT`.
@@ -240,10 +238,13 @@ fn strange(what: &str) -> NetError {
     NetError::Strange(format!("a strange answer: {what}"))
 }
 
-pub(super) fn tls_config(access: &Access) -> error::Result<ClientConfig> {
-    let roots = trusted_roots(access.cacert.as_deref(), "CSALOCK_ETCD_CACERT")?;
+/// The variables name PEM files: the accepted authorities, by default those of the system; and a client certificate.
+pub(super) fn tls_config(variables: &Variables<'_>) -> error::Result<ClientConfig> {
+    let [authorities, cert, key] =
+        ["CSALOCK_ETCD_CACERT", "CSALOCK_ETCD_CERT", "CSALOCK_ETCD_KEY"].map(|name| variables(name).map(PathBuf::from));
+    let roots = trusted_roots(authorities.as_deref(), "CSALOCK_ETCD_CACERT")?;
     let builder = tls_versions(rustls::ALL_VERSIONS)?.with_root_certificates(roots);
-    match (&access.cert, &access.key) {
+    match (&cert, &key) {
         (None, None) => Ok(builder.with_no_client_auth()),
         (Some(cert), key) => {
             // One file may contain both the certificate and the key.
@@ -365,8 +366,8 @@ mod tests {
     #[test]
     fn a_request_is_complete() {
         let mut bytes = Vec::new();
-        HttpRequest { path: "/v3/kv/range", body: b"{}" }.encode("h:1", Some("a.b"), &mut bytes);
-        HttpRequest { path: "/v3/watch", body: b"" }.encode("h:1", None, &mut bytes);
+        HttpRequest { path: "/v3/kv/range", body: "{}".to_string() }.encode("h:1", Some("a.b"), &mut bytes);
+        HttpRequest { path: "/v3/watch", body: String::new() }.encode("h:1", None, &mut bytes);
         let expected = "POST /v3/kv/range HTTP/1.1\r\nhost: h:1\r\nauthorization: a.b\r\n\
             content-type: application/json\r\ncontent-length: 2\r\n\r\n{}POST /v3/watch HTTP/1.1\r\nhost: h:1\r\n\
             content-type: application/json\r\ncontent-length: 0\r\n\r\n";

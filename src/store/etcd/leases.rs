@@ -48,19 +48,15 @@ impl KnownLeases {
     /// Records the leases whose keys a transaction found. They count as lasting until then, on CLOCK_BOOTTIME, despite
     /// later reads: stale reads would otherwise make the caller repeat the same transaction endlessly.
     pub(super) fn add_lasting(&self, ids: &[u64], found: &Done, until: Duration) {
-        let lasting = ids.iter().zip(&found.responses).filter(|(_, response)| response.found_any());
+        let lasting = ids.iter().zip(&found.responses).filter(|(_, response)| response.found().is_some());
         guarded(&self.lasting).extend(lasting.map(|(id, _)| (*id, until)));
     }
 
-    /// A transaction found this lease's key a short while ago.
-    pub(super) fn is_lasting(&self, id: u64, now: Duration) -> bool {
+    /// This process is about to put the lease's key, or a transaction found it a short while ago.
+    fn is_lasting(&self, id: u64, now: Duration) -> bool {
         let mut lasting = guarded(&self.lasting);
         lasting.retain(|(_, until)| *until > now);
-        lasting.iter().any(|(lasting, _)| *lasting == id)
-    }
-
-    pub(super) fn add(&self, pending: Pending) {
-        guarded(&self.pending).push(pending);
+        lasting.iter().any(|(lasting, _)| *lasting == id) || self.left_of_pending(id, now).is_some()
     }
 
     pub(super) fn pending(&self, now: Duration) -> Vec<Pending> {
@@ -69,12 +65,8 @@ impl KnownLeases {
         all.clone()
     }
 
-    pub(super) fn ends(&self, id: u64) -> Option<Duration> {
-        guarded(&self.pending).iter().find(|pending| pending.id == id).map(|pending| pending.ends)
-    }
-
-    pub(super) fn settle(&self, stored: &[Pending]) {
-        guarded(&self.pending).retain(|pending| !stored.iter().any(|stored| stored.id == pending.id));
+    fn left_of_pending(&self, id: u64, now: Duration) -> Option<Duration> {
+        self.pending(now).iter().find(|pending| pending.id == id).map(|pending| pending.ends - now)
     }
 
     pub(super) fn set_granted(&self, granted: &[Pending]) {
@@ -95,7 +87,8 @@ impl Leases for Etcd {
         // etcd requires an id above zero.
         let id = ((u128::from_ne_bytes(self.client.host.random()?) >> 65) as u64).max(1);
         let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
-        self.leases.add(Pending { id, seconds, ends: begun.saturating_add(span), is_granted: false });
+        let pending = Pending { id, seconds, ends: begun.saturating_add(span), is_granted: false };
+        guarded(&self.leases.pending).push(pending);
         let wall = self.client.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }
@@ -108,42 +101,32 @@ impl Leases for Etcd {
 
     fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(Duration::ZERO) };
-        if let Some(left) = self.left_of_pending(id) {
+        if let Some(left) = self.leases.left_of_pending(id, self.client.host.boottime()) {
             return Ok(left);
         }
         if self.is_expired(call, lease)? {
             return Ok(Duration::ZERO);
         }
-        let seconds = u64::try_from(self.granted(call, id)?.ttl).unwrap_or_default();
+        let granted: Granted = self.client.ask(call, "/v3/lease/timetolive", &json!({"ID": id.to_string()}))?;
+        let seconds = u64::try_from(granted.ttl).unwrap_or_default();
         Ok(Duration::from_secs(seconds).max(LAST_SECOND))
     }
 
     fn is_expired(&self, call: Call, lease: &Lease) -> Result<bool> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
-        let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.client.host.boottime());
+        let is_lasting = self.leases.is_lasting(id, self.client.host.boottime());
         Ok(!is_lasting && self.at(call, &self.lease_key(id), true)?.0.is_none())
     }
 
     fn look_ahead(&self, call: Call, leases: &[&Lease]) -> Result<()> {
         let now = self.client.host.boottime();
         let mut unknown = ids(leases);
-        unknown.retain(|id| self.left_of_pending(*id).is_none() && !self.leases.is_lasting(*id, now));
+        unknown.retain(|id| !self.leases.is_lasting(*id, now));
         for unknown in unknown.chunks(MOST_STEPS) {
             let steps: Vec<_> = unknown.iter().map(|id| range(&self.lease_key(*id), true)).collect();
             let done: Done = self.client.ask(call, "/v3/kv/txn", &json!({"success": steps}))?;
             self.leases.add_lasting(unknown, &done, now.saturating_add(SEEN_LASTING));
         }
         Ok(())
-    }
-}
-
-impl Etcd {
-    fn granted(&self, call: Call, id: u64) -> Result<Granted> {
-        self.client.ask(call, "/v3/lease/timetolive", &json!({"ID": id.to_string()}))
-    }
-
-    fn left_of_pending(&self, id: u64) -> Option<Duration> {
-        let left = self.leases.ends(id)?.saturating_sub(self.client.host.boottime());
-        (!left.is_zero()).then_some(left)
     }
 }

@@ -2,8 +2,6 @@
 
 use std::{fmt, io};
 
-use nix::errno::Errno;
-
 use crate::name::escape;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,12 +98,6 @@ impl std::error::Error for NetError {}
 impl From<NetError> for io::Error {
     fn from(error: NetError) -> io::Error {
         io::Error::other(error)
-    }
-}
-
-impl From<Errno> for NetError {
-    fn from(errno: Errno) -> NetError {
-        io::Error::from(errno).into()
     }
 }
 

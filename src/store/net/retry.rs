@@ -5,7 +5,6 @@
 //! signals meanwhile; every other caller gets the error. A call may reach a server more than once, and every call of
 //! these stores tolerates that.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -59,26 +58,27 @@ pub(in crate::store) struct Calls {
     /// True if a server has let this process in at the start. That is no answer to a call, but repetitions may help.
     has_met: bool,
     contact: Mutex<Contact>,
-    answers: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Contact {
-    answered: bool,
+    answers: u64,
     silent: bool,
 }
 
 impl Calls {
     pub(in crate::store) fn new(host: Arc<dyn Host>, has_met: bool) -> Calls {
-        Calls { host, has_met, contact: Mutex::default(), answers: AtomicU64::new(0) }
+        Calls { host, has_met, contact: Mutex::default() }
     }
 
     pub(in crate::store) fn answers(&self) -> u64 {
-        self.answers.load(Ordering::Relaxed)
+        guarded(&self.contact).answers
     }
 
-    pub(in crate::store) fn count_answer(&self) {
-        self.answers.fetch_add(1, Ordering::Relaxed);
+    pub(in crate::store) fn note_answer(&self) {
+        let mut contact = guarded(&self.contact);
+        contact.answers += 1;
+        contact.silent = false;
     }
 
     /// Makes attempts until a server answers or the time is over. Each gets the call with its deadline.
@@ -92,19 +92,18 @@ impl Calls {
         loop {
             let error = match attempt(Call { until: Some(deadline), ..call }) {
                 Ok(answer) => {
-                    guarded(&self.contact).note_answer();
-                    self.count_answer();
+                    self.note_answer();
                     return Ok(answer);
                 }
                 Err(error) => error,
             };
             let may_help = match error.retry() {
                 Retry::Answered => {
-                    guarded(&self.contact).note_answer();
+                    self.note_answer();
                     return Err(error);
                 }
                 Retry::Never => false,
-                Retry::IfMet | Retry::IfMetOrLater => self.has_met || guarded(&self.contact).answered,
+                Retry::IfMet | Retry::IfMetOrLater => self.has_met || self.answers() > 0,
                 Retry::Always => true,
             };
             if !may_help || call.is_interrupted(&*self.host) || self.host.boottime() + pause >= deadline {
@@ -121,7 +120,7 @@ impl Calls {
     pub(in crate::store) fn mark_unreached<C: Cause>(&self, failed: &CallError<C>, error: Error) -> Error {
         let may_pass = matches!(failed.retry(), Retry::Always | Retry::IfMetOrLater);
         let is_answer = failed.retry() == Retry::Answered;
-        if !is_answer && (may_pass || guarded(&self.contact).answered) { error.unreached() } else { error }
+        if !is_answer && (may_pass || self.answers() > 0) { error.unreached() } else { error }
     }
 }
 
@@ -131,11 +130,6 @@ impl Contact {
         let longest = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
         let at_most = until.map_or(longest, |until| until.saturating_add(OVERTIME).saturating_sub(now));
         now + at_most.clamp(LEAST, PATIENCE)
-    }
-
-    fn note_answer(&mut self) {
-        self.answered = true;
-        self.silent = false;
     }
 }
 
@@ -168,7 +162,7 @@ mod tests {
         guarded(&calls.contact).silent = true;
         assert_eq!(deadline(), NOW + LITTLE_PATIENCE);
         assert!(!is_unreached(Retry::IfMet) && !is_unreached(Retry::Never));
-        guarded(&calls.contact).note_answer();
+        calls.note_answer();
         assert_eq!(deadline(), NOW + PATIENCE);
         assert!(is_unreached(Retry::IfMet) && !is_unreached(Retry::Answered));
     }

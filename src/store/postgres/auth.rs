@@ -14,7 +14,6 @@ use super::errors::{SqlError, said, strange};
 use super::session::{Done, Session, invalid};
 use super::settings::{Binding, Settings, Target};
 use crate::name::escape_path;
-use crate::store::Secret;
 
 /// Maximum number of rounds of a password's hash, which a server may ask for.
 const MOST_ROUNDS: u32 = 1_000_000;
@@ -25,7 +24,7 @@ pub(super) fn log_in(session: &mut Session, settings: &Settings, target: &Target
         settings.methods.permit(method).then_some(()).ok_or_else(excluded)
     };
     let password = || match &target.password {
-        Ok(password) => Ok(password.expose().as_bytes()),
+        Ok(password) => Ok(password.as_bytes()),
         Err(why) => Err(denied(format!("it asks for a password: {why}"))),
     };
     let (mut has_proved, mut is_bound) = (false, false);
@@ -107,7 +106,7 @@ fn out_of_step() -> SqlError {
 
 /// Returns the password of the first line `HOST:PORT:DATABASE:USER:PASSWORD` that matches, or the reason why there is none.
 /// As in libpq, a file that other users may read does not count.
-pub(super) fn password_of(file: &Path, wanted: &[&str; 4]) -> std::result::Result<Secret, String> {
+pub(super) fn password_of(file: &Path, wanted: &[&str; 4]) -> std::result::Result<String, String> {
     let none = || "none is known".to_string();
     let found = std::fs::metadata(file).map_err(|_| none())?;
     if found.is_file() && found.mode() & 0o077 != 0 {
@@ -127,7 +126,7 @@ pub(super) fn password_of(file: &Path, wanted: &[&str; 4]) -> std::result::Resul
         let matches = fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
         fields.pop().filter(|_| fields.len() == 4 && matches)
     });
-    password.map(Secret::from).ok_or_else(none)
+    password.ok_or_else(none)
 }
 
 #[cfg(test)]
@@ -142,7 +141,7 @@ mod tests {
         let file = place.path().join("pgpass");
         std::fs::write(&file, "# h:*:*:*:no\nh:1:d:u:o\\:n\\\\e\n*:*:*:u:a:b\nshort\n*:*:*:*:any\n").unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
-        let of = |wanted: [&str; 4]| password_of(&file, &wanted).map(|password| password.expose().to_string());
+        let of = |wanted: [&str; 4]| password_of(&file, &wanted);
         assert_eq!(of(["h", "1", "d", "u"]).as_deref(), Ok("o:n\\e"));
         assert_eq!(of(["h", "2", "d", "u"]).as_deref(), Ok("a:b"));
         assert_eq!(of(["h", "2", "d", "v"]).as_deref(), Ok("any"));

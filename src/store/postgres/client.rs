@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use sha2::{Digest, Sha256};
 
 use super::errors::{SqlCause, SqlError, code, ends_call, explain, is_missing, is_taken};
@@ -57,28 +58,20 @@ pub(super) struct Client {
     crowd: Mutex<Option<(Duration, bool)>>,
 }
 
-enum SqlRequest<'a> {
-    Statement(&'a str, &'a [Vec<u8>]),
-    Script(&'a str),
-}
-
-impl SqlRequest<'_> {
-    fn is_commit(&self) -> bool {
-        matches!(self, SqlRequest::Statement(sql, _) if sql.contains(".change("))
-    }
-}
+/// Makes a request that gives the server this time.
+type MakeRequest<'a> = dyn Fn(Duration) -> Done<BytesMut> + 'a;
 
 impl Postgres {
     /// `$.` stands for the store's schema. Also returns true if the statement was sent more than once.
     pub(super) fn call(&self, call: Call, sql: &str, parameters: &[Vec<u8>]) -> Done<(Vec<Row>, bool)> {
         let sql = sql.replace("$origin", ORIGIN).replace("$.", &format!("\"{}\".", self.schema));
-        self.send(call, &SqlRequest::Statement(&sql, parameters))
+        self.send(call, sql.contains(".change("), &|left| statement(&sql, parameters, left))
     }
 
     /// Runs statements without parameters as one transaction. Returns the rows of the last one, as text.
     pub(super) fn run(&self, call: Call, sql: &str) -> Done<Vec<Row>> {
         let sql = sql.replace("\"csalock\"", &format!("\"{}\"", self.schema));
-        self.send(call, &SqlRequest::Script(&sql)).map(|(rows, _)| rows)
+        self.send(call, false, &|left| script(&sql, left)).map(|(rows, _)| rows)
     }
 
     /// `None` without a schema. Fails if the schema has another format.
@@ -151,16 +144,16 @@ impl Postgres {
         }
     }
 
-    fn send(&self, call: Call, request: &SqlRequest<'_>) -> Done<(Vec<Row>, bool)> {
+    fn send(&self, call: Call, is_commit: bool, make: &MakeRequest<'_>) -> Done<(Vec<Row>, bool)> {
         let client = &self.client;
         let (mut sent, mut refusal) = (0, None);
         let rows = client.calls.repeat(call, |call| {
             client.connector.call_deadline.begin(call.by(client.host.boottime() + SHARE));
-            client.try_once(request, &mut sent).map_err(|error| {
+            client.try_once(make, &mut sent).map_err(|error| {
                 if ends_call(&error) {
                     return error;
                 }
-                client.in_doubt.fetch_or(sent > 0 && request.is_commit(), Ordering::SeqCst);
+                client.in_doubt.fetch_or(sent > 0 && is_commit, Ordering::SeqCst);
                 // A server that is full says so at some attempts only.
                 if matches!(error, CallError::Server(SqlCause::Said(..))) {
                     refusal = Some(error.clone());
@@ -205,7 +198,7 @@ impl Client {
     /// Whether the server says within this time that its standby does not confirm commits.
     fn lacks_standby(&self, call: Call, patience: Duration) -> bool {
         self.connector.call_deadline.begin(Call { until: Some(self.host.boottime() + patience), ..call });
-        let rows = self.try_once(&SqlRequest::Script(LACKS_STANDBY), &mut 0).unwrap_or_default();
+        let rows = self.try_once(&|left| script(LACKS_STANDBY, left), &mut 0).unwrap_or_default();
         rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()))
     }
 
@@ -215,19 +208,14 @@ impl Client {
 
     /// Sends a request once. The server gives up when this client does: a server process that waits for a lock, as VACUUM
     /// FULL takes it, would otherwise stay when its client has left.
-    fn try_once(&self, request: &SqlRequest<'_>, sent: &mut u32) -> Done<Vec<Row>> {
+    fn try_once(&self, make: &MakeRequest<'_>, sent: &mut u32) -> Done<Vec<Row>> {
         let mut kept = guarded(&self.session);
         let mut session = match kept.take().filter(Session::is_idle) {
             Some(session) => session,
             None => Session::open(&self.connector, &self.settings)?,
         };
         *sent += 1;
-        let left = self.connector.call_deadline.left();
-        let request = match request {
-            SqlRequest::Statement(sql, parameters) => statement(sql, parameters, left)?,
-            SqlRequest::Script(sql) => script(sql, left)?,
-        };
-        let done = session.exchange(&request);
+        let done = session.exchange(&make(self.connector.call_deadline.left())?);
         if done.as_ref().err().is_none_or(ends_call) {
             *kept = Some(session);
         }

@@ -11,7 +11,7 @@ use super::{Database, decoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{home_of, user_name};
 use crate::name::escape;
-use crate::store::{Secret, Variables};
+use crate::store::Variables;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SslMode {
@@ -41,7 +41,7 @@ pub(super) struct Target {
     /// Address to connect to instead of the host's.
     pub(super) address: Option<String>,
     pub(super) port: u16,
-    pub(super) password: std::result::Result<Secret, String>,
+    pub(super) password: std::result::Result<String, String>,
 }
 
 #[derive(Default)]
@@ -201,7 +201,7 @@ fn targets(from: &Sources<'_>, database: &str, user: &str) -> Result<Vec<Target>
         let number: u16 = port.trim().parse().map_err(|_| wrong("PGPORT", &port, "a number"))?;
         let place = if host.starts_with('/') { "localhost" } else { &host };
         let password = match from.find("password") {
-            Some(password) => Ok(password.into()),
+            Some(password) => Ok(password),
             None => password_of(&passwords, &[place, &number.to_string(), database, user]),
         };
         Ok(Target { host, address: address.clone(), port: number, password })

@@ -112,7 +112,7 @@ impl Client {
         // Requests of the visitor need another connection until the list is over.
         let Some(mut link) = guarded(&self.slot).link.take() else { return Err(self.error(&NetError::Closed.into())) };
         while matches!(reply, Reply::Entry(..) | Reply::Line(_)) {
-            self.calls.count_answer();
+            self.calls.note_answer();
             visit(reply)?;
             let call = Call { until: Some(self.host.boottime() + PATIENCE), ..call };
             reply = link.reply(self.host.as_ref(), id, call).map_err(|error| self.error(&error))?;
