@@ -29,7 +29,7 @@ use super::processes::{self, ProcStat, no_proc};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};
-use crate::signals::StartupState;
+use crate::signals;
 
 /// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;
@@ -284,7 +284,7 @@ pub(super) fn blocked_callers(called: i32, some_time_later: bool) -> Vec<Process
     let is_command = || processes::read(below.parent).is_ok_and(|it| it.is_some_and(|it| it.program == b"csalock"));
     let may_hold = below.faults_of_children > 0 || is_command();
     let mut waiting: Vec<ProcessId> = may_hold.then_some(itself).into_iter().collect();
-    let mut ignored_below = StartupState::of_this_process().ignored(Signal::SIGINT);
+    let mut ignored_below = signals::was_ignored(Signal::SIGINT);
     // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
         let Ok(Caller { owners, starters, .. }) = caller(&below) else { break };

@@ -25,41 +25,39 @@ pub(super) const NAME: &CStr = c"csalock-keeper";
 /// Name of the process that starts a keeper again if it is killed, as ps(1) shows it.
 pub(super) const PARENT_NAME: &CStr = c"csalock-parent";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detach {
-    Child,
-    /// Init or another adopter, because the program that this process becomes must have no child of csalock.
-    Orphan,
-}
-
-/// Runs `work` in a background process, with `keep` as its only descriptors. Returns its pid if it is a child.
-pub fn spawn(parent: Detach, keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Option<Pid>> {
-    let failed = |errno: Errno| Error::os(errno, "start", "a process in the background");
+/// Runs `work` in a background process, a child of this one, with `keep` as its only descriptors.
+pub fn spawn(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Pid> {
     close_before_fork();
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     if let ForkResult::Parent { child } = unsafe { fork() }.map_err(failed)? {
-        if parent == Detach::Child {
-            return Ok(Some(child));
-        }
-        return waitpid(child, None).map(|_| None).map_err(failed);
+        return Ok(child);
     }
     // A caller that waits for this child may end now, and its open files must end with it: one of them may be locked.
     close_all_but(&keep.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>());
-    if parent == Detach::Orphan {
-        // A new session protects the child from signals that are sent to the parent's process group from now on.
-        let _ = setsid();
-        // SAFETY: as above. If the fork fails, no keeper renews the lease, and it expires.
-        match unsafe { fork() } {
-            Ok(ForkResult::Child) => {}
-            _ => leave(),
-        }
-    }
     detach();
     work();
     leave()
 }
 
+/// Like [`spawn`], but init or another adopter is the parent: the program that this process becomes must have no child of
+/// csalock.
+pub fn spawn_orphan(work: impl FnOnce()) -> Result<()> {
+    let child = spawn(&[], || {
+        // SAFETY: as above. If the fork fails, no keeper renews the lease, and it expires.
+        if let Ok(ForkResult::Child) = unsafe { fork() } {
+            let _ = setsid();
+            work();
+        }
+    })?;
+    waitpid(child, None).map(drop).map_err(failed)
+}
+
+fn failed(errno: Errno) -> Error {
+    Error::os(errno, "start", "a process in the background")
+}
+
 fn detach() {
+    // A new session protects this process from signals that are sent to the parent's process group from now on.
     let _ = setsid();
     let _ = chdir("/");
     show_name_as_arguments();
