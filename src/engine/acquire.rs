@@ -316,7 +316,7 @@ impl AcquireAttempt<'_> {
                 if now.waiter(&self.terms.entry.proof).is_some() {
                     self.terms.place = QueuePlace::InRecord;
                 }
-                self.known = Some((Some(version), lock::committed(now, version.number)));
+                self.known = Some((Some(version), lock::committed(&now, version.number)));
                 None
             }
         }

@@ -106,9 +106,7 @@ impl Engine {
         let before = depend(record);
         Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
     }
-}
 
-impl Engine {
     pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
         self.liveness_with(record, &Facts::default(), domain, process)
     }

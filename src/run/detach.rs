@@ -43,6 +43,8 @@ pub fn spawn(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Pid> {
 /// csalock.
 pub fn spawn_orphan(work: impl FnOnce()) -> Result<()> {
     let child = spawn(&[], || {
+        // The call returns when this process ends, and then no process but the keeper must have its name.
+        let _ = set_name(PARENT_NAME);
         // SAFETY: as above. If the fork fails, no keeper renews the lease, and it expires.
         if let Ok(ForkResult::Child) = unsafe { fork() } {
             let _ = setsid();

@@ -969,7 +969,7 @@ fn an_unconfirmed_grant_of_a_stopped_waiter_is_taken_back_after_a_while() {
         apply(&mut record, 7, waits(4), &[]);
         let confirm = Acquire { phase: Phase::Confirm, ..waits(stopped) };
         let refused = settle(&record, &confirm, &[]);
-        assert!(matches!(refused, Transition::Done(AcquireStep::Refused(Refusal::Lost(_)))), "{refused:?}");
+        assert!(matches!(refused, Transition::Done(AcquireStep::Refused(Refusal::Lost))), "{refused:?}");
         let step = settle(&record, &waits(stopped), &[]);
         assert!(matches!(response_of(step.clone()), AcquireStep::Wait(_)), "{step:?}");
         assert_eq!(pids(&record), (vec![3], vec![stopped, 4]));
