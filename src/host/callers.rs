@@ -214,15 +214,8 @@ pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
 
 /// Programs that only start others may be between the two.
 fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
-    let mut child = below.clone();
-    for _ in 0..MOST_PARENTS {
-        match processes::read(child.parent) {
-            Ok(Some(parent)) if parent.pid != ancestor.pid => child = parent,
-            Ok(Some(_)) => return child,
-            _ => break,
-        }
-    }
-    below.clone()
+    let mut callers = processes::with_callers(below.clone()).take(MOST_PARENTS);
+    callers.find(|stat| stat.parent == ancestor.pid).unwrap_or_else(|| below.clone())
 }
 
 fn look(pid: i32) -> Result<Option<ProcStat>> {

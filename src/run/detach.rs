@@ -96,17 +96,17 @@ fn show_name_as_arguments() {
 }
 
 fn close_all_but(keep: &[RawFd]) {
+    let close = |descriptor: RawFd| {
+        if !keep.contains(&descriptor) {
+            // SAFETY: this process no longer uses the owner of the descriptor, and nothing here owns it.
+            unsafe { nix::libc::close(descriptor) };
+        }
+    };
     // The list of open descriptors needs a descriptor itself, and the process may be at its limit.
-    for descriptor in (0..3).filter(|descriptor| !keep.contains(descriptor)) {
-        // SAFETY: the comment below applies.
-        unsafe { nix::libc::close(descriptor) };
-    }
+    (0..3).for_each(close);
     let names = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<RawFd> = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for descriptor in open.into_iter().filter(|descriptor| !keep.contains(descriptor)) {
-        // SAFETY: this process no longer uses the owner of the descriptor, and nothing here owns it.
-        unsafe { nix::libc::close(descriptor) };
-    }
+    open.into_iter().for_each(close);
 }
 
 /// Ends the process silently with status 0, without cleanup: the parent cleans up the inherited state.
