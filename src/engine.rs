@@ -36,13 +36,11 @@ use crate::error::{Error, Result};
 use crate::history::HistoryLimits;
 use crate::host::{Host, Unix};
 use crate::lock::{self, Credentials, Handle, HandleHash, Lease, ProcessId, Record, Waiter};
-use crate::signals::StartupState;
 use crate::store::{Call, Location, Store, Version, Versioned};
 
 pub struct Context {
     pub environment: Environment,
     pub host: Arc<dyn Host>,
-    pub inherited: StartupState,
 }
 
 impl Context {
@@ -52,11 +50,7 @@ impl Context {
             crate::host::OFFSETS.get_or_init(Environment::clock_offsets);
             crate::host::FIRST_PIDS.get_or_init(Environment::first_pid_namespace);
         }
-        Context {
-            environment: Environment::of_this_process(),
-            host: Arc::new(Unix::new()),
-            inherited: StartupState::of_this_process(),
-        }
+        Context { environment: Environment::of_this_process(), host: Arc::new(Unix::new()) }
     }
 
     pub fn engine(&self, location: &Location) -> Result<Engine> {

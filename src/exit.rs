@@ -8,8 +8,9 @@ use Exit::{Code, Done, Failed, MaxHold};
 
 use crate::error::ErrorKind::{self, *};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Exit {
+    #[default]
     Done,
     Failed(ErrorKind),
     /// csalock ended the command because the time of `--max-hold` was over.

@@ -54,7 +54,7 @@ pub struct EndedBy {
     pub replaces: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunEnd {
     /// As the shell counts: 128 + N after signal N.
     pub exit: u8,

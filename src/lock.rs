@@ -26,7 +26,7 @@ mod value;
 mod waiter;
 mod write;
 
-pub use auxiliary::{CommitRecord, WaitEdges};
+pub use auxiliary::{CommitRecord, WaitEdge, WaitEdges};
 pub(crate) use codec::{
     Auxiliary, MOST_BYTES, committed, decode_auxiliary, decode_value, encode_auxiliary, encode_damaged, encode_value,
     name_of_auxiliary,

@@ -48,30 +48,25 @@ const CLOSED: u32 = 40;
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = observe;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StartupState(u64);
+pub fn was_ignored(signal: Signal) -> bool {
+    // csalock never changes the disposition of another signal that it asks about.
+    if TAKEN.contains(&signal) { observed(bit(signal as i32)) } else { is_ignored(signal as i32) }
+}
 
-impl StartupState {
-    pub fn of_this_process() -> StartupState {
-        StartupState(OBSERVED.load(Ordering::Relaxed))
-    }
+/// `None` for 0, 1 and 2. The answer is right until csalock opens files of its own.
+pub fn file_at_start(descriptor: u16) -> Option<PathBuf> {
+    let path = (descriptor > 2).then(|| std::fs::read_link(format!("/proc/self/fd/{descriptor}")))?.ok()?;
+    // A pipe or a socket has no path, and that of a device or a deleted file cannot be locked.
+    std::fs::metadata(&path).is_ok_and(|found| found.is_file() || found.is_dir()).then_some(path)
+}
 
-    pub fn ignored(self, signal: Signal) -> bool {
-        // csalock never changes the disposition of another signal that it asks about.
-        if TAKEN.contains(&signal) { self.0 & bit(signal as i32) != 0 } else { is_ignored(signal as i32) }
-    }
+/// Of 0, 1 and 2. A closed one is /dev/null by now, so that no file of a store gets its number.
+pub fn was_closed(descriptor: u32) -> bool {
+    observed(1 << (CLOSED + descriptor))
+}
 
-    /// `None` for 0, 1 and 2. The answer is right until csalock opens files of its own.
-    pub fn file(self, descriptor: u16) -> Option<PathBuf> {
-        let path = (descriptor > 2).then(|| std::fs::read_link(format!("/proc/self/fd/{descriptor}")))?.ok()?;
-        // A pipe or a socket has no path, and that of a device or a deleted file cannot be locked.
-        std::fs::metadata(&path).is_ok_and(|found| found.is_file() || found.is_dir()).then_some(path)
-    }
-
-    /// Of 0, 1 and 2. A closed one is /dev/null by now, so that no file of a store gets its number.
-    pub fn closed(self, descriptor: u32) -> bool {
-        self.0 & (1 << (CLOSED + descriptor)) != 0
-    }
+fn observed(bit: u64) -> bool {
+    OBSERVED.load(Ordering::Relaxed) & bit != 0
 }
 
 /// Completes the signals of [`TAKEN`]; `main` calls this first. Rust's runtime has ignored SIGPIPE already.
@@ -234,30 +229,29 @@ impl Signals {
     }
 
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.
-    pub fn restore(&self, inherited: StartupState) {
+    pub fn restore(&self) {
         // The command starts with the default disposition of SIGCHLD, if nothing ignored it.
         if self.ignored_children {
             let _ = set_ignored(SIGCHLD, true);
         }
-        restore_most(inherited);
+        restore_most();
     }
 }
 
 /// Otherwise the signals that csalock queues could not end a program that this process starts.
 pub fn restore_for(program: &mut Command) {
-    let inherited = StartupState::of_this_process();
     // SAFETY: sigaction(2) and sigprocmask(2) may be called in a forked child (signal-safety(7)), and nothing else is.
     unsafe {
         program.pre_exec(move || {
-            restore_most(inherited);
+            restore_most();
             Ok(())
         })
     };
 }
 
-pub fn restore_most(inherited: StartupState) {
+pub fn restore_most() {
     for signal in TAKEN {
-        let _ = set_ignored(signal, inherited.ignored(signal));
+        let _ = set_ignored(signal, was_ignored(signal));
     }
     // A mask that is set anew loses two signals which glibc never blocks, even if the caller had them blocked.
     let blocked = set_of(BLOCKED.load(Ordering::SeqCst));

@@ -18,7 +18,7 @@ use crate::host::{ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{Document, SettingNames, indented, json};
-use crate::signals::StartupState;
+use crate::signals;
 use crate::store::{Call, Location, refuse_file_mounted_alone};
 use crate::terminal;
 
@@ -199,7 +199,7 @@ impl Context {
 
     /// With a closed stdout the caller would not get this result.
     pub(super) fn require_stdout(&self, result: &str, hint: &str) -> Result<()> {
-        if !self.inherited.closed(1) {
+        if !signals::was_closed(1) {
             return Ok(());
         }
         Err(Error::new(ErrorKind::InputOutput, format!("stdout is closed, so {result} would be lost"), hint))
@@ -333,7 +333,7 @@ impl Stdout {
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if StartupState::of_this_process().closed(1) {
+        if signals::was_closed(1) {
             return Err(std::io::Error::other("it is closed"));
         }
         self.0.write(bytes)

@@ -26,7 +26,7 @@ use crate::report::{RefusedLock, Reporter, json};
 use crate::run::exec::is_program;
 use crate::run::keeper::{KeeperConfig, check_room, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::store::Call;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
@@ -96,7 +96,7 @@ pub(super) fn lock_as_csa(context: &Context, options: &Lock) -> anyhow::Result<E
 fn warn_of_descriptors(context: &Context, options: &Lock) {
     for name in &options.names {
         let descriptor = name.to_str().and_then(|name| name.parse().ok());
-        let Some(path) = descriptor.and_then(|descriptor| context.inherited.file(descriptor)) else { continue };
+        let Some(path) = descriptor.and_then(signals::file_at_start) else { continue };
         let (name, path) = (escape(name.as_bytes()), path.as_os_str().as_bytes());
         context.common.note(&format!(
             "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock {}`",
@@ -276,6 +276,7 @@ impl ForScript<'_> {
                 proof: request.handle.proof(),
                 owners: request.entry.owner.processes.clone(),
                 shared_lease_end,
+                first_leases: opened.leases(grants),
                 kills: false,
                 is_reported: false,
                 timed: false,

@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let began = context.host.boottime();
     let locks = context.lock_set_for(&names, &options.taking, options.reentrant)?;
     if locks.all.is_empty() {
-        return Err(command_line.replace_process(context.inherited).into());
+        return Err(command_line.replace_process().into());
     }
     let flock_compat = FlockCompat::of(context, options, &locks)?;
     let handle = context.new_handle()?;

@@ -17,7 +17,7 @@ use crate::host::ThisProcess;
 use crate::lock::{Credentials, Handle, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
 use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, describe_value, json};
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 
 pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
@@ -97,7 +97,7 @@ fn only_for_taking(taking: &Taking) -> Option<&'static str> {
 pub(super) fn put(context: &Context, options: &Put) -> anyhow::Result<Exit> {
     let value = options.value.as_deref().unwrap_or(OsStr::new("-"));
     let target = context.target(&options.name)?;
-    let bytes = if value == "-" { from_stdin(context, &target)? } else { value.as_bytes().to_vec() };
+    let bytes = if value == "-" { from_stdin(&target)? } else { value.as_bytes().to_vec() };
     if bytes.len() > MOST_VALUE {
         let what = format!("the value for lock {} has more than {MOST_VALUE} bytes", escape(&target.display_name));
         return Err(
@@ -113,12 +113,12 @@ pub(super) fn del(context: &Context, options: &Del) -> anyhow::Result<Exit> {
     write(context, &options.writing, &target, None, None, None)
 }
 
-fn from_stdin(context: &Context, target: &LockRef) -> Result<Vec<u8>> {
+fn from_stdin(target: &LockRef) -> Result<Vec<u8>> {
     let failed = |what: String| {
         let what = format!("cannot read the value for lock {} from stdin: {what}", escape(&target.display_name));
         Error::new(ErrorKind::InputOutput, what, "nothing was written; give the value as an argument, or on stdin")
     };
-    if context.inherited.closed(0) {
+    if signals::was_closed(0) {
         return Err(failed("it is closed".to_string()));
     }
     let mut bytes = Vec::new();

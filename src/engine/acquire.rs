@@ -6,7 +6,7 @@ mod wait;
 
 use std::time::Duration;
 
-use super::commit::{CasRetry, Committed, RecordUpdate};
+use super::commit::{CasRetry, Committed};
 use super::deadlock::BlockedCallers;
 use super::facts::Witnessed;
 use super::history::Remark;
@@ -295,8 +295,7 @@ impl AcquireAttempt<'_> {
         }
         // A caller that does not queue reads busy next, and a caller that confirms its grant has no rival.
         self.retry.has_priority = !self.terms.queue || before.holder(&self.terms.entry.proof).is_some();
-        let update = RecordUpdate { expect, before: &before, record: &next, wake, expired };
-        match self.engine.commit_update(&update, Remark::default()) {
+        match self.engine.commit_update((expect, &before), &next, wake, expired, Remark::default()) {
             Ok(Committed::Done(version)) => Ok(self.after_commit(version, next, step)),
             Ok(Committed::Conflict(found)) => {
                 // A loser on a shared store pauses first, so this record would be old: read again.
@@ -317,7 +316,7 @@ impl AcquireAttempt<'_> {
                 if now.waiter(&self.terms.entry.proof).is_some() {
                     self.terms.place = QueuePlace::InRecord;
                 }
-                self.known = Some((Some(version), lock::committed(now, version.number)));
+                self.known = Some((Some(version), lock::committed(&now, version.number)));
                 None
             }
         }

@@ -57,6 +57,21 @@ pub fn acquire_all(
     ended
 }
 
+/// Confirms all provisional grants permanently, or none. Returns `None` if a grant was lost in the meantime. A new
+/// grant has another token, which is of no use to a caller that knows the old one.
+/// Fails if a store cannot be read or written. Some of the grants may be permanent then.
+pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &[Grant]) -> Result<Option<Vec<Grant>>> {
+    let mut on_wait = |_: usize, _: &Progress<'_>| None;
+    let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
+    several.held = grants.iter().cloned().map(Some).collect();
+    if !several.confirm()? {
+        return Ok(None);
+    }
+    let held: Vec<Grant> = several.held.into_iter().flatten().collect();
+    let are_the_same = held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
+    Ok(are_the_same.then_some(held))
+}
+
 struct MultiAcquire<'a, 'b> {
     locks: &'a [StoredLock<'a>],
     request: &'a AcquireRequest,
@@ -165,24 +180,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             AcquireResult::Interrupted => Ok(Some(AcquireResult::Interrupted)),
         }
     }
-}
 
-/// Confirms all provisional grants permanently, or none. Returns `None` if a grant was lost in the meantime. A new
-/// grant has another token, which is of no use to a caller that knows the old one.
-/// Fails if a store cannot be read or written. Some of the grants may be permanent then.
-pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &[Grant]) -> Result<Option<Vec<Grant>>> {
-    let mut on_wait = |_: usize, _: &Progress<'_>| None;
-    let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
-    several.held = grants.iter().cloned().map(Some).collect();
-    if !several.confirm()? {
-        return Ok(None);
-    }
-    let held: Vec<Grant> = several.held.into_iter().flatten().collect();
-    let are_the_same = held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
-    Ok(are_the_same.then_some(held))
-}
-
-impl<'a> MultiAcquire<'a, '_> {
     /// Makes the grants permanent. Returns `false` if a grant was lost in the meantime.
     fn confirm(&mut self) -> Result<bool> {
         // Grants that end with this process anyway need no commit record to end together.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::commit::{CasRetry, Committed, RecordUpdate};
+use super::commit::{CasRetry, Committed};
 use super::history::Remark;
 use super::{Engine, Released};
 use crate::error::{ErrorKind, Result};
@@ -62,14 +62,7 @@ impl Engine {
             match self.decide(&record, &ask, None)? {
                 Transition::Done(response) => return Ok(Some(response)),
                 Transition::Write { record: next, response, wake, expired } => {
-                    let update = RecordUpdate {
-                        expect: version,
-                        before: &record,
-                        record: &next,
-                        wake: &wake,
-                        expired: &expired,
-                    };
-                    match self.commit_update(&update, remark)? {
+                    match self.commit_update((version, &record), &next, &wake, &expired, remark)? {
                         Committed::Done(version) => {
                             R::changed(&response).iter().for_each(|proof| self.wake_supervisor(proof));
                             return Ok(Some(R::with_tokens(response, version.number)));
@@ -208,7 +201,7 @@ impl Engine {
                 }
                 Err(Query::Committed(proof)) => {
                     let may_commit = facts.is_awaited(record, &proof);
-                    facts.insert_committed(proof, self.has_committed_finally(&proof, may_commit)?);
+                    facts.committed.push((proof, self.has_committed_finally(&proof, may_commit)?));
                 }
                 Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }

@@ -10,16 +10,6 @@ use crate::host::WakeAddress;
 use crate::lock::{self, CommitRecord, EndReason, EndedGrant, Grant, HandleHash, Lease, Record, Request, Waiter};
 use crate::store::{CommitResult, Durability, LinesOfHistory, Scope, Version, Write, WriteOptions, WriteSet};
 
-pub(super) struct RecordUpdate<'a> {
-    /// Version that the store must have; `None` if it must have no record.
-    pub(super) expect: Option<Version>,
-    pub(super) before: &'a Record,
-    pub(super) record: &'a Record,
-    pub(super) wake: &'a [HandleHash],
-    /// Leases whose expiry justifies the replacement.
-    pub(super) expired: &'a [Lease],
-}
-
 pub(super) enum Committed {
     Done(Version),
     /// Another writer committed first. The record as it is, if the store returned it.
@@ -50,9 +40,16 @@ impl Engine {
         }
     }
 
-    /// Commits a record, wakes the waiters concerned and logs the ended grants.
-    pub(super) fn commit_update(&self, update: &RecordUpdate<'_>, remark: Remark<'_>) -> Result<Committed> {
-        let RecordUpdate { expect, before, record, wake, expired } = *update;
+    /// Commits the record that replaces `before`, wakes the waiters concerned and logs the ended grants. The store must
+    /// have the version `expect`, or no record if that is `None`. The ends of the leases `expired` justify the change.
+    pub(super) fn commit_update(
+        &self,
+        (expect, before): (Option<Version>, &Record),
+        record: &Record,
+        wake: &[HandleHash],
+        expired: &[Lease],
+        remark: Remark<'_>,
+    ) -> Result<Committed> {
         let body = (!record.is_removable()).then(|| lock::encode(record));
         self.check_size(&record.name, body.as_deref())?;
         // The next holder may end before this process runs again. Its end must not seem to come first.

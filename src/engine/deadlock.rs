@@ -14,7 +14,9 @@ use std::time::Duration;
 use super::Engine;
 use crate::error::Result;
 use crate::host::Host;
-use crate::lock::{Cycle, Facts, HandleHash, Liveness, ProcessId, Record, WaitEdges, WaitNode, Waiter, find_cycle};
+use crate::lock::{
+    Cycle, Facts, HandleHash, Liveness, ProcessId, Record, WaitEdge, WaitEdges, WaitNode, Waiter, find_cycle,
+};
 use crate::store::guarded;
 
 /// Delay after which a wait publishes its edges and checks for a deadlock. Most waits are shorter.
@@ -37,9 +39,9 @@ impl Engine {
     /// Publishes this wait under every key that other processes read, unless a key has enough similar waits. Returns
     /// true if it is published under one key at least.
     pub(super) fn publish(&self, name: &[u8], waiter: &Waiter) -> Result<bool> {
-        let edge = (name.to_vec(), waiter.proof);
+        let edge = WaitEdge(name.to_vec(), waiter.proof);
         let add = |edges: &mut WaitEdges| {
-            let alike = edges.waits.iter().filter(|(of, _)| of == name).count();
+            let alike = edges.waits.iter().filter(|WaitEdge(of, _)| of == name).count();
             if alike < MOST_OF_A_LOCK && !edges.waits.contains(&edge) {
                 edges.waits.push(edge.clone());
             }
@@ -60,9 +62,10 @@ impl Engine {
     }
 
     /// Those of these waits that are over, although they are still published.
-    pub(super) fn ended_waits(&self, edges: &WaitEdges) -> Result<Vec<(Vec<u8>, HandleHash)>> {
+    pub(super) fn ended_waits(&self, edges: &WaitEdges) -> Result<Vec<WaitEdge>> {
         let mut gone = Vec::new();
-        for (name, proof) in &edges.waits {
+        for edge in &edges.waits {
+            let WaitEdge(name, proof) = edge;
             let waits = match self.read(name).and_then(|(_, record)| self.entry(record, proof)) {
                 // The unreadable record may still contain the waiter.
                 Err(error) if error.is_of_one_record() => continue,
@@ -72,7 +75,7 @@ impl Engine {
                 self.liveness(&record, &waiter.owner.domain, &waiter.process) != Liveness::Dead
             });
             if !lives {
-                gone.push((name.clone(), *proof));
+                gone.push(edge.clone());
             }
         }
         Ok(gone)
@@ -80,8 +83,10 @@ impl Engine {
 
     pub(super) fn retract(&self, name: &[u8], waiter: &Waiter) -> Result<()> {
         WaitEdges::keys(waiter).iter().try_for_each(|key| {
-            self.change_edges(key, &|edges| edges.waits.retain(|(of, proof)| *proof != waiter.proof || of != name))
-                .map(drop)
+            self.change_edges(key, &|edges| {
+                edges.waits.retain(|WaitEdge(of, proof)| *proof != waiter.proof || of != name)
+            })
+            .map(drop)
         })
     }
 
@@ -117,12 +122,13 @@ impl Engine {
 
     fn look_for_cycle(&self, name: &[u8], me: &HandleHash) -> Result<Option<Cycle>> {
         let mut waits: Vec<WaitNode> = Vec::new();
-        let mut to_look_at = vec![(name.to_vec(), *me)];
+        let mut to_look_at = vec![WaitEdge(name.to_vec(), *me)];
         let mut looked_at = std::collections::HashSet::new();
-        while let Some((name, proof)) = to_look_at.pop() {
-            if waits.len() >= MOST_WAITS || !looked_at.insert((name.clone(), proof)) {
+        while let Some(edge) = to_look_at.pop() {
+            if waits.len() >= MOST_WAITS || !looked_at.insert(edge.clone()) {
                 continue;
             }
+            let WaitEdge(name, proof) = edge;
             let (_, record) = match self.read(&name) {
                 // An unreadable record of another lock does not fail this wait.
                 Err(error) if !waits.is_empty() && error.is_of_one_record() => continue,

@@ -66,13 +66,13 @@ impl Engine {
         match query {
             Query::Outlasts(lease) => {
                 let left = self.store.leases().time_to_expiry(self.call, &lease, &record.sightings)?;
-                facts.insert_outlasts(lease, time_left.is_some_and(|time_left| left > time_left));
+                facts.outlasts.push((lease, time_left.is_some_and(|time_left| left > time_left)));
             }
-            Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
+            Query::Committed(proof) => facts.committed.push((proof, self.has_committed(&proof)?)),
             Query::NewLease(span) => {
-                facts.insert_new_lease(span, self.store.leases().grant(self.call, Duration::from_millis(span))?)
+                facts.new_lease.push((span, self.store.leases().grant(self.call, Duration::from_millis(span))?))
             }
-            Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
+            Query::Page(number) => _ = facts.pages.insert(number, self.seal(&record.name, number)?),
             Query::Liveness(domain, process) => {
                 let liveness = self.liveness_with(record, facts, &domain, &process);
                 let is_released = || {
@@ -86,7 +86,7 @@ impl Engine {
             }
             Query::Frozen(domain, process) => {
                 let is_frozen = self.host.is_frozen(&domain, &process);
-                facts.insert_frozen(domain, process, is_frozen);
+                facts.frozen.push((domain, process, is_frozen));
             }
             Query::LeaseExpired(lease) => {
                 let over = self.lease_expired(record, &lease)?;
@@ -106,9 +106,7 @@ impl Engine {
         let before = depend(record);
         Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
     }
-}
 
-impl Engine {
     pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
         self.liveness_with(record, &Facts::default(), domain, process)
     }

@@ -8,7 +8,7 @@ use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Use;
-use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
+use crate::lock::{EndReason, Grant, HandleHash, Lease, NotHolder};
 use crate::name::{escape, shell_quote};
 use crate::store::{Call, Location, in_order};
 
@@ -175,9 +175,16 @@ impl OpenLockSet<'_> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }
 
+    /// The leases of these grants that this process started, each with its end on CLOCK_BOOTTIME.
+    pub fn leases(&self, grants: &[Grant]) -> Vec<Option<(Lease, Duration)>> {
+        let lease =
+            |(engine, grant): (&Engine, &Grant)| Some((grant.lifetime.lease()?.clone(), engine.ends(&grant.lifetime)?));
+        self.each().map(|(_, engine)| engine).zip(grants).map(lease).collect()
+    }
+
     /// When the first of the leases of these grants ends, on CLOCK_BOOTTIME; `None` without a lease.
     pub fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
-        self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
+        self.leases(grants).into_iter().flatten().map(|(_, ends)| ends).min()
     }
 
     /// These locks, with stores whose calls have these limits.

@@ -1,7 +1,7 @@
 //! Reading, writing and deleting values. The rules are in [`crate::lock`]'s `value.rs`. This module adds the store
 //! operations: the bytes of external values, and the wait for the holder.
 
-use super::commit::{Committed, RecordUpdate};
+use super::commit::Committed;
 use super::facts::Witnessed;
 use super::history::Remark;
 use super::wait_policy::OnWait;
@@ -185,10 +185,9 @@ impl Engine {
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }
-            let update =
-                RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, expired: &expired };
             writing.repeat();
-            if let Committed::Done(version) = self.commit_update(&update, Remark::default())? {
+            let committed = self.commit_update((version, &record), &next, &wake, &expired, Remark::default())?;
+            if let Committed::Done(version) = committed {
                 return Ok(SetValue::with_tokens(response, version.number));
             }
             // The next read may find no trace of the grant that this read has found.

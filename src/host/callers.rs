@@ -29,7 +29,7 @@ use super::processes::{self, ProcStat, no_proc};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Orphan, Owner, ProcessId};
-use crate::signals::StartupState;
+use crate::signals;
 
 /// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;
@@ -214,15 +214,8 @@ pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
 
 /// Programs that only start others may be between the two.
 fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
-    let mut child = below.clone();
-    for _ in 0..MOST_PARENTS {
-        match processes::read(child.parent) {
-            Ok(Some(parent)) if parent.pid != ancestor.pid => child = parent,
-            Ok(Some(_)) => return child,
-            _ => break,
-        }
-    }
-    below.clone()
+    let mut callers = processes::with_callers(below.clone()).take(MOST_PARENTS);
+    callers.find(|stat| stat.parent == ancestor.pid).unwrap_or_else(|| below.clone())
 }
 
 fn look(pid: i32) -> Result<Option<ProcStat>> {
@@ -284,7 +277,7 @@ pub(super) fn blocked_callers(called: i32, some_time_later: bool) -> Vec<Process
     let is_command = || processes::read(below.parent).is_ok_and(|it| it.is_some_and(|it| it.program == b"csalock"));
     let may_hold = below.faults_of_children > 0 || is_command();
     let mut waiting: Vec<ProcessId> = may_hold.then_some(itself).into_iter().collect();
-    let mut ignored_below = StartupState::of_this_process().ignored(Signal::SIGINT);
+    let mut ignored_below = signals::was_ignored(Signal::SIGINT);
     // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
         let Ok(Caller { owners, starters, .. }) = caller(&below) else { break };

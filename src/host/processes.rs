@@ -126,6 +126,11 @@ fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
     }
 }
 
+/// This process, its parent and so on, as far as they are visible.
+pub(super) fn with_callers(stat: ProcStat) -> impl Iterator<Item = ProcStat> {
+    std::iter::successors(Some(stat), |stat| read(stat.parent).ok().flatten())
+}
+
 pub(super) fn no_proc(error: &io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
@@ -283,7 +288,7 @@ pub const OF_OTHER_USER: &str = "that process is of another user";
 /// Returns why csalock does not: a user who may write in a store can name any process and any user in a record. The
 /// process must be of that user, unless this process acts as that user, and must not be the first or have called this one.
 pub fn send_for(uid: u32, process: &ProcessId, signal: i32) -> Result<(), (ErrorKind, &'static str)> {
-    let mut callers = std::iter::successors(read_own().ok(), |stat| read(stat.parent).ok().flatten());
+    let mut callers = read_own().into_iter().flat_map(with_callers);
     // A process that has ended has no user, and gets no signal.
     let has_ended = || start_of(process.pid) != Some(process.start);
     let is_of_user = || geteuid().as_raw() == uid || user_of(process.pid).map_or_else(has_ended, |user| user == uid);

@@ -10,7 +10,7 @@ use super::owner::{PidDomain, ProcessId};
 use super::protocol::{is_decided, is_seen_alive, lease_expired, write, write_if_changed};
 use super::queue::{INLINE_WAITERS, enter_in_place, grant_in_order, grant_waiting, refill, replaced};
 use super::record::Record;
-use super::request::{Acquire, AcquireStep, Awaited, Cancel, Edge, NotHolder, Phase, Refusal, Request, Transition};
+use super::request::{Acquire, AcquireStep, Awaited, Cancel, Edge, Phase, Refusal, Request, Transition};
 use super::waiter::{Page, Pages, QueuePlace, QueuePosition, Waiter};
 
 impl Request for Acquire {
@@ -31,7 +31,7 @@ impl Request for Acquire {
             return Ok(Transition::Done(claimed));
         }
         if self.phase == Phase::Confirm {
-            return Ok(refused(lost(record, &me)));
+            return Ok(refused(Refusal::Lost));
         }
         if let Some(refusal) = replaced(record, self) {
             return Ok(refused(refusal));
@@ -107,12 +107,6 @@ fn busy(holders: Vec<Grant>) -> AcquireStep {
 
 fn refused(refusal: Refusal) -> Step {
     Transition::Done(AcquireStep::Refused(refusal))
-}
-
-/// Refusal of a caller whose grant, which it only confirms, has ended.
-fn lost(record: &Record, me: &HandleHash) -> Refusal {
-    let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == *me);
-    Refusal::Lost(Box::new(NotHolder { ending: mine.cloned(), ..NotHolder::default() }))
 }
 
 /// Handles a grant with the caller's handle hash: another process made it, or an earlier try whose reply was lost.

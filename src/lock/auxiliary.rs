@@ -52,10 +52,12 @@ impl CommitRecord {
 /// Waits of one process, or under one grant.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WaitEdges {
-    /// Name of the lock, and handle hash of the queue entry, of each wait.
-    #[serde(with = "text")]
-    pub waits: Vec<(Vec<u8>, HandleHash)>,
+    pub waits: Vec<WaitEdge>,
 }
+
+/// Name of the lock, and handle hash of the queue entry.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WaitEdge(#[serde(with = "text")] pub Vec<u8>, pub HandleHash);
 
 impl WaitEdges {
     /// Store names of a waiter's edges.

@@ -87,12 +87,8 @@ pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
     (!places).then_some("a holder has a slot that it cannot have")
 }
 
-pub(crate) fn committed(record: Record, version: u64) -> Record {
-    let shortened = match record.as_written() {
-        Cow::Owned(shortened) => Some(shortened),
-        Cow::Borrowed(_) => None,
-    };
-    let mut record = shortened.unwrap_or(record);
+pub(crate) fn committed(record: &Record, version: u64) -> Record {
+    let mut record = record.as_written().into_owned();
     add_tokens(&mut record, version);
     record
 }

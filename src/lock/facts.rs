@@ -59,14 +59,14 @@ pub struct Facts {
     pub replies_get_lost: bool,
     /// Liveness by process, because a record may have thousands of processes.
     pub liveness: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
-    frozen: Vec<(PidDomain, ProcessId, bool)>,
+    pub frozen: Vec<(PidDomain, ProcessId, bool)>,
     /// Leases by their end, each with true if it is over.
     pub lease_expired: BTreeMap<u64, Vec<(Lease, bool)>>,
-    outlasts: Vec<(Lease, bool)>,
+    pub outlasts: Vec<(Lease, bool)>,
     pub pages: BTreeMap<u64, Vec<Waiter>>,
     pub committed: Vec<(HandleHash, bool)>,
     /// New leases, with their duration in milliseconds.
-    new_lease: Vec<(u64, Lease)>,
+    pub new_lease: Vec<(u64, Lease)>,
 }
 
 impl Facts {
@@ -78,10 +78,6 @@ impl Facts {
         self.liveness.entry(process).or_default().push((domain, liveness));
     }
 
-    pub fn insert_frozen(&mut self, domain: PidDomain, process: ProcessId, is_frozen: bool) {
-        self.frozen.push((domain, process, is_frozen));
-    }
-
     pub(crate) fn frozen(&self, domain: &PidDomain, process: &ProcessId) -> Result<bool, Query> {
         let known = self.frozen.iter().find(|(at, known, _)| known == process && at == domain);
         known.map(|(.., is_frozen)| *is_frozen).ok_or_else(|| Query::Frozen(domain.clone(), *process))
@@ -91,17 +87,9 @@ impl Facts {
         self.lease_expired.entry(lease.ends).or_default().push((lease, over));
     }
 
-    pub fn insert_outlasts(&mut self, lease: Lease, outlasts: bool) {
-        self.outlasts.push((lease, outlasts));
-    }
-
     pub(crate) fn outlasts(&self, lease: &Lease) -> Result<bool, Query> {
         let known = self.outlasts.iter().find(|(known, _)| known == lease);
         known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Query::Outlasts(lease.clone()))
-    }
-
-    pub fn insert_page(&mut self, number: u64, waiters: Vec<Waiter>) {
-        self.pages.insert(number, waiters);
     }
 
     pub fn waiters_on_pages(&self) -> impl Iterator<Item = &Waiter> {
@@ -112,17 +100,9 @@ impl Facts {
         self.pages.get(&number).map(Vec::as_slice).ok_or(Query::Page(number))
     }
 
-    pub fn insert_committed(&mut self, proof: HandleHash, is_committed: bool) {
-        self.committed.push((proof, is_committed));
-    }
-
     pub(crate) fn committed(&self, proof: &HandleHash) -> Result<bool, Query> {
         let known = self.committed.iter().find(|(known, _)| known == proof);
         known.map(|(_, is_committed)| *is_committed).ok_or(Query::Committed(*proof))
-    }
-
-    pub fn insert_new_lease(&mut self, span: u64, lease: Lease) {
-        self.new_lease.push((span, lease));
     }
 
     pub(crate) fn new_lease(&self, span: u64) -> Result<&Lease, Query> {

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-use super::text::{self, AsText, FromText, Text};
+use super::text::{self, Text};
 
 /// Secret that proves a grant: 128 random bits, shown once to the holder as 32 hex digits.
 #[derive(Clone, PartialEq, Eq)]
@@ -61,17 +61,6 @@ impl Text for [u8; 32] {
 
     fn read<'a, D: Deserializer<'a>>(from: D) -> Result<[u8; 32], D::Error> {
         text::parsed(from, |text| HandleHash::parse(text).map(|hash| hash.0))
-    }
-}
-
-impl<T: Text> Text for (T, HandleHash) {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        (AsText(&self.0), self.1).serialize(to)
-    }
-
-    fn read<'a, D: Deserializer<'a>>(from: D) -> Result<(T, HandleHash), D::Error> {
-        let (FromText(value), proof) = <(FromText<T>, HandleHash)>::deserialize(from)?;
-        Ok((value, proof))
     }
 }
 

@@ -14,8 +14,6 @@
 //!   page.
 //! - A line is printable ASCII ([`text`]), and no field contains a line break.
 
-use std::io;
-
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -26,55 +24,24 @@ use crate::error::{Error, Result};
 const FORMAT: u32 = 2;
 
 pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
-    let mut line = beginning(kind).into_bytes();
-    let sum = line.len()..line.len() + 16;
-    line.extend_from_slice(b"0000000000000000\",");
-    let sealed = line.len();
-    line.extend_from_slice(name_field(name).as_bytes());
-    let object_begins = line.len();
-    serde_json::to_writer(&mut line, object).expect("data without maps always has a JSON text");
-    // The fields of the object follow the name.
-    line[object_begins] = b',';
-    let checksum = checksum(&line[sealed..]);
-    line[sum].copy_from_slice(format!("{checksum:016x}").as_bytes());
-    line.push(b'\n');
-    line
+    let sealed = sealed_fields(name, object);
+    let beginning = format!("{}{:016x}\",", beginning(kind), checksum(&sealed));
+    [beginning.as_bytes(), &sealed, b"\n"].concat()
 }
 
 fn beginning(kind: &str) -> String {
     format!("{{\"{kind}\":{FORMAT},\"sum\":\"")
 }
 
-fn name_field(name: &[u8]) -> String {
-    let json = serde_json::to_string(&escape(name));
-    format!("\"name\":{}", json.expect("a text always has a JSON text"))
-}
-
-/// A writer that compares what is written, after the opening brace, with the remaining fields of an object.
-struct Remainder<'a> {
-    fields: &'a [u8],
-    has_brace: bool,
-}
-
-impl io::Write for Remainder<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = if std::mem::replace(&mut self.has_brace, true) { bytes } else { &bytes[1..] };
-        self.fields = self.fields.strip_prefix(written).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// An object has one form: the fields after the checksum that [`seal`] writes for it.
-fn is_sealed(sealed: &str, name: &[u8], object: &impl Serialize) -> bool {
-    let Some(fields) = sealed.strip_prefix(&name_field(name)).and_then(|fields| fields.strip_prefix(',')) else {
-        return false;
-    };
-    let mut remainder = Remainder { fields: fields.as_bytes(), has_brace: false };
-    serde_json::to_writer(&mut remainder, object).is_ok() && remainder.fields.is_empty()
+/// All that follows the checksum in the one form of this object: its name and its fields.
+fn sealed_fields(name: &[u8], object: &impl Serialize) -> Vec<u8> {
+    let name = serde_json::to_string(&escape(name)).expect("a text always has a JSON text");
+    let mut fields = format!("\"name\":{name}").into_bytes();
+    let object_begins = fields.len();
+    serde_json::to_writer(&mut fields, object).expect("data without maps always has a JSON text");
+    // The fields of the object follow the name.
+    fields[object_begins] = b',';
+    fields
 }
 
 /// Decodes the output of [`seal`] into the name and the object. Returns the problem of any other line.
@@ -88,7 +55,7 @@ pub(crate) fn open<T: Serialize + DeserializeOwned>(kind: &str, line: &str) -> R
         return Err(damaged("its checksum is wrong"));
     }
     let object = serde_json::from_str(line).ok().and_then(|object| Some((name_in(line)?, object)));
-    let is_ours = |(name, object): &(Vec<u8>, T)| is_sealed(sealed, name, object);
+    let is_ours = |(name, object): &(Vec<u8>, T)| sealed_fields(name, object) == sealed.as_bytes();
     object.filter(is_ours).ok_or_else(|| of_unknown_form(line))
 }
 

@@ -210,7 +210,7 @@ pub enum Refusal {
     /// A newer caller has the caller's place in the queue, or the caller lost its place for an unknown reason.
     Replaced(Option<Box<Successor>>),
     /// A grant has ended that the caller had and only confirms.
-    Lost(Box<NotHolder>),
+    Lost,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -15,9 +15,9 @@ pub(crate) trait Text: Sized {
     fn read<'a, D: Deserializer<'a>>(from: D) -> Result<Self, D::Error>;
 }
 
-pub(super) struct AsText<'a, T>(pub(super) &'a T);
+struct AsText<'a, T>(&'a T);
 
-pub(super) struct FromText<T>(pub(super) T);
+struct FromText<T>(T);
 
 struct Escaped<'a>(&'a [u8]);
 

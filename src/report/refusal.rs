@@ -100,7 +100,7 @@ impl<'a> RefusedLock<'a> {
             }
             Refusal::Deadlock(cycle) => self.deadlock(cycle),
             Refusal::Replaced(successor) => self.replaced(successor.as_deref()),
-            Refusal::Lost(not_holder) => self.not_holder(not_holder),
+            Refusal::Lost => self.not_held(),
         }
     }
 

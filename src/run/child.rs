@@ -34,7 +34,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::processes;
-use crate::signals::{self, Interrupt, Signals, StartupState};
+use crate::signals::{self, Interrupt, Signals};
 
 /// A message that carries a file. The other one has the numbers of the grant, and is the start.
 const FILE: &[u8] = b"F";
@@ -64,7 +64,6 @@ impl<'a> SleepingChild<'a> {
         command_line: &'a CommandLine,
         variables: &[CString],
         signals: &'a Signals,
-        inherited: StartupState,
         dies_with_parent: bool,
     ) -> Result<SleepingChild<'a>> {
         let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
@@ -80,7 +79,7 @@ impl<'a> SleepingChild<'a> {
             ForkResult::Child => {
                 drop(socket);
                 let _ = set_pdeathsig(Signal::SIGKILL);
-                signals.restore(inherited);
+                signals.restore();
                 // The parent may have sent the start and ended before prctl(2). The first process of a namespace sees 0.
                 let is_orphan = || parent.is_some_and(|parent| ![parent, Pid::from_raw(0)].contains(&getppid()));
                 let errno = match await_start(&childs_end).map(|numbers| numbers.filter(|_| !is_orphan())) {
@@ -89,7 +88,7 @@ impl<'a> SleepingChild<'a> {
                         if parent.is_none() {
                             let _ = set_pdeathsig(None);
                         }
-                        command_line.execute(&environment, Some(numbers), inherited)
+                        command_line.execute(&environment, Some(numbers))
                     }
                     Err(errno) => errno,
                 };

@@ -25,45 +25,48 @@ pub(super) const NAME: &CStr = c"csalock-keeper";
 /// Name of the process that starts a keeper again if it is killed, as ps(1) shows it.
 pub(super) const PARENT_NAME: &CStr = c"csalock-parent";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detach {
-    Child,
-    /// Init or another adopter, because the program that this process becomes must have no child of csalock.
-    Orphan,
-}
-
-/// Runs `work` in a background process, with `keep` as its only descriptors. Returns its pid if it is a child.
-pub fn spawn(parent: Detach, keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Option<Pid>> {
-    let failed = |errno: Errno| Error::os(errno, "start", "a process in the background");
+/// Runs `work` in a background process, a child of this one, with `keep` as its only descriptors.
+pub fn spawn(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Pid> {
     close_before_fork();
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     if let ForkResult::Parent { child } = unsafe { fork() }.map_err(failed)? {
-        if parent == Detach::Child {
-            return Ok(Some(child));
-        }
-        return match waitpid(child, None).map_err(failed)? {
-            WaitStatus::Exited(_, 0) => Ok(None),
-            _ => Err(failed(Errno::EAGAIN)),
-        };
+        return Ok(child);
     }
     // A caller that waits for this child may end now, and its open files must end with it: one of them may be locked.
     close_all_but(&keep.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>());
-    if parent == Detach::Orphan {
-        // A new session protects the child from signals that are sent to the parent's process group from now on.
-        let _ = setsid();
-        // SAFETY: as above.
-        match unsafe { fork() } {
-            Ok(ForkResult::Child) => {}
-            Ok(ForkResult::Parent { .. }) => leave(),
-            Err(_) => exit_now(1),
-        }
-    }
     detach();
     work();
     leave()
 }
 
+/// Like [`spawn`], but init or another adopter is the parent: the program that this process becomes must have no child of
+/// csalock.
+pub fn spawn_orphan(work: impl FnOnce()) -> Result<()> {
+    let child = spawn(&[], || {
+        // The call returns when this process ends, and then no process but the keeper must have its name.
+        let _ = set_name(PARENT_NAME);
+        // SAFETY: as above.
+        match unsafe { fork() } {
+            Ok(ForkResult::Child) => {
+                let _ = setsid();
+                work();
+            }
+            Ok(ForkResult::Parent { .. }) => {}
+            Err(_) => exit_now(1),
+        }
+    })?;
+    match waitpid(child, None).map_err(failed)? {
+        WaitStatus::Exited(_, 0) => Ok(()),
+        _ => Err(failed(Errno::EAGAIN)),
+    }
+}
+
+fn failed(errno: Errno) -> Error {
+    Error::os(errno, "start", "a process in the background")
+}
+
 fn detach() {
+    // A new session protects this process from signals that are sent to the parent's process group from now on.
     let _ = setsid();
     let _ = chdir("/");
     show_name_as_arguments();
@@ -100,17 +103,17 @@ fn show_name_as_arguments() {
 }
 
 fn close_all_but(keep: &[RawFd]) {
+    let close = |descriptor: RawFd| {
+        if !keep.contains(&descriptor) {
+            // SAFETY: this process no longer uses the owner of the descriptor, and nothing here owns it.
+            unsafe { nix::libc::close(descriptor) };
+        }
+    };
     // The list of open descriptors needs a descriptor itself, and the process may be at its limit.
-    for descriptor in (0..3).filter(|descriptor| !keep.contains(descriptor)) {
-        // SAFETY: the comment below applies.
-        unsafe { nix::libc::close(descriptor) };
-    }
+    (0..3).for_each(close);
     let names = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<RawFd> = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for descriptor in open.into_iter().filter(|descriptor| !keep.contains(descriptor)) {
-        // SAFETY: this process no longer uses the owner of the descriptor, and nothing here owns it.
-        unsafe { nix::libc::close(descriptor) };
-    }
+    open.into_iter().for_each(close);
 }
 
 /// Ends the process silently with status 0, without cleanup: the parent cleans up the inherited state.

@@ -17,7 +17,7 @@ use nix::unistd::execvpe;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
-use crate::signals::{self, StartupState};
+use crate::signals;
 
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
 const SHELL_BUILTINS: [&[u8]; 10] =
@@ -77,19 +77,14 @@ impl CommandLine {
     }
 
     /// With the signals, descriptors and variables of the start. Returns only if that fails.
-    pub fn replace_process(&self, inherited: StartupState) -> Error {
-        signals::restore_most(inherited);
-        self.cannot_execute(self.execute(&Environment::all(), None, inherited))
+    pub fn replace_process(&self) -> Error {
+        signals::restore_most();
+        self.cannot_execute(self.execute(&Environment::all(), None))
     }
 
     /// Adds the numbers of a new grant to this environment. Returns only if that fails. The caller has restored the signals.
-    pub(super) fn execute(
-        &self,
-        environment: &[&CStr],
-        numbers: Option<GrantNumbers>,
-        inherited: StartupState,
-    ) -> Errno {
-        close_again(inherited);
+    pub(super) fn execute(&self, environment: &[&CStr], numbers: Option<GrantNumbers>) -> Errno {
+        close_again();
         let numbers = numbers.map(GrantNumbers::variables).unwrap_or_default();
         let environment: Vec<&CStr> = environment.iter().copied().chain(numbers.iter().map(|it| &**it)).collect();
         match execvpe(&self.words[0], &self.words, &environment) {
@@ -171,8 +166,8 @@ pub fn is_assignment(word: &[u8]) -> bool {
 }
 
 /// Closes the descriptors that were closed at the start, for the command. Meanwhile they are /dev/null in this process.
-fn close_again(inherited: StartupState) {
-    for descriptor in (0..3).filter(|descriptor| inherited.closed(*descriptor)) {
+fn close_again() {
+    for descriptor in (0..3).filter(|descriptor| signals::was_closed(*descriptor)) {
         // SAFETY: nothing in this process uses the descriptor any more, and closing a number touches no memory.
         unsafe { nix::libc::close(descriptor as i32) };
     }

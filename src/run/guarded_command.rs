@@ -63,13 +63,14 @@ impl<'a> GuardedCommand<'a> {
         if signals::is_pending() { self.signals.exit() } else { ErrorKind::Lost.into() }
     }
 
-    pub fn keeper(&self, command: ProcessId) -> Option<KeeperConfig<'a>> {
+    pub fn keeper(&self, command: ProcessId, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Option<KeeperConfig<'a>> {
         Some(KeeperConfig {
             context: self.context,
             targets: self.locks,
             proof: self.handle.proof(),
             owners: std::iter::once(command).chain(self.supervisor.filter(|_| self.limits.tree)).collect(),
             shared_lease_end: self.shared_lease_end?,
+            first_leases: opened.leases(grants),
             kills: self.limits.kills,
             is_reported: self.has_slot(),
             timed: self.limits.ttl.is_some(),
@@ -81,7 +82,7 @@ impl<'a> GuardedCommand<'a> {
         // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
         // the command must die with it.
         let dies_with_parent = self.has_slot() || (self.limits.ttl.is_some() && self.limits.kills);
-        SleepingChild::fork(self.command_line, variables, self.signals, self.context.inherited, dies_with_parent)
+        SleepingChild::fork(self.command_line, variables, self.signals, dies_with_parent)
     }
 
     /// As the holder of these grants, whose leases a keeper of its own renews. Returns only if that fails.
@@ -92,14 +93,14 @@ impl<'a> GuardedCommand<'a> {
         variables: &[CString],
         numbers: GrantNumbers,
     ) -> Error {
-        let keeper = self.context.host.this_process().map(|process| self.keeper(process));
+        let keeper = self.context.host.this_process().map(|process| self.keeper(process, opened, grants));
         let kept = keeper.and_then(|keeper| keeper.map_or(Ok(()), |keeper| spawn_detached(&keeper, opened, grants)));
         if let Err(error) = kept {
             return error;
         }
-        self.signals.restore(self.context.inherited);
+        self.signals.restore();
         let environment = Environment::block(variables);
-        self.command_line.cannot_execute(self.command_line.execute(&environment, Some(numbers), self.context.inherited))
+        self.command_line.cannot_execute(self.command_line.execute(&environment, Some(numbers)))
     }
 
     /// Releases the locks without a run of the command, for this reason if it could not be executed.

@@ -15,6 +15,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{Signal, kill};
@@ -26,9 +27,9 @@ use rustix::process::{Resource, getrlimit};
 use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeSocket;
-use crate::lock::{Grant, HandleHash, ProcessId};
+use crate::lock::{Grant, HandleHash, Lease, ProcessId};
 use crate::run::child::in_spite_of_signals;
-use crate::run::detach::{self, Detach};
+use crate::run::detach;
 use crate::run::lease_schedule::POLL_INTERVAL;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::wait_readable;
@@ -46,6 +47,8 @@ pub struct KeeperConfig<'a> {
     /// When all of them have ended, the keeper's work ends.
     pub owners: Vec<ProcessId>,
     pub shared_lease_end: &'static SharedLeaseEnd,
+    /// Leases of the locks when the keeper's work began, each with its end on CLOCK_BOOTTIME.
+    pub first_leases: Vec<Option<(Lease, Duration)>>,
     pub kills: bool,
     /// Locks are held until the supervisor has recorded the success of the owners' work.
     pub is_reported: bool,
@@ -78,9 +81,9 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
     if opened.lease().is_none() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
-    keeping.shared_lease_end.start(opened, grants);
+    keeping.shared_lease_end.store(opened.lease_ends(grants));
     // No process received a change that came since the grant, and only a keeper that kills need know it at once.
-    detach::spawn(Detach::Orphan, &[], || keeping.run_in_child(keeping.kills)).map(drop)
+    detach::spawn_orphan(|| keeping.run_in_child(keeping.kills))
 }
 
 /// eventfd(2), because a pipe takes two descriptors, and they may be scarce.
@@ -144,7 +147,7 @@ impl<'a> Keeper<'a> {
             let keep: Vec<_> =
                 [Some(self.lease_changed.as_fd()), self.wake_socket.map(AsFd::as_fd)].into_iter().flatten().collect();
             // If the keeper does not start, the supervisor ends the command before the lease ends.
-            self.pid.set(detach::spawn(Detach::Child, &keep, work).unwrap_or(None));
+            self.pid.set(detach::spawn(&keep, work).ok());
         }
         self.pid.get().is_some() || self.done.get()
     }
@@ -189,8 +192,8 @@ impl KeeperConfig<'_> {
                 // The parent was killed, and the threads of this keeper have ended.
                 self.run_in_child(true);
             };
-            match detach::spawn(Detach::Child, &[], keep) {
-                Ok(Some(keeper)) if !has_finished(keeper) => {
+            match detach::spawn(&[], keep) {
+                Ok(keeper) if !has_finished(keeper) => {
                     // A keeper that is killed again and again must not keep a processor busy.
                     if is_late {
                         pause();

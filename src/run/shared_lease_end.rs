@@ -6,40 +6,33 @@
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::Signal;
 
-use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{Grant, Lease, LeaseClock};
 use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_CHECK_INTERVAL, StopTimes};
 
-/// Maximum number of locks; together with the other fields they fill a page.
-const MOST_LOCKS: usize = 507;
-
-const RELEASED: u64 = u64::MAX;
+/// Maximum number of locks; together with the other fields they fit into a page.
+const MOST_LOCKS: usize = 4000;
 
 #[derive(Debug)]
 pub struct SharedLeaseEnd {
+    /// 0 if the lease does not expire, or its end is not known.
     ends: AtomicU64,
-    killed: AtomicU64,
-    /// 1 while the record lacks the success of the command in its slot.
-    unrecorded: AtomicU64,
+    killed: AtomicBool,
+    /// The record lacks the success of the command in its slot.
+    unrecorded: AtomicBool,
     /// While csalock has stopped the command: the time until which at most. Otherwise 0.
     paused_until: AtomicU64,
-    /// 1 while the leases in `locks` expire at `ends`, the earliest of them.
-    is_first: AtomicU64,
-    /// For each lock, the [`lease_id`] of its first lease or [`RELEASED`].
-    locks: [AtomicU64; MOST_LOCKS],
+    /// The locks that the command is known to have released.
+    released: [AtomicBool; MOST_LOCKS],
 }
 
 impl SharedLeaseEnd {
-    const UNKNOWN: u64 = 0;
-
     /// Allocates shared memory that is never freed.
     pub fn new() -> Result<&'static SharedLeaseEnd> {
         let failed = |errno: Errno| Error::new(ErrorKind::System, format!("cannot share memory: {}", errno.desc()), "");
@@ -52,54 +45,33 @@ impl SharedLeaseEnd {
         Ok(shared)
     }
 
-    /// These grants have just started; no time was known before.
-    pub fn start(&self, opened: &OpenLockSet<'_>, grants: &[Grant]) {
-        self.store(opened.lease_ends(grants));
-        for (lock, grant) in self.locks.iter().zip(grants) {
-            lock.store(grant.lifetime.lease().map_or(0, lease_id), Ordering::SeqCst);
-        }
-        self.is_first.store(1, Ordering::SeqCst);
-    }
-
-    /// `None` unless `start` had this lease and no other time followed.
-    pub fn expiry_of(&self, at: usize, lease: &Lease) -> Option<Duration> {
-        let is_first = self.is_first.load(Ordering::SeqCst) == 1 && self.lock(at) == Some(lease_id(lease));
-        self.load().filter(|_| is_first)
-    }
-
     /// `None`: the lease does not expire.
     pub fn store(&self, ends: Option<Duration>) {
-        let ends = ends.map_or(u64::MAX, |ends| (ends.as_millis() as u64).max(1));
-        if ends != self.ends.load(Ordering::SeqCst) {
-            self.is_first.store(0, Ordering::SeqCst);
-            self.ends.store(ends, Ordering::SeqCst);
-        }
+        self.ends.store(ends.map_or(0, |ends| (ends.as_millis() as u64).max(1)), Ordering::SeqCst);
     }
 
     /// `None` if it does not expire or is not known.
     pub fn load(&self) -> Option<Duration> {
-        match self.ends.load(Ordering::SeqCst) {
-            SharedLeaseEnd::UNKNOWN | u64::MAX => None,
-            ends => Some(Duration::from_millis(ends)),
-        }
+        let ends = self.ends.load(Ordering::SeqCst);
+        (ends > 0).then(|| Duration::from_millis(ends))
     }
 
     pub fn set_killed(&self) {
-        self.killed.store(1, Ordering::SeqCst);
+        self.killed.store(true, Ordering::SeqCst);
     }
 
     /// Notes whether the command has succeeded in its slot and the record lacks that.
     pub fn set_unrecorded(&self, is_unrecorded: bool) {
-        self.unrecorded.store(is_unrecorded.into(), Ordering::SeqCst);
+        self.unrecorded.store(is_unrecorded, Ordering::SeqCst);
     }
 
     pub fn is_unrecorded(&self) -> bool {
-        self.unrecorded.load(Ordering::SeqCst) != 0
+        self.unrecorded.load(Ordering::SeqCst)
     }
 
     /// Records that the command released the lock with this index. Returns false if the index has no room.
     pub fn release(&self, at: usize) -> bool {
-        self.locks.get(at).map(|lock| lock.store(RELEASED, Ordering::SeqCst)).is_some()
+        self.released.get(at).map(|released| released.store(true, Ordering::SeqCst)).is_some()
     }
 
     /// Ends the pause. Returns true if one of the processes had stopped the command.
@@ -108,16 +80,12 @@ impl SharedLeaseEnd {
     }
 
     pub fn is_released(&self, at: usize) -> bool {
-        self.lock(at) == Some(RELEASED)
-    }
-
-    fn lock(&self, at: usize) -> Option<u64> {
-        self.locks.get(at).map(|lock| lock.load(Ordering::SeqCst))
+        self.released.get(at).is_some_and(|released| released.load(Ordering::SeqCst))
     }
 
     /// A keeper had to kill the command.
     pub fn was_killed(&self) -> bool {
-        self.killed.load(Ordering::SeqCst) != 0
+        self.killed.load(Ordering::SeqCst)
     }
 }
 
@@ -167,14 +135,5 @@ impl CommandPause {
             // The other process may have stopped the command.
             _ => (None, Some(paused_until).filter(|until| *until > now)),
         }
-    }
-}
-
-/// Tells one holder's leases apart; leases on one clock with equal times are interchangeable.
-fn lease_id(lease: &Lease) -> u64 {
-    match lease.clock {
-        LeaseClock::Etcd(id) => id,
-        LeaseClock::Boot(_) => lease.ends,
-        LeaseClock::FileSystem(begun) => begun.at,
     }
 }

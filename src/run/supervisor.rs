@@ -83,7 +83,7 @@ impl<'a> Supervisor<'a> {
             Ok(tree) => tree,
             Err(error) => return self.give_up(None, error),
         };
-        let keeper = self.guarded.keeper(process).zip(lease_changed);
+        let keeper = self.guarded.keeper(process, self.opened, grants).zip(lease_changed);
         let keeper = keeper.map(|(config, lease_changed)| {
             Keeper::new(KeeperConfig { tree: tree.as_ref(), ..config }, wake_socket.as_ref(), lease_changed)
         });
@@ -123,7 +123,7 @@ impl<'a> Supervisor<'a> {
         keeper: Option<&Keeper<'_>>,
     ) -> Result<RunningCommand> {
         if let (Some(keeper), Some(shared_lease_end)) = (keeper, self.guarded.shared_lease_end) {
-            shared_lease_end.start(self.opened, grants);
+            shared_lease_end.store(self.opened.lease_ends(grants));
             if !keeper.ensure_running() {
                 let what = "the process that renews its lease could not start, so the command was not run";
                 let hint = "see the limit of processes (ulimit -u) and the free memory, then try again";

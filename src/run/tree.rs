@@ -31,11 +31,8 @@ pub struct Tree {
 impl Tree {
     /// A command that has not started yet. This process, its supervisor, adopts the processes that come from it.
     pub fn adopt(supervisor: ProcessId, command: ProcessId) -> Result<Tree> {
-        let children = processes::children_of(supervisor.pid).and_then(|children| {
-            set_child_subreaper(true)?;
-            Ok(children)
-        });
-        let children = children.map_err(cannot_follow)?;
+        let children = processes::children_of(supervisor.pid).map_err(cannot_follow)?;
+        set_child_subreaper(true).map_err(cannot_follow)?;
         let children = children.into_iter().filter_map(|pid| Some(processes::read(pid).ok()??.id()));
         Ok(Tree { supervisor, command, earlier_children: children.filter(|child| *child != command).collect() })
     }

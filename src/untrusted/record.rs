@@ -20,7 +20,7 @@ pub(super) fn bytes(bytes: &[u8]) {
         match lock::decode(&bytes, VERSION) {
             Ok(record) => {
                 // Earlier versions wrote the commands of ended grants.
-                let is_earlier = lock::committed(record.clone(), VERSION) != record;
+                let is_earlier = lock::committed(&record, VERSION) != record;
                 let is_same = lock::encode(&as_it_stands(&record, &bytes)) == bytes;
                 assert!(is_same || is_earlier, "it reads as another record's bytes");
                 assert!(!record.name.is_empty(), "a record without a name would be free");
@@ -50,7 +50,7 @@ pub(super) fn there_and_back(bytes: &[u8]) {
     let record = Source(bytes).record();
     let encoded = lock::encode(&record);
     assert!(encoded.len() <= MOST_BYTES);
-    assert_eq!(lock::decode(&encoded, VERSION), Ok(lock::committed(record.clone(), VERSION)));
+    assert_eq!(lock::decode(&encoded, VERSION), Ok(lock::committed(&record, VERSION)));
     show(record);
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::lock::{
     ClockReading, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock,
     LeaseStart, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting,
-    Success, Value, Waiter,
+    Success, Value, WaitEdge, Waiter,
 };
 
 pub(super) struct Source<'a>(pub(super) &'a [u8]);
@@ -227,8 +227,8 @@ impl Source<'_> {
         self.one_in_two()
     }
 
-    pub(super) fn noted(&mut self) -> (Vec<u8>, HandleHash) {
-        (self.bytes(), self.proof())
+    pub(super) fn noted(&mut self) -> WaitEdge {
+        WaitEdge(self.bytes(), self.proof())
     }
 
     pub(super) fn several<T>(&mut self, one: impl FnMut(&mut Self) -> T) -> Vec<T> {

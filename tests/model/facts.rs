@@ -86,11 +86,11 @@ impl Known {
                 };
                 facts.insert_liveness(home(host), ProcessId { pid, start: 1 }, fate);
             }
-            Known::NotFrozen(host, pid) => facts.insert_frozen(home(host), ProcessId { pid, start: 1 }, false),
+            Known::NotFrozen(host, pid) => facts.frozen.push((home(host), ProcessId { pid, start: 1 }, false)),
             Known::Over(number, over) => facts.insert_expired(lease(number), over),
-            Known::NotOutlasted(number) => facts.insert_outlasts(lease(number), false),
-            Known::Lent(number) => facts.insert_new_lease(SPAN, lease(number)),
-            Known::Undecided(actor) => facts.insert_committed(super::world::proof(actor), false),
+            Known::NotOutlasted(number) => facts.outlasts.push((lease(number), false)),
+            Known::Lent(number) => facts.new_lease.push((SPAN, lease(number))),
+            Known::Undecided(actor) => facts.committed.push((super::world::proof(actor), false)),
         }
     }
 }

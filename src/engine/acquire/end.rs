@@ -46,7 +46,7 @@ impl AcquireAttempt<'_> {
             Refusal::Busy(_) if self.engine.end_abandoned(record)? => return Ok(None),
             Refusal::Busy(_) => self.engine.note_leases(record),
             // These callers are not in the queue: they have lost their place, or only confirm a grant.
-            Refusal::Replaced(_) | Refusal::Lost(_) => {}
+            Refusal::Replaced(_) | Refusal::Lost => {}
         }
         Ok(Some(AcquireResult::Refused(0, refusal)))
     }
@@ -59,7 +59,7 @@ impl AcquireAttempt<'_> {
             Ok(AcquireResult::Refused(_, Refusal::Deadlock(_) | Refusal::Claimed(_) | Refusal::Stale(_))) => {
                 self.terms.place.is_queued()
             }
-            Ok(AcquireResult::Refused(_, Refusal::Replaced(_) | Refusal::Lost(_))) => false,
+            Ok(AcquireResult::Refused(_, Refusal::Replaced(_) | Refusal::Lost)) => false,
             Ok(AcquireResult::Granted(..) | AcquireResult::Interrupted) | Err(_) => true,
         }
     }

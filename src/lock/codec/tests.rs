@@ -89,7 +89,7 @@ fn full() -> Record {
 fn a_record_reads_back_without_the_words_of_ended_grants() {
     let written = full();
     let mut read = decode(&encode(&written), 99).unwrap();
-    assert_eq!(read, committed(written.clone(), 99));
+    assert_eq!(read, committed(&written, 99));
     let ended = &mut read.ended_grants[0].grant;
     assert_eq!((&ended.owner.command[..], &ended.owner.label, &ended.end_request), (&b""[..], &None, &None));
     *ended = written.ended_grants[0].grant.clone();
@@ -156,7 +156,7 @@ fn a_record_that_was_committed_equals_the_next_read() {
     record.sightings[0].lease.ends += 1;
     record.replacement = Some(Replacement { by: crate::lock::Handle::new([3; 16]).proof(), waiters: Vec::new() });
     let read = decode(&encode(&record), 99).unwrap();
-    assert_eq!(committed(record, 99), read);
+    assert_eq!(committed(&record, 99), read);
     let endings: Vec<_> = read.ended_grants.iter().map(|ending| ending.grant.token).collect();
     assert_eq!(endings, [u64::MAX, 34, 35, 36, 37].map(Some));
 }
@@ -279,7 +279,7 @@ fn incompatible_holders_are_not_believed() {
         record.holders[0].claim = None;
         let other = Grant { proof: crate::lock::Handle::new([3; 16]).proof(), slot: 2, ..record.holders[0].clone() };
         record.holders.push(other);
-        assert_eq!(decode(&encode(&record), 99), Ok(committed(record.clone(), 99)));
+        assert_eq!(decode(&encode(&record), 99), Ok(committed(&record, 99)));
         change(&mut record);
         let error = decode(&encode(&record), 99).unwrap_err();
         assert_eq!(error.kind(), crate::error::ErrorKind::Corrupt);

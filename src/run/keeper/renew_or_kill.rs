@@ -396,10 +396,10 @@ impl KeeperConfig<'_> {
     /// On CLOCK_BOOTTIME. The process that acquired the lock knows the time better than a store that counts in seconds.
     fn expiry_of(&self, at: usize, lease: &Lease, engine: &Engine) -> Result<Duration> {
         engine.settle()?;
-        let now = self.context.host.boottime();
-        self.shared_lease_end
-            .expiry_of(at, lease)
-            .map_or_else(|| Ok(now + engine.store().leases().ttl(engine.call(), lease)?), Ok)
+        match self.first_leases.get(at) {
+            Some(Some((first, ends))) if first == lease => Ok(*ends),
+            _ => Ok(self.context.host.boottime() + engine.store().leases().ttl(engine.call(), lease)?),
+        }
     }
 
     /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a

@@ -40,6 +40,7 @@ const TREE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// How the command ended.
+#[derive(Default)]
 pub(super) struct ExitReport {
     pub(super) not_executed: Option<Errno>,
     /// Status of the command as the shell counts it.
@@ -115,18 +116,7 @@ impl<'a> EventLoop<'a> {
             child_ended: false,
             tree_outlives_command: false,
             ends_before_exec: None,
-            report: ExitReport {
-                not_executed: None,
-                exit: ErrorKind::Bug.into(),
-                run: RunEnd { exit: 0, signal: None, ran: 0 },
-                shared_signal: None,
-                stopped: None,
-                out_of_reach: false,
-                lease_ends: None,
-                was_paused: false,
-                descendants: BTreeSet::new(),
-                released: BTreeSet::new(),
-            },
+            report: ExitReport::default(),
         }
     }
 
