@@ -99,8 +99,8 @@ impl LockRequest {
 }
 
 impl Locks {
-    /// Opens the store at `url`, in the syntax of `--store`: `dir:PATH`, `sqlite:PATH` or
-    /// `etcd://HOST:PORT/PREFIX`, `postgres://HOST:PORT/DATABASE`.
+    /// Opens the store at `url`, in the syntax of `--store`: `dir:PATH`, `sqlite:PATH`,
+    /// `etcd://HOST:PORT/PREFIX`, `postgres://HOST:PORT/DATABASE` or `ssh://HOST/PATH`.
     ///
     /// # Errors
     ///
