@@ -146,8 +146,8 @@ pub trait Store: Upkeep + Send + Sync {
     /// closes channels, and removes what the change replaced. Nothing that is correct depends on it.
     fn finish(&self, _call: Call, _set: &WriteSet<'_>) {}
 
-    /// Lets go of what other processes may need before this one waits; of all of it if the wait `is_long`. Returns true if
-    /// the next call is expensive for them, so that the process should not look often.
+    /// Gives up a scarce connection before a wait, or all connections if the wait `is_long`. Returns true if the next call
+    /// takes one that others need, so that the process should not look often.
     fn before_wait(&self, _call: Call, _is_long: bool) -> bool {
         false
     }

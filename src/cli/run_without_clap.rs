@@ -1,7 +1,7 @@
 //! A fast path for the command lines of nearly every cron job and script: `run`, `lock` and `unlock` with the few options
-//! of `Plain`. The promised time of `run` (1.25 of flock's) demands it beside clap, whose description of all options
-//! costs another 0.12 to 0.15 of flock's time. This module returns nothing for any other command line, so clap alone
-//! refuses and explains. Its defaults are the constants that clap uses; a test checks that both ways mean the same.
+//! of `Plain`. `run` may take 1.25 times as long as flock(1), and clap's description of all options takes 0.12 to 0.15
+//! of that time. This module returns nothing for any other command line, so clap alone refuses and explains. Its defaults
+//! are the constants that clap uses; a test checks that both ways mean the same.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -61,7 +61,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
             tree: options.tree,
         },
         supervisor: (!options.no_fork).then_some(this),
-        reports: recurring.as_ref().map(|recurring| SuccessReport { in_slot: recurring.has_slots() }),
+        reports: recurring.as_ref().map(|recurring| SuccessReport { in_period: recurring.has_slots() }),
         shared_lease_end: None,
     };
     let variables = variables(context, &guarded);
@@ -89,7 +89,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     }
 }
 
-/// Refuses options that contradict each other. The rest is as in [`command_line`].
+/// Refuses options that contradict each other. Returns the names and the command.
 fn checked(context: &Context, options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
     if context.common.json {
         let what = "run has no result of its own that could be JSON";
@@ -338,9 +338,9 @@ impl RunCall<'_> {
     /// keeper then renews their leases.
     fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
         let (taking, command) = (&self.options.taking, self.guarded.command_line.line());
-        // Only the supervisor can record that a job has succeeded in its slot, and only it knows the processes that its
-        // command left behind. So the lock depends on its life, too.
-        let is_needed = self.guarded.has_slot() || self.guarded.limits.tree;
+        // The lock of a job must outlive its command until the success is recorded, and that of a tree until the other
+        // processes have ended. So the supervisor is an owner too.
+        let is_needed = self.guarded.has_period() || self.guarded.limits.tree;
         let supervisor = self.guarded.supervisor.filter(|_| is_needed);
         let owners = std::iter::once(self.process).chain(supervisor).collect();
         let handle = self.guarded.handle.clone();

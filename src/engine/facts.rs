@@ -68,6 +68,7 @@ impl Engine {
                 let left = self.store.leases().time_to_expiry(self.call, &lease, &record.sightings)?;
                 facts.outlasts.push((lease, time_left.is_some_and(|time_left| left > time_left)));
             }
+            // For display and deadlock checks only: the answer for a decision is final, and may take a write.
             Query::Committed(proof) => facts.committed.push((proof, self.has_committed(&proof)?)),
             Query::NewLease(span) => {
                 facts.new_lease.push((span, self.store.leases().grant(self.call, Duration::from_millis(span))?))

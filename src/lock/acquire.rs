@@ -49,7 +49,7 @@ impl Request for Acquire {
             wake.extend(enter(&mut next, self, facts));
         }
         update_entry(&mut next, &self.entry);
-        // A look of the supervisor does not show that its sleeping child goes on.
+        // The supervisor makes this request, and its child, the process of the entry, may be stopped all the same.
         let is_stopped = (in_record || place.is_some()) && is_stopped(&self.entry, facts)?;
         wake.extend(grant_in_order(&mut next, facts, (!is_stopped).then_some(self))?);
         let ended = &next.ended_grants[record.ended_grants.len()..];

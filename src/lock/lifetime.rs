@@ -61,8 +61,8 @@ pub enum LeaseClock {
     /// CLOCK_BOOTTIME of one boot.
     Boot(#[serde(with = "text")] String),
     /// CLOCK_BOOTTIME of each host that sees the lease, because a user may set the clock of a file system. A host takes
-    /// the lease for over after its whole span in the record. The end is on the clock that stamps new files of the
-    /// store.
+    /// the lease for over after its whole span in the record. The end, on the clock of the
+    /// store, is for display.
     FileSystem(LeaseStart),
     /// etcd's clock, for the lease with this id. Only etcd knows when that lease ends.
     Etcd(u64),

@@ -35,7 +35,8 @@ pub trait Request: Clone + Serialize {
         false
     }
 
-    /// Grants that this response ended, if a record that knows none of them proves the commit of `next`.
+    /// Grants that this request ends. After a conflict, a record with neither them nor their endings proves that the commit
+    /// of `next` succeeded.
     fn ended(_response: &Self::Response, _next: &Record) -> Vec<HandleHash> {
         Vec::new()
     }

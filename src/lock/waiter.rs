@@ -24,7 +24,7 @@ pub struct Waiter {
     /// Process that waits; its death ends the wait.
     pub process: ProcessId,
     pub lifetime: Lifetime,
-    /// A grant needs a confirmation before its owner has the lock. False only in records of older versions.
+    /// If another process grants to this waiter, the waiter must confirm that. False only in records of older versions.
     #[serde(default, skip_serializing_if = "is_default")]
     pub needs_confirmation: bool,
     /// An end of the owner will release the grant ([`Grant::release_on_exit`]).

@@ -2,7 +2,8 @@
 //!
 //! The child exists before the lock is acquired, so that the record can name it as the owner: a command whose supervisor
 //! was killed keeps its lock until it ends. The child sleeps until [`SleepingChild::start`]. Until then it ends with its
-//! parent, and a signal ends it as it ends any program. The two processes share nothing but a socket:
+//! parent (a command with --ttl or --once-per also later), and a signal ends it as it ends any program. The two processes
+//! share nothing but a socket:
 //!
 //! 1. The parent sends the files that the command inherits, and then the numbers of the grant. That is the start.
 //! 2. The child executes the command, which closes the child's end of the socket. If that fails, it sends the error number.
@@ -80,7 +81,8 @@ impl<'a> SleepingChild<'a> {
                 drop(socket);
                 let _ = set_pdeathsig(Signal::SIGKILL);
                 signals.restore();
-                // The parent may have sent the start and ended before prctl(2). The first process of a namespace sees 0.
+                // If the parent died before prctl(2), no signal comes, but its start may have arrived: compare the parent. In
+                // a new pid namespace its pid reads as 0.
                 let is_orphan = || parent.is_some_and(|parent| ![parent, Pid::from_raw(0)].contains(&getppid()));
                 let errno = match await_start(&childs_end).map(|numbers| numbers.filter(|_| !is_orphan())) {
                     Ok(None) => nix::errno::Errno::EIO,
@@ -103,7 +105,7 @@ impl<'a> SleepingChild<'a> {
         self.process.0
     }
 
-    /// A child that has ended meanwhile is a command that has ended. If this fails, the child is killed.
+    /// If the child has ended already, this succeeds, and its status is that of the command. If it fails, the child is killed.
     pub fn start(self, numbers: GrantNumbers, files: &[impl AsFd]) -> Result<RunningCommand> {
         for file in files {
             self.send(FILE, &[file.as_fd()])?;

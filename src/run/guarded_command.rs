@@ -33,7 +33,7 @@ pub struct GuardedCommand<'a> {
 /// csalock records it under the lock.
 #[derive(Debug, Clone, Copy)]
 pub struct SuccessReport {
-    pub in_slot: bool,
+    pub in_period: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -49,8 +49,8 @@ pub struct CommandLimits {
 }
 
 impl<'a> GuardedCommand<'a> {
-    pub fn has_slot(&self) -> bool {
-        self.reports.is_some_and(|reports| reports.in_slot)
+    pub fn has_period(&self) -> bool {
+        self.reports.is_some_and(|reports| reports.in_period)
     }
 
     /// A success in a slot that is not on record is worth a wait, while the lock is ours and no signal came.
@@ -72,16 +72,16 @@ impl<'a> GuardedCommand<'a> {
             shared_lease_end: self.shared_lease_end?,
             first_leases: opened.leases(grants),
             kills: self.limits.kills,
-            is_reported: self.has_slot(),
+            is_reported: self.has_period(),
             timed: self.limits.ttl.is_some(),
             tree: None,
         })
     }
 
     pub fn fork(&self, variables: &[CString]) -> Result<SleepingChild<'a>> {
-        // Only the supervisor ends the command before the lease is over, and only it can record its success in a slot. So
-        // the command must die with it.
-        let dies_with_parent = self.has_slot() || (self.limits.ttl.is_some() && self.limits.kills);
+        // Without a supervisor no process reports the exit status or the end of the time limit, so a command with --ttl
+        // or a period is killed with csalock.
+        let dies_with_parent = self.has_period() || (self.limits.ttl.is_some() && self.limits.kills);
         SleepingChild::fork(self.command_line, variables, self.signals, dies_with_parent)
     }
 
@@ -111,7 +111,9 @@ impl<'a> GuardedCommand<'a> {
         let used = kind.map_or(Use::Nothing, run);
         // The keeper must not take the release for a loss.
         if let Some(shared_lease_end) = self.shared_lease_end {
-            (0..self.locks.all.len()).all(|at| shared_lease_end.release(at));
+            for at in 0..self.locks.all.len() {
+                shared_lease_end.release(at);
+            }
         }
         opened.release(Call::default(), self.handle.proof(), used).into_iter().try_for_each(|answer| answer.map(drop))
     }

@@ -1,8 +1,8 @@
 //! The keeper: a background process that renews leases. Shared stores need it: other hosts cannot see that an owner
 //! lives.
 //!
-//! `lock` leaves a keeper behind, and its parent: each of them replaces the other if that is killed. The keeper records
-//! the owner's end and ends then, or when no lock is held any more. `csalock run` has a keeper while its command runs,
+//! `lock` and `run -F` leave a keeper behind, which records the owner's end and ends then, or when no lock is held any
+//! more. `csalock run` has a keeper while its command runs,
 //! even for a `--ttl` on this host's own store. So neither a stopped or killed supervisor nor a silent store lets a
 //! second holder in while the command runs. The keeper goes on without its supervisor and records when the command has
 //! ended. The supervisor never waits for the store while the command runs, and ends the command before the lease ends.

@@ -22,7 +22,7 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 /// for its network.
 const SHORTEST_PAUSE_AFTER_SLEEP: Duration = Duration::from_secs(10);
 
-/// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its
+/// Maximum silence of a store during a release that a keeper can finish; then csalock exits. A dead NFS server blocks its
 /// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
 pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
@@ -97,7 +97,7 @@ impl LeaseSchedule {
         StopTimes { term: kill.saturating_sub(kill_after.min(self.span / 5)), kill, why: StopReason::Lease }
     }
 
-    /// SIGTERM only without a supervisor.
+    /// A keeper sends SIGTERM only if its supervisor is dead.
     pub fn keeper(self) -> StopTimes {
         let kill = self.ends.saturating_sub(self.span / 20);
         StopTimes { term: self.last_start(), kill, why: StopReason::Lease }

@@ -35,13 +35,13 @@ pub struct Supervisor<'a> {
 }
 
 pub enum Notice<'a> {
-    /// Flag: a time limit that a caller set was over.
+    /// True if a time limit that a caller set was over, false if a renewal failed.
     Ended(StopReason, bool),
     /// Stopped because its lease could be over unnoticed, and continued after a renewal.
     Paused,
     /// Ended before a time limit that another process set for its lock.
     EndedByOther,
-    /// Ended because a lock was lost, which was told already.
+    /// Ended because a lock was lost; `Lost` was reported before.
     EndedAfterLoss,
     /// It runs as another user, so csalock could not end it.
     OutOfReach,
@@ -162,7 +162,7 @@ impl<'a> Supervisor<'a> {
             self.release(ended, spare_socket)
         };
         // The keeper goes on if the store does not answer.
-        let (lost, had_limit) = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
+        let (lost, had_limit) = if keeper.is_some() { self.or_exit_if_silent(ended, exit, release) } else { release() };
         keeper.inspect(|keeper| keeper.stop());
         let why = match ended.stopped {
             // The reason was reported already.
@@ -178,8 +178,9 @@ impl<'a> Supervisor<'a> {
         if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }
     }
 
-    /// Runs `what`. Ends the process if a store is silent for too long, with `exit` if the record lacks no success.
-    fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
+    /// Runs `what`. If no store answers for [`LONGEST_SILENCE`], ends the process: with `exit`, or with the exit for a
+    /// success that is not on record.
+    fn or_exit_if_silent<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
         let (report, why) = (self.report, why(ended, self.guarded.limits.ttl.is_some()));
         let (guarded, opened) = (self.guarded, self.opened);
         let (done, is_done) = channel::<()>();
@@ -211,10 +212,10 @@ impl<'a> Supervisor<'a> {
     fn report_success(&self, ended: &ExitReport, exit: Exit) {
         let Some(success) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
         let (engine, target) = (self.opened.engine(0), self.opened.target(0));
-        let shared = self.guarded.shared_lease_end.filter(|_| success.in_slot);
+        let shared = self.guarded.shared_lease_end.filter(|_| success.in_period);
         shared.inspect(|shared| shared.set_unrecorded(true));
         let go_on = || self.guarded.awaits_record() && self.guarded.signals.no_signal_within(RETRY_INTERVAL);
-        match engine.report_success(&target.name, self.guarded.handle.proof(), success.in_slot, &go_on) {
+        match engine.report_success(&target.name, self.guarded.handle.proof(), success.in_period, &go_on) {
             Err(error) => {
                 (self.report)(&Notice::NotReported(target, &error));
                 if shared.is_some() {

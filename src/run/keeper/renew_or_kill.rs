@@ -123,7 +123,7 @@ impl KeeperConfig<'_> {
             if owners.is_empty() {
                 return true;
             }
-            if parent.as_ref().is_some_and(|(parent, _)| !is_guarded(Some(*parent))) {
+            if parent.as_ref().is_some_and(|(parent, _)| !has_parent(Some(*parent))) {
                 return false;
             }
             // The keeper polls the owners that it cannot watch.
@@ -158,7 +158,7 @@ impl KeeperConfig<'_> {
         if now >= kill {
             self.shared_lease_end.set_killed();
             self.signal(owners, Signal::KILL);
-        } else if now >= term && !watch.terminated && !is_guarded(supervisor) {
+        } else if now >= term && !watch.terminated && !has_parent(supervisor) {
             watch.terminated = true;
             self.signal(owners, Signal::TERM);
             self.signal(owners, Signal::CONT);
@@ -179,8 +179,8 @@ impl KeeperConfig<'_> {
         if self.timed || watch.terminated || supervisor.is_none() {
             return None;
         }
-        let is_guarded = is_guarded(supervisor);
-        let due = |due: StopTimes| if is_guarded { StopTimes { term: due.kill, ..due } } else { due };
+        let is_supervised = has_parent(supervisor);
+        let due = |due: StopTimes| if is_supervised { StopTimes { term: due.kill, ..due } } else { due };
         let lease = lease.map(|lease| (lease, due(lease.keeper())));
         let all_stopped = || owners.iter().all(|(owner, _)| is_stopped(owner.pid));
         let is_stopped = || self.tree.map_or_else(all_stopped, |tree| tree.is_stopped(None));
@@ -207,7 +207,7 @@ impl KeeperConfig<'_> {
 
     /// A running supervisor releases the locks itself, however long the store takes; then it ends the keeper.
     fn await_release(&self, supervisor: Option<Pid>) {
-        while is_guarded(supervisor) && (self.is_reported || is_at_work(getppid().as_raw())) {
+        while has_parent(supervisor) && (self.is_reported || is_at_work(getppid().as_raw())) {
             pause();
         }
     }
@@ -254,7 +254,7 @@ impl KeeperConfig<'_> {
     /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
     fn renew_loop(
         &self,
-        is_guarded: bool,
+        had_supervisor: bool,
         renew_now: BorrowedFd<'_>,
         listeners: &[BorrowedFd<'_>],
         ended: &AtomicBool,
@@ -283,7 +283,9 @@ impl KeeperConfig<'_> {
                 Err(_) => {
                     opened = None;
                     let now = self.context.host.boottime();
-                    if !is_guarded && self.shared_lease_end.load().is_some_and(|ends| now > schedule(ends).give_up()) {
+                    if !had_supervisor
+                        && self.shared_lease_end.load().is_some_and(|ends| now > schedule(ends).give_up())
+                    {
                         return;
                     }
                     next = now + retry_pause(span);
@@ -415,7 +417,7 @@ impl KeeperConfig<'_> {
     }
 }
 
-fn is_guarded(parent: Option<Pid>) -> bool {
+fn has_parent(parent: Option<Pid>) -> bool {
     parent == Some(getppid())
 }
 

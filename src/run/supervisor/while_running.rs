@@ -339,7 +339,7 @@ impl<'a> EventLoop<'a> {
         times.chain(self.ends_before_exec.map(|(_, at)| at)).min().filter(|next| *next < Duration::MAX)
     }
 
-    /// To the whole tree if it is a common request to end. The terminal sends its signals to the command itself.
+    /// Forwards one signal: to the whole tree if it asks to end. The terminal sends its signals to the command itself.
     fn forward_signal(&mut self) {
         if let Some(came) = self.guarded.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD as i32;
@@ -349,7 +349,7 @@ impl<'a> EventLoop<'a> {
                 self.report.shared_signal = Some(came.signal);
             }
             match ENDING_SIGNALS.into_iter().find(|signal| *signal as i32 == came.signal) {
-                // A shell makes jobs in the background deaf to Ctrl-C.
+                // Background jobs of a script ignore SIGINT, so a second Ctrl-C sends them SIGTERM.
                 Some(_) if self.tree_outlives_command && is_repeated => _ = self.send(Signal::SIGTERM),
                 // Those that are left may not be in the process group of the terminal.
                 Some(signal) if came.is_forwarded() || self.tree_outlives_command => _ = self.send(signal),
