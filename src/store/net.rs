@@ -359,11 +359,9 @@ pub(super) fn trusted_roots(file: Option<&Path>, variable: &str) -> error::Resul
 
 /// Certificates, or lists of revoked ones, in the file that this variable names.
 pub(super) fn in_file<T: PemObject>(variable: &str, path: &Path) -> error::Result<Vec<T>> {
-    let read = || T::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
-    match read() {
-        Ok(found) if found.is_empty() => Err(wrong_file(variable, path, &pem::Error::NoItemsFound)),
-        Ok(found) => Ok(found),
-        Err(error) => Err(wrong_file(variable, path, &error)),
+    match T::pem_file_iter(path).and_then(|found| found.collect::<Result<Vec<_>, _>>()) {
+        Ok(found) if !found.is_empty() => Ok(found),
+        done => Err(wrong_file(variable, path, &done.err().unwrap_or(pem::Error::NoItemsFound))),
     }
 }
 
