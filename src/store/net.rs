@@ -21,9 +21,7 @@ use nix::sys::time::TimeSpec;
 use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustls::client::WantsClientCert;
-use rustls::{
-    ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned, SupportedProtocolVersion, WantsVerifier,
-};
+use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, SupportedProtocolVersion, WantsVerifier};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
@@ -60,7 +58,7 @@ pub(super) struct Connector {
 impl Connector {
     pub(super) fn dial(&self, server: &str) -> Result<Wire, NetError> {
         let socket = Socket::new(self.connect(server)?, self.call_deadline.clone())?;
-        if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire::Plain(socket)) }
+        if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire { socket, tls: None }) }
     }
 
     pub(super) fn connect(&self, server: &str) -> Result<TcpStream, NetError> {
@@ -136,7 +134,7 @@ impl Connector {
         let mut tls = ClientConnection::new(config.clone(), name).map_err(|error| NetError::Tls(error.to_string()))?;
         match tls.complete_io(&mut socket).map_err(NetError::from) {
             Err(NetError::Closed) => Err(NetError::Tls("it closed the connection".to_string())),
-            done => done.map(|_| Wire::Tls(Box::new(StreamOwned::new(tls, socket)))),
+            done => done.map(|_| Wire { socket, tls: Some(Box::new(tls)) }),
         }
     }
 
@@ -281,32 +279,29 @@ impl Write for Socket {
     }
 }
 
-pub(super) enum Wire {
-    Plain(Socket),
-    Tls(Box<StreamOwned<ClientConnection, Socket>>),
+pub(super) struct Wire {
+    pub(super) socket: Socket,
+    pub(super) tls: Option<Box<ClientConnection>>,
 }
 
 impl Wire {
     pub(super) fn socket(&self) -> &TcpStream {
-        match self {
-            Wire::Plain(socket) => &socket.stream,
-            Wire::Tls(stream) => &stream.sock.stream,
-        }
+        &self.socket.stream
     }
 
     pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Wire::Plain(socket) => socket.write_all(bytes),
-            Wire::Tls(stream) => stream.write_all(bytes).and_then(|()| stream.flush()),
-        }
+        let Some(tls) = &mut self.tls else { return self.socket.write_all(bytes) };
+        let mut stream = rustls::Stream::new(&mut **tls, &mut self.socket);
+        stream.write_all(bytes)?;
+        stream.flush()
     }
 }
 
 impl Read for Wire {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Wire::Plain(socket) => socket.read(buffer),
-            Wire::Tls(stream) => stream.read(buffer),
+        match &mut self.tls {
+            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).read(buffer),
+            None => self.socket.read(buffer),
         }
     }
 }
@@ -359,11 +354,9 @@ pub(super) fn trusted_roots(file: Option<&Path>, variable: &str) -> error::Resul
 
 /// Certificates, or lists of revoked ones, in the file that this variable names.
 pub(super) fn in_file<T: PemObject>(variable: &str, path: &Path) -> error::Result<Vec<T>> {
-    let read = || T::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
-    match read() {
-        Ok(found) if found.is_empty() => Err(wrong_file(variable, path, &pem::Error::NoItemsFound)),
-        Ok(found) => Ok(found),
-        Err(error) => Err(wrong_file(variable, path, &error)),
+    match T::pem_file_iter(path).and_then(|found| found.collect::<Result<Vec<_>, _>>()) {
+        Ok(found) if !found.is_empty() => Ok(found),
+        done => Err(wrong_file(variable, path, &done.err().unwrap_or(pem::Error::NoItemsFound))),
     }
 }
 

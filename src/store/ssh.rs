@@ -27,11 +27,10 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use self::client::{Client, Subscribed};
-use self::errors::SshCause;
+use self::errors::strange;
 pub use self::serve::serve;
 use self::wire::{Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
-use super::net::errors::CallError;
 use super::net::host_and_port;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Version,
@@ -117,7 +116,7 @@ impl Ssh {
     }
 
     fn nonsense(&self) -> Error {
-        self.client.error(&CallError::Server(SshCause::Strange))
+        self.client.error(&strange())
     }
 
     fn span(&self, call: Call, request: &WireRequest) -> Result<Duration> {

@@ -12,7 +12,7 @@ use super::api::number;
 use super::client::Client;
 use super::errors::explain;
 use crate::name::escape;
-use crate::store::{Call, Finding};
+use crate::store::{Call, Finding, Verdict};
 
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -52,8 +52,8 @@ fn of_server(client: &Client, call: Call, at: usize, versions: &mut BTreeSet<Str
             let error = explain(&[(server.to_string(), error)], &client.cluster);
             // Other servers may answer.
             let is_last = client.cluster.endpoints.len() == 1;
-            let doubt = || Finding::doubtful("server", error.message(), error.hint());
-            return vec![if is_last { Finding::failed("server", &error) } else { doubt() }];
+            let verdict = if is_last { Verdict::Bad } else { Verdict::Doubtful };
+            return vec![Finding { verdict, ..Finding::failed("server", &error) }];
         }
     };
     let version = if status.version.is_empty() { "unknown" } else { &status.version };

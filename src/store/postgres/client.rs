@@ -203,7 +203,7 @@ impl Client {
     }
 
     pub(super) fn is_encrypted(&self) -> bool {
-        guarded(&self.session).as_ref().is_some_and(|session| session.is_encrypted)
+        guarded(&self.session).as_ref().is_some_and(|session| session.wire.tls.is_some())
     }
 
     /// Sends a request once. The server gives up when this client does: a server process that waits for a lock, as VACUUM

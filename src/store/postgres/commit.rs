@@ -9,7 +9,7 @@ use super::errors::{is_conflict, is_missing};
 use super::session::array;
 use super::{Postgres, number};
 use crate::error::Result;
-use crate::store::{Call, CommitResult, Store, Version, Write, WriteSet};
+use crate::store::{Call, CommitResult, Store, Version, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
 
@@ -56,11 +56,8 @@ impl Postgres {
         let Some(parameters) = self.parameters(call, set)? else { return Ok(CommitResult::Conflict(None)) };
         let mut done = self.call(call, COMMIT, &parameters);
         if done.as_ref().is_err_and(is_missing) {
-            match set.change {
-                Some(Write { expect: None, body: Some(_), .. }) => {}
-                Some(_) => return Ok(CommitResult::Conflict(None)),
-                None if set.history.is_empty() => return Ok(CommitResult::Done(Version::default())),
-                None => {}
+            if set.change.is_some_and(|change| change.expect.is_some() || change.body.is_none()) {
+                return Ok(CommitResult::Conflict(None));
             }
             self.create(call)?;
             // A new schema has numbers that no read has found yet.

@@ -39,11 +39,10 @@ pub(super) type Done<T> = Result<T, SqlError>;
 pub(super) type Row = Vec<Option<Vec<u8>>>;
 
 pub(super) struct Session {
-    wire: Wire,
+    pub(super) wire: Wire,
     incoming: BytesMut,
     /// Process of the server, or a random number from a pooler.
     pub(super) pid: i32,
-    pub(super) is_encrypted: bool,
 }
 
 impl Session {
@@ -90,8 +89,7 @@ impl Session {
     }
 
     pub(super) fn over(wire: Wire, settings: &Settings, target: &Target) -> Done<Session> {
-        let is_encrypted = matches!(wire, Wire::Tls(_));
-        let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted };
+        let mut session = Session { wire, incoming: BytesMut::new(), pid: 0 };
         let pairs = [
             ("user", &settings.user[..]),
             ("database", &settings.database),
@@ -118,8 +116,7 @@ impl Session {
 
     /// Hash that stands for this connection in a login, if it is encrypted.
     pub(super) fn end_point(&self) -> Option<Vec<u8>> {
-        let Wire::Tls(stream) = &self.wire else { return None };
-        tls::end_point(stream.conn.peer_certificates()?.first()?)
+        tls::end_point(self.wire.tls.as_ref()?.peer_certificates()?.first()?)
     }
 
     pub(super) fn send(&mut self, make: impl FnOnce(&mut BytesMut) -> Done<()>) -> Done<()> {
@@ -206,11 +203,11 @@ fn dial(connector: &Connector, settings: &Settings, target: &Target, encrypted: 
         let path = format!("{}/.s.PGSQL.{}", target.host, target.port);
         let stream = TcpStream::from(connector.connect_to_socket(&path)?);
         check_peer(&stream, settings)?;
-        return Ok(Wire::Plain(Socket::new(stream, connector.call_deadline.clone())?));
+        return Ok(Wire { socket: Socket::new(stream, connector.call_deadline.clone())?, tls: None });
     }
     let mut socket = Socket::new(connector.connect(&target.place())?, connector.call_deadline.clone())?;
     if !encrypted {
-        return Ok(Wire::Plain(socket));
+        return Ok(Wire { socket, tls: None });
     }
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
@@ -219,7 +216,7 @@ fn dial(connector: &Connector, settings: &Settings, target: &Target, encrypted: 
     socket.read_exact(&mut answer)?;
     match answer {
         [b'S'] => Ok(connector.encrypt(&target.server(), socket)?),
-        [b'N'] if settings.mode == SslMode::Prefer => Ok(Wire::Plain(socket)),
+        [b'N'] if settings.mode == SslMode::Prefer => Ok(Wire { socket, tls: None }),
         [b'N'] => Err(NetError::Tls("the server does not offer it".to_string()).into()),
         _ => Err(strange("it does not speak PostgreSQL's protocol")),
     }
@@ -400,8 +397,8 @@ mod tests {
                 }
             });
             let socket = Socket::new(TcpStream::from(OwnedFd::from(ours)), deadline).unwrap();
-            let wire = Wire::Plain(socket);
-            let mut session = Session { wire, incoming: BytesMut::new(), pid: 0, is_encrypted: false };
+            let wire = Wire { socket, tls: None };
+            let mut session = Session { wire, incoming: BytesMut::new(), pid: 0 };
             let refused = session.exchange(&script("", Duration::from_secs(1)).unwrap());
             assert_eq!(refused, Err(NetError::TooLong.into()));
             drop(session);

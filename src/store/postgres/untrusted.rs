@@ -26,7 +26,7 @@ pub(crate) fn read(bytes: &[u8]) -> Vec<String> {
     let variables = |name: &str| (name == "PGPASSWORD").then(|| "sesame".into());
     let settings = Database::parse(b"//u@h/d").ok().and_then(|database| Settings::new(&database, &variables, 0).ok());
     let (Ok(socket), Some(settings)) = (socket, settings) else { return Vec::new() };
-    let done = Session::over(Wire::Plain(socket), &settings, &settings.targets[0]).and_then(|mut session| {
+    let done = Session::over(Wire { socket, tls: None }, &settings, &settings.targets[0]).and_then(|mut session| {
         let rows = session.exchange(&statement("SELECT 1", &[], std::time::Duration::from_secs(1))?)?;
         let size: usize = rows.iter().flatten().flatten().map(Vec::len).sum();
         assert!(size <= bytes.len(), "the rows are longer than the answer");

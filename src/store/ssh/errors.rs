@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 
 use super::Remote;
-use super::wire::Garbled;
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::store::net::errors::{CallError, Cause, Retry};
@@ -106,10 +105,9 @@ pub(super) fn explain(error: &SshError, remote: &Remote, program: &OsStr) -> Err
     }
 }
 
-impl From<Garbled> for SshError {
-    fn from(_: Garbled) -> SshError {
-        CallError::Server(SshCause::Strange)
-    }
+/// The error of a line that is too long or not a message of the protocol.
+pub(super) fn strange() -> SshError {
+    CallError::Server(SshCause::Strange)
 }
 
 #[cfg(test)]

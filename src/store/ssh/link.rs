@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -17,8 +17,8 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use super::Remote;
-use super::errors::{SshCause, SshError};
-use super::wire::{Garbled, Greeting, Lines, Reply, VERSION, WireRequest, line};
+use super::errors::{SshCause, SshError, strange};
+use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
 use crate::error::describe;
 use crate::host::Host;
 use crate::lock::HandleHash;
@@ -130,7 +130,7 @@ impl Link {
                 return Ok(());
             }
             if host.boottime() >= until {
-                return Err(Garbled.into());
+                return Err(strange());
             }
         }
     }
@@ -147,7 +147,7 @@ impl Link {
 
     fn note(&mut self, id: u64) -> Result<(), SshError> {
         if self.notified.contains(&id) {
-            return Err(Garbled.into());
+            return Err(strange());
         }
         self.notified.push(id);
         if self.notified.len() > MOST_SUBSCRIPTIONS {
@@ -249,12 +249,6 @@ impl Link {
 
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
-    }
-}
-
-impl AsFd for Link {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 

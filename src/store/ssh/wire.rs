@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::errors::{SshError, strange};
 use crate::error::Error;
 use crate::history::HistoryLimits;
 use crate::lock::text;
@@ -109,23 +110,19 @@ pub(super) struct Lines {
     searched: usize,
 }
 
-/// A line that is too long or not a message of the protocol.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Garbled;
-
 impl Lines {
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
     /// `None` if the line is not complete.
-    pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Garbled> {
+    pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, SshError> {
         let Some(end) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
             self.searched = self.bytes.len();
-            return if self.searched > MOST_OF_LINE { Err(Garbled) } else { Ok(None) };
+            return if self.searched > MOST_OF_LINE { Err(strange()) } else { Ok(None) };
         };
         let line: Vec<u8> = self.bytes.drain(..=self.searched + end).collect();
         self.searched = 0;
-        serde_json::from_slice(&line).map(Some).map_err(|_| Garbled)
+        serde_json::from_slice(&line).map(Some).map_err(|_| strange())
     }
 }
