@@ -251,7 +251,7 @@ pub(super) fn request(
     owners: Vec<ProcessId>,
     command: Vec<u8>,
 ) -> Result<AcquireRequest> {
-    let owner = context.owner(owners, command, waiting.label.as_ref(), waiting.no_command)?;
+    let owner = context.owner(owners, command, waiting)?;
     Ok(AcquireRequest {
         refuse_stale: waiting.fail_on_stale,
         enclosing_grants: context.enclosing_grants(),

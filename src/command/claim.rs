@@ -123,7 +123,9 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
         }
     }
     for ((target, engine), claim) in opened.each().zip(&claims) {
-        documents.add(|| json::outcome(&target.display_name, "released", [claim], &Reporter::new(engine)));
+        documents.add(|| {
+            json::outcome(&target.display_name, "released", std::slice::from_ref(claim), &Reporter::new(engine))
+        });
     }
     documents.print()?;
     Ok(Exit::Done)

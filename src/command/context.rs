@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use crate::cli::{Common, Taking};
+use crate::cli::{Common, Taking, Waiting};
 pub(super) use crate::engine::LockRef;
 use crate::engine::{self, Engine, LockSet, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
@@ -166,16 +166,11 @@ impl Context {
     }
 
     /// The owner's command has no arguments if this call or the environment asks for that.
-    pub(super) fn owner(
-        &self,
-        owners: Vec<ProcessId>,
-        mut command: Vec<u8>,
-        label: Option<&OsString>,
-        no_command: bool,
-    ) -> Result<Owner> {
-        if self.environment.hides_commands()? || no_command {
+    pub(super) fn owner(&self, owners: Vec<ProcessId>, mut command: Vec<u8>, waiting: &Waiting) -> Result<Owner> {
+        if self.environment.hides_commands()? || waiting.no_command {
             command.truncate(command.iter().position(|byte| *byte == b' ').unwrap_or(command.len()));
         }
+        let label = waiting.label.as_ref();
         new_owner(self.host.as_ref(), owners, &command, label.map(|label| label.as_bytes()))
     }
 

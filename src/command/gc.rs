@@ -9,7 +9,7 @@ use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::lock::{self, EndedGrant, Liveness};
+use crate::lock::{self, EndedGrant, Grant, Liveness};
 use crate::name::{escape, is_directory};
 use crate::report::{Reporter, json};
 
@@ -108,8 +108,8 @@ impl Collection<'_> {
                 for ending in &endings {
                     self.lines += &format!("{done} {name}: held by {}\n", reporter.ending(ending));
                 }
-                let grants = endings.iter().map(|ending| &ending.grant);
-                self.documents.add(|| json::outcome(shown, done, grants, &reporter));
+                let grants: Vec<Grant> = endings.into_iter().map(|ending| ending.grant).collect();
+                self.documents.add(|| json::outcome(shown, done, &grants, &reporter));
             }
             Ok(None) => {}
             Err(error) if error.is_of_one_record() => self.pass_over(&error),

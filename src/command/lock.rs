@@ -317,7 +317,7 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         if context.common.verbose {
             eprint_line(&format!("lock {} is free", escape(&target.display_name)));
         }
-        documents.add(|| json::outcome(&target.display_name, "free", [], &reporter));
+        documents.add(|| json::outcome(&target.display_name, "free", &[], &reporter));
     }
     documents.print()?;
     Ok(Exit::Done)
@@ -339,7 +339,8 @@ pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> 
                 if context.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
-                documents.add(|| json::outcome(&target.display_name, "renewed", [grant], &reporter));
+                documents
+                    .add(|| json::outcome(&target.display_name, "renewed", std::slice::from_ref(grant), &reporter));
             }
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);

@@ -255,7 +255,7 @@ impl RunCall<'_> {
         wake_socket: Option<&WakeSocket>,
     ) -> anyhow::Result<ControlFlow<Exit, Held>> {
         let lease = opened.lease();
-        let request = self.request(child.is_none(), lease.is_some())?;
+        let request = self.request(lease.is_some())?;
         if let Some(recurring) = self.recurring {
             let mut is_done = |engine: &Engine| recurring.is_done(engine, opened);
             match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
@@ -333,13 +333,12 @@ impl RunCall<'_> {
 
     /// Without a supervisor (`-F`) the locks end with the command, and its end counts as a release; `is_kept` says that a
     /// keeper then renews their leases.
-    fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
+    fn request(&self, is_kept: bool) -> Result<AcquireRequest> {
         let (taking, command) = (&self.options.taking, self.guarded.command_line.line());
         // Only the supervisor can record that a job has succeeded in its slot, and only it knows the processes that its
         // command left behind. So the lock depends on its life, too.
         let is_needed = self.guarded.has_slot() || self.guarded.limits.tree;
-        let supervisor = self.guarded.supervisor.filter(|_| is_needed);
-        let owners = std::iter::once(self.process).chain(supervisor).collect();
+        let owners = std::iter::once(self.process).chain(self.guarded.supervisor.filter(|_| is_needed)).collect();
         let handle = self.guarded.handle.clone();
         let request = request(self.context, &taking.waiting, handle, self.process, owners, command)?;
         Ok(AcquireRequest {
@@ -353,7 +352,7 @@ impl RunCall<'_> {
                 outlives_lock: !self.guarded.limits.kills,
                 ..request.owner
             },
-            ends_with: if has_no_supervisor { EndsWith::Exit } else { EndsWith::Process },
+            ends_with: if self.guarded.supervisor.is_none() { EndsWith::Exit } else { EndsWith::Process },
             called: Some(self.guarded.supervisor.unwrap_or(self.process).pid),
             ..request
         })

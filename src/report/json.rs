@@ -168,8 +168,8 @@ fn holder(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> Document {
     party(&grant.owner, grant.mode, grant.since, alive, Some(grant), reporter)
 }
 
-fn holders_now<'a>(grants: impl IntoIterator<Item = &'a Grant>, reporter: &Reporter<'_>) -> Vec<Document> {
-    grants.into_iter().map(|grant| holder(grant, reporter.liveness(&grant.owner), reporter)).collect()
+fn holders_now(grants: &[Grant], reporter: &Reporter<'_>) -> Vec<Document> {
+    grants.iter().map(|grant| holder(grant, reporter.liveness(&grant.owner), reporter)).collect()
 }
 
 fn party(
@@ -314,12 +314,7 @@ fn tokens(grants: &[Grant]) -> Vec<Option<u64>> {
 }
 
 /// Of `unlock`, `renew` and `gc`, with the former holders. The result is `released`, `renewed`, `broken` or `removed`.
-pub(crate) fn outcome<'a>(
-    name: &[u8],
-    result: &'static str,
-    grants: impl IntoIterator<Item = &'a Grant>,
-    reporter: &Reporter<'_>,
-) -> Document {
+pub(crate) fn outcome(name: &[u8], result: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> Document {
     let document = Document::new().with("name", text(name)).with("outcome", result);
     document.with_list("holders", holders_now(grants, reporter))
 }
