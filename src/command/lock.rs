@@ -305,14 +305,13 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         let policy = whole.rest(whole.end(began), context.host.boottime());
         let enclosing = context.enclosing_grants();
         let status = engine.wait_until_free(&target.name, &policy, &enclosing)?;
-        if let Some(grant) = status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
-            let cycle = vec![Edge { name: target.name.clone(), grant }];
-            let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Deadlock(cycle));
-            return context.common.refuse(&refusal, refusal.kind, Some(&reporter));
-        }
-        if !status.is_free {
-            let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Busy(standing(status)));
-            return context.common.refuse(&refusal, options.waiting.busy_exit(), Some(&reporter));
+        let refusal = match status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
+            Some(grant) => Some(Refusal::Deadlock(vec![Edge { name: target.name.clone(), grant }])),
+            None => (!status.is_free).then(|| Refusal::Busy(standing(status))),
+        };
+        if let Some(refusal) = refusal {
+            let refusal = RefusedLock::new(target, &reporter).refusal(&refusal);
+            return context.common.refuse(&refusal, options.waiting.exit(refusal.kind), Some(&reporter));
         }
         if context.common.verbose {
             eprint_line(&format!("lock {} is free", escape(&target.display_name)));

@@ -335,14 +335,12 @@ pub(crate) fn not_done(
         .with("exit_code", Exit::from(refusal.kind).code())
 }
 
+/// The grant that a value was read under: its handle and token.
+pub(crate) type ReadGrant<'a> = (&'a Handle, Option<u64>);
+
 /// The document of `get`, `put` and `del`. `taken` is the grant that the value was read under with `--lock`; `get` shows
 /// the bytes as they are if they are valid UTF-8, else in base64 (RFC 4648).
-pub(crate) fn value(
-    name: &[u8],
-    value: &Value,
-    taken: Option<(&Handle, Option<u64>)>,
-    bytes: Option<Vec<u8>>,
-) -> Document {
+pub(crate) fn value(name: &[u8], value: &Value, taken: Option<ReadGrant<'_>>, bytes: Option<Vec<u8>>) -> Document {
     let document = Document::new()
         .with("name", text(name))
         .with("version", value.version)
@@ -357,7 +355,7 @@ pub(crate) fn value(
 }
 
 /// `get --lock` holds the lock even if the value does not exist.
-pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): (&Handle, Option<u64>)) -> Document {
+pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): ReadGrant<'_>) -> Document {
     refusal.json(refusal.kind.into(), None).with("handle", handle.to_string()).with("token", token)
 }
 
