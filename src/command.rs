@@ -74,7 +74,8 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
 }
 
 fn report_failure(context: &Context, command: &Command, error: &anyhow::Error) -> Exit {
-    let exit = waiting(command).map_or_else(|| exit_of(error), |waiting| waiting.exit_of_failure(error));
+    // A store that was locked until the timeout counts as a busy lock.
+    let exit = waiting(command).map_or_else(|| exit_of(error), |waiting| waiting.exit(kind_of(error)));
     let has_documents =
         !matches!(command, Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_));
     if !(has_documents && context.common.json) || print_document(context, command, error, exit).is_err() {
@@ -140,13 +141,7 @@ fn name(command: &Command) -> Option<&OsStr> {
 }
 
 impl Common {
-    fn refuse(
-        &self,
-        refusal: &RefusalReport,
-        exit: impl Into<Exit>,
-        reporter: Option<&Reporter<'_>>,
-    ) -> anyhow::Result<Exit> {
-        let exit = exit.into();
+    fn refuse(&self, refusal: &RefusalReport, exit: Exit, reporter: Option<&Reporter<'_>>) -> anyhow::Result<Exit> {
         match self.json {
             true => print_json(&refusal.json(exit, reporter))?,
             false => self.note(&refusal.to_string()),

@@ -74,8 +74,7 @@ impl<'a> Acquisition<'a> {
             return Ok(AcquireResult::Interrupted);
         }
         let policy = self.policy.rest(end, host.boottime());
-        let mut progress = WaitProgress::new(&self.context.common);
-        progress.locks_file = self.locks_file;
+        let mut progress = WaitProgress::new(&self.context.common, self.locks_file);
         let mut ends: Option<Vec<HolderEnd<'_>>> = None;
         let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
             let (lock, reporter) = ((opened.target(at), opened.engine(at)), Reporter::new(opened.engine(at)));
@@ -119,7 +118,7 @@ impl<'a> Acquisition<'a> {
         work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
         let (target, engine, reporter) = (opened.target(0), opened.engine(0), Reporter::new(opened.engine(0)));
-        let mut progress = WaitProgress::new(&self.context.common);
+        let mut progress = WaitProgress::new(&self.context.common, false);
         let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
         engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
     }
@@ -160,7 +159,7 @@ impl<'a> Acquisition<'a> {
         value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
-        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(&self.context.common));
+        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(&self.context.common, false));
         let is_new = is_created_by_xdg(&target.location);
         let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
             progress.update(target, &reporter, waiting)
@@ -197,8 +196,7 @@ impl<'a> Acquisition<'a> {
     }
 
     pub(super) fn refuse(&self, refusal: &RefusalReport, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
-        let exit = if refusal.kind == ErrorKind::Busy { self.waiting.busy_exit() } else { refusal.kind.into() };
-        self.context.common.refuse(refusal, exit, Some(reporter))
+        self.context.common.refuse(refusal, self.waiting.exit(refusal.kind), Some(reporter))
     }
 }
 
@@ -254,7 +252,7 @@ pub(super) fn request(
     owners: Vec<ProcessId>,
     command: Vec<u8>,
 ) -> Result<AcquireRequest> {
-    let owner = context.owner(owners, command, waiting.label.as_ref(), waiting.no_command)?;
+    let owner = context.owner(owners, command, waiting)?;
     let mut request = AcquireRequest::for_itself(handle, owner, process);
     request.entry.enclosing_grants = context.enclosing_grants();
     Ok(AcquireRequest { refuse_stale: waiting.fail_on_stale, called: Some(process.pid), ..request })
@@ -311,15 +309,11 @@ impl Waiting {
         WaitPolicy { limit, backoff: self.backoff }
     }
 
-    pub(super) fn busy_exit(&self) -> Exit {
-        self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
-    }
-
-    /// A store that was locked until the timeout counts as a busy lock.
-    pub(super) fn exit_of_failure(&self, error: &anyhow::Error) -> Exit {
-        match super::exit_of(error) {
-            exit if exit == ErrorKind::Busy.into() => self.busy_exit(),
-            exit => exit,
+    /// Exit code of a refusal.
+    pub(super) fn exit(&self, kind: ErrorKind) -> Exit {
+        match self.conflict_exit_code {
+            Some(code) if kind == ErrorKind::Busy => Exit::Code(code),
+            _ => kind.into(),
         }
     }
 }

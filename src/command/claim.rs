@@ -84,7 +84,7 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
         false => context.lock_set(&options.names)?,
     };
     if targets.all.is_empty() {
-        return context.common.refuse(&nothing_claimed(&id), ErrorKind::NotHeld, None);
+        return context.common.refuse(&nothing_claimed(&id), ErrorKind::NotHeld.into(), None);
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
@@ -120,7 +120,9 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
         }
     }
     for ((target, engine), claim) in opened.each().zip(&claims) {
-        documents.add(|| json::outcome(&target.display_name, "released", [claim], &Reporter::new(engine)));
+        documents.add(|| {
+            json::outcome(&target.display_name, "released", std::slice::from_ref(claim), &Reporter::new(engine))
+        });
     }
     documents.print()?;
     Ok(Exit::Done)
@@ -190,7 +192,7 @@ fn id_of(context: &Context, name: &OsStr) -> anyhow::Result<Exit> {
     let Some(id) = claim.and_then(|grant| grant.claim) else {
         let message = format!("{} is not claimed", name_and_store(&target));
         let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "").about(&target.display_name);
-        return context.common.refuse(&refusal, refusal.kind, None);
+        return context.common.refuse(&refusal, refusal.kind.into(), None);
     };
     if context.common.json {
         print_json(&json::id_of(&target.display_name, &id))?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use crate::cli::{Common, Taking};
+use crate::cli::{Common, Taking, Waiting};
 pub(super) use crate::engine::LockRef;
 use crate::engine::{self, Engine, LockSet, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
@@ -166,16 +166,11 @@ impl Context {
     }
 
     /// The owner's command has no arguments if this call or the environment asks for that.
-    pub(super) fn owner(
-        &self,
-        owners: Vec<ProcessId>,
-        mut command: Vec<u8>,
-        label: Option<&OsString>,
-        no_command: bool,
-    ) -> Result<Owner> {
-        if self.environment.hides_commands()? || no_command {
+    pub(super) fn owner(&self, owners: Vec<ProcessId>, mut command: Vec<u8>, waiting: &Waiting) -> Result<Owner> {
+        if self.environment.hides_commands()? || waiting.no_command {
             command.truncate(command.iter().position(|byte| *byte == b' ').unwrap_or(command.len()));
         }
+        let label = waiting.label.as_ref();
         new_owner(self.host.as_ref(), owners, &command, label.map(|label| label.as_bytes()))
     }
 
@@ -243,15 +238,17 @@ fn given_proof(text: &str) -> Result<HandleHash> {
         let what = || format!("\"{}\" is not a handle", escape(text.as_bytes()));
         return proof_of(text).ok_or_else(|| Error::new(ErrorKind::InvalidInput, what(), hint));
     };
-    let mut content = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MOST_HANDLE).read_to_end(&mut content));
     let shown = escape(path.as_bytes());
-    read.map_err(|error| {
-        let what = format!("cannot read the handle from {shown}: {error}");
-        Error::new(ErrorKind::InputOutput, what, "name a readable file after the @")
-    })?;
-    let proof = std::str::from_utf8(&content).ok().and_then(proof_of);
-    proof.ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("there is no handle in {shown}"), hint))
+    let mut content = String::new();
+    let read = File::open(path).and_then(|file| file.take(MOST_HANDLE).read_to_string(&mut content));
+    match read {
+        Err(error) if error.kind() != std::io::ErrorKind::InvalidData => {
+            let what = format!("cannot read the handle from {shown}: {error}");
+            Err(Error::new(ErrorKind::InputOutput, what, "name a readable file after the @"))
+        }
+        _ => proof_of(&content)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("there is no handle in {shown}"), hint)),
+    }
 }
 
 fn proof_of(handle: &str) -> Option<HandleHash> {

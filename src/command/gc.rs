@@ -9,7 +9,7 @@ use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::lock::{self, EndedGrant, Grant, Liveness, Standing};
+use crate::lock::{self, EndedGrant, Grant, Liveness};
 use crate::name::{escape, is_directory};
 use crate::report::{Reporter, json};
 
@@ -108,8 +108,8 @@ impl Collection<'_> {
                 for ending in &endings {
                     self.lines += &format!("{done} {name}: held by {}\n", reporter.ending(ending));
                 }
-                let grants = endings.iter().map(|ending| &ending.grant);
-                self.documents.add(|| json::outcome(shown, done, grants, &reporter));
+                let grants: Vec<Grant> = endings.into_iter().map(|ending| ending.grant).collect();
+                self.documents.add(|| json::outcome(shown, done, &grants, &reporter));
             }
             Ok(None) => {}
             Err(error) if error.is_of_one_record() => self.pass_over(&error),
@@ -143,20 +143,16 @@ fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Ve
         }
         return Ok(None);
     }
-    let (endings, waiters_died) = if dry_run { would_end(&status) } else { collect(engine, &status.record.name)? };
+    let (endings, waiters_died) = if dry_run {
+        let holders = status.record.holders.iter().zip(&status.holders);
+        let ended = holders.filter_map(|(grant, standing)| {
+            standing.end_reason().map(|reason| EndedGrant { grant: grant.clone(), reason })
+        });
+        (ended.collect(), status.waiters.contains(&Liveness::Dead))
+    } else {
+        let (endings, dropped) = engine.apply(&status.record.name, &lock::Sweep)?;
+        (endings, !dropped.is_empty())
+    };
     // Without ended grants and dead waiters, only a broken grant's trace was left, or another process was faster.
     Ok((!endings.is_empty() || waiters_died || is_copy).then_some(endings))
-}
-
-fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
-    let holders = status.record.holders.iter().zip(&status.holders);
-    let ended = |(grant, standing): (&Grant, &Standing)| {
-        standing.end_reason().map(|reason| EndedGrant { grant: grant.clone(), reason })
-    };
-    (holders.filter_map(ended).collect(), status.waiters.contains(&Liveness::Dead))
-}
-
-fn collect(engine: &Engine, name: &[u8]) -> Result<(Vec<EndedGrant>, bool)> {
-    let (endings, dropped) = engine.apply(name, &lock::Sweep)?;
-    Ok((endings, !dropped.is_empty()))
 }

@@ -302,19 +302,18 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         let policy = whole.rest(whole.end(began), context.host.boottime());
         let enclosing = context.enclosing_grants();
         let status = engine.wait_until_free(&target.name, &policy, &enclosing)?;
-        if let Some(grant) = status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
-            let cycle = vec![Edge { name: target.name.clone(), grant }];
-            let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Deadlock(cycle));
-            return context.common.refuse(&refusal, refusal.kind, Some(&reporter));
-        }
-        if !status.is_free {
-            let refusal = RefusedLock::new(target, &reporter).refusal(&Refusal::Busy(standing(status)));
-            return context.common.refuse(&refusal, options.waiting.busy_exit(), Some(&reporter));
+        let refusal = match status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
+            Some(grant) => Some(Refusal::Deadlock(vec![Edge { name: target.name.clone(), grant }])),
+            None => (!status.is_free).then(|| Refusal::Busy(standing(status))),
+        };
+        if let Some(refusal) = refusal {
+            let refusal = RefusedLock::new(target, &reporter).refusal(&refusal);
+            return context.common.refuse(&refusal, options.waiting.exit(refusal.kind), Some(&reporter));
         }
         if context.common.verbose {
             eprint_line(&format!("lock {} is free", escape(&target.display_name)));
         }
-        documents.add(|| json::outcome(&target.display_name, "free", [], &reporter));
+        documents.add(|| json::outcome(&target.display_name, "free", &[], &reporter));
     }
     documents.print()?;
     Ok(Exit::Done)
@@ -336,7 +335,8 @@ pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> 
                 if context.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
-                documents.add(|| json::outcome(&target.display_name, "renewed", [grant], &reporter));
+                documents
+                    .add(|| json::outcome(&target.display_name, "renewed", std::slice::from_ref(grant), &reporter));
             }
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);

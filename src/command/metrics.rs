@@ -73,15 +73,14 @@ fn collect(
     let exact = wanted.exact(&endings);
     let now = context.host.wall();
     wanted.names().for_each(|name| metrics.add_name(name));
-    let statuses = statuses.iter().filter(|status| wanted.has(&status.record.name, &exact));
-    let statuses: Vec<_> = statuses.collect();
-    let may_be_ahead = |status: &&LockStatus| {
+    statuses.retain(|status| wanted.has(&status.record.name, &exact));
+    let may_be_ahead = |status: &LockStatus| {
         let job = status.record.job.as_ref();
         job.is_some_and(|job| job.doubtful_success(now.as_millis() as u64).is_some())
     };
     // The store's clock decides, but a directory tells its time only to a user who writes.
     let of_store = if statuses.iter().any(may_be_ahead) { engine.time().unwrap_or(now) } else { now };
-    statuses.into_iter().for_each(|status| metrics.add_status(status, now, of_store));
+    statuses.iter().for_each(|status| metrics.add_status(status, now, of_store));
     endings.iter().filter(|past| wanted.has(&past.name, &exact)).for_each(|past| metrics.add_ending(past));
     unreadable.map_or(Ok(()), Err)
 }

@@ -110,7 +110,8 @@ fn forget(context: &Context, options: &Overdue) -> anyhow::Result<Exit> {
         if !context.engine(&target.location)?.apply(&target.name, &ForgetJob)? {
             let message = format!("lock {} has no job", name_and_store(&target));
             let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "nothing was changed");
-            exit = exit.or(context.common.refuse(&refusal.about(&target.display_name), ErrorKind::NotHeld, None)?);
+            let refused = ErrorKind::NotHeld.into();
+            exit = exit.or(context.common.refuse(&refusal.about(&target.display_name), refused, None)?);
         }
     }
     Ok(exit)

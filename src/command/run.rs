@@ -257,7 +257,7 @@ impl RunCall<'_> {
         wake_socket: Option<&WakeSocket>,
     ) -> anyhow::Result<ControlFlow<Exit, Held>> {
         let lease = opened.lease();
-        let request = self.request(child.is_none(), lease.is_some())?;
+        let request = self.request(lease.is_some())?;
         if let Some(recurring) = self.recurring {
             let mut is_done = |engine: &Engine| recurring.is_done(engine, opened);
             match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
@@ -336,18 +336,17 @@ impl RunCall<'_> {
 
     /// Without a supervisor (`-F`) the locks end with the command, and its end counts as a release; `is_kept` says that a
     /// keeper then renews their leases.
-    fn request(&self, has_no_supervisor: bool, is_kept: bool) -> Result<AcquireRequest> {
+    fn request(&self, is_kept: bool) -> Result<AcquireRequest> {
         let (taking, command) = (&self.options.taking, self.guarded.command_line.line());
         // The lock of a job must outlive its command until the success is recorded, and that of a tree until the other
         // processes have ended. So the supervisor is an owner too.
         let is_needed = self.guarded.has_period() || self.guarded.limits.tree;
-        let supervisor = self.guarded.supervisor.filter(|_| is_needed);
-        let owners = std::iter::once(self.process).chain(supervisor).collect();
+        let owners = std::iter::once(self.process).chain(self.guarded.supervisor.filter(|_| is_needed)).collect();
         let handle = self.guarded.handle.clone();
         let mut request = request(self.context, &taking.waiting, handle, self.process, owners, command)?;
         taking.set_terms(&mut request.entry);
         request.entry.latest_only = matches!(self.options.busy, Busy::Latest | Busy::Replace);
-        request.entry.release_on_exit = has_no_supervisor;
+        request.entry.release_on_exit = self.guarded.supervisor.is_none();
         let owner = Arc::make_mut(&mut request.entry.owner);
         // With -F the keeper receives the end of the grant for the command, as long as the command lives.
         owner.supervisor = self.guarded.supervisor.or(is_kept.then_some(self.process));

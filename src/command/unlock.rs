@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::acquire::command_of_caller;
 use super::context::{Context, Documents, LockRef, print};
 use super::end_holder::{HolderEnd, live_owners};
-use crate::cli::Unlock;
+use crate::cli::{Unlock, Waiting};
 use crate::duration::Backoff;
 use crate::engine::{Broken, Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
@@ -334,7 +334,7 @@ fn end_elsewhere(
 /// For the history: the calling script, or this process if the script is unknown.
 fn breaker(context: &Context, this: &ThisProcess) -> Option<Owner> {
     let owners = this.caller().map_or_else(|_| this.id().map(|id| vec![id]), |caller| Ok(caller.owners.clone()));
-    context.owner(owners.ok()?, command_of_caller(this).ok()?, None, false).ok()
+    context.owner(owners.ok()?, command_of_caller(this).ok()?, &Waiting::default()).ok()
 }
 
 /// Reports why a record stays as it is. Returns the exit code for that.

@@ -14,7 +14,7 @@ use crate::engine::{Engine, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::ThisProcess;
-use crate::lock::{Credentials, Handle, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
+use crate::lock::{Credentials, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
 use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, describe_value, json};
 use crate::signals::{self, Signals};
@@ -50,12 +50,12 @@ fn take_and_get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
 fn give(
     context: &Context,
     engine: &Engine,
-    target: &LockRef,
-    taken: Option<(&Handle, Option<u64>)>,
+    lock: &LockRef,
+    taken: Option<json::ReadGrant<'_>>,
 ) -> anyhow::Result<Exit> {
-    let Some((value, bytes)) = engine.value(&target.name)? else {
+    let Some((value, bytes)) = engine.value(&lock.name)? else {
         let reporter = Reporter::new(engine);
-        let mut refusal = RefusedLock::new(target, &reporter).no_value();
+        let mut refusal = RefusedLock::new(lock, &reporter).no_value();
         if let Some(grant) = taken {
             refusal.hint = "the lock is held now, so write one or give it back".to_string();
             if context.common.json {
@@ -63,10 +63,10 @@ fn give(
                 return Ok(refusal.kind.into());
             }
         }
-        return context.common.refuse(&refusal, refusal.kind, None);
+        return context.common.refuse(&refusal, refusal.kind.into(), None);
     };
     if context.common.json {
-        print_json(&json::value(&target.display_name, &value, taken, Some(bytes)))?;
+        print_json(&json::value(&lock.display_name, &value, taken, Some(bytes)))?;
     } else {
         print(&bytes)?;
         // The prompt of a shell begins on a line of its own.

@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(250);
 /// Reports one wait. After the drop, only the messages that are printed once remain on the screen.
 pub(super) struct WaitProgress<'a> {
     common: &'a Common,
-    pub(super) locks_file: bool,
+    locks_file: bool,
     told: bool,
     told_outage: bool,
     /// Start of the wait on CLOCK_BOOTTIME.
@@ -42,16 +42,8 @@ pub(super) struct WaitProgress<'a> {
 }
 
 impl<'a> WaitProgress<'a> {
-    pub(super) fn new(common: &'a Common) -> WaitProgress<'a> {
-        WaitProgress {
-            common,
-            locks_file: false,
-            told: false,
-            told_outage: false,
-            since: None,
-            line: None,
-            holder: None,
-        }
+    pub(super) fn new(common: &'a Common, locks_file: bool) -> WaitProgress<'a> {
+        WaitProgress { common, locks_file, told: false, told_outage: false, since: None, line: None, holder: None }
     }
 
     /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::OnWaitForOne`].

@@ -33,14 +33,14 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     ];
     let mut table = Table::new(columns, style);
     for past in grants {
-        rows(past, bar(past, (begin, end), millis), now, host, style).iter().for_each(|cells| table.add(cells));
+        add_rows(&mut table, past, bar(past, (begin, end), millis), now, host, style);
     }
     let (header, rows) = table.lines(None);
     std::iter::once(header).chain(rows).map(|line| line + "\n").collect()
 }
 
 /// A process that broke the grant or ended its holder has a row of its own.
-fn rows(past: &Past, bar: String, now: Duration, host: &str, style: OutputStyle) -> Vec<Vec<String>> {
+fn add_rows(table: &mut Table, past: &Past, bar: String, now: Duration, host: &str, style: OutputStyle) {
     let zone = style.zone.name(Duration::from_millis(past.from));
     let mut from = style.time(past.from, now);
     // The clocks have changed since.
@@ -48,18 +48,14 @@ fn rows(past: &Past, bar: String, now: Duration, host: &str, style: OutputStyle)
         from.push_str(&format!(" {zone}"));
     }
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
-    let mut cells = vec![escape(&past.name), from, held_for(past, now), waited, ended(past), bar];
+    table.add(&[escape(&past.name), from, held_for(past, now), waited, ended(past), bar, who(&past.holder, host)]);
     // If the end was requested in vain, a break counts. A holder whose lease ended may go on.
     let ended = if past.how == Some(EndReason::Expired) { "asked to end" } else { "ended" };
     let ended_by = past.ended_by.as_ref().map(|by| (if by.replaces { "replaced" } else { ended }, &by.who));
-    let cause = past.broken_by.as_ref().map(|by| ("broken", by)).or(ended_by);
-    let cause = cause.map(|(what, by)| {
-        let mut row = vec![String::new(); cells.len()];
-        row.push(format!("{what} by {}", who(by, host)));
-        row
-    });
-    cells.push(who(&past.holder, host));
-    std::iter::once(cells).chain(cause).collect()
+    if let Some((what, by)) = past.broken_by.as_ref().map(|by| ("broken", by)).or(ended_by) {
+        let cause = format!("{what} by {}", who(by, host));
+        table.add(&["", "", "", "", "", "", cause.as_str()]);
+    }
 }
 
 fn end_colour(cell: &str) -> &'static str {

@@ -168,8 +168,8 @@ fn holder(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> Document {
     party(&grant.owner, grant.mode, grant.since, alive, Some(grant), reporter)
 }
 
-fn holders_now<'a>(grants: impl IntoIterator<Item = &'a Grant>, reporter: &Reporter<'_>) -> Vec<Document> {
-    grants.into_iter().map(|grant| holder(grant, reporter.liveness(&grant.owner), reporter)).collect()
+fn holders_now(grants: &[Grant], reporter: &Reporter<'_>) -> Vec<Document> {
+    grants.iter().map(|grant| holder(grant, reporter.liveness(&grant.owner), reporter)).collect()
 }
 
 fn party(
@@ -314,12 +314,7 @@ fn tokens(grants: &[Grant]) -> Vec<Option<u64>> {
 }
 
 /// Of `unlock`, `renew` and `gc`, with the former holders. The result is `released`, `renewed`, `broken` or `removed`.
-pub(crate) fn outcome<'a>(
-    name: &[u8],
-    result: &'static str,
-    grants: impl IntoIterator<Item = &'a Grant>,
-    reporter: &Reporter<'_>,
-) -> Document {
+pub(crate) fn outcome(name: &[u8], result: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> Document {
     let document = Document::new().with("name", text(name)).with("outcome", result);
     document.with_list("holders", holders_now(grants, reporter))
 }
@@ -340,14 +335,12 @@ pub(crate) fn not_done(
         .with("exit_code", Exit::from(refusal.kind).code())
 }
 
+/// The grant that a value was read under: its handle and token.
+pub(crate) type ReadGrant<'a> = (&'a Handle, Option<u64>);
+
 /// The document of `get`, `put` and `del`. `taken` is the grant that the value was read under with `--lock`; `get` shows
 /// the bytes as they are if they are valid UTF-8, else in base64 (RFC 4648).
-pub(crate) fn value(
-    name: &[u8],
-    value: &Value,
-    taken: Option<(&Handle, Option<u64>)>,
-    bytes: Option<Vec<u8>>,
-) -> Document {
+pub(crate) fn value(name: &[u8], value: &Value, taken: Option<ReadGrant<'_>>, bytes: Option<Vec<u8>>) -> Document {
     let document = Document::new()
         .with("name", text(name))
         .with("version", value.version)
@@ -362,7 +355,7 @@ pub(crate) fn value(
 }
 
 /// `get --lock` holds the lock even if the value does not exist.
-pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): (&Handle, Option<u64>)) -> Document {
+pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): ReadGrant<'_>) -> Document {
     refusal.json(refusal.kind.into(), None).with("handle", handle.to_string()).with("token", token)
 }
 

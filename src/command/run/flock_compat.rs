@@ -108,7 +108,7 @@ impl<'a> FlockCompat<'a> {
                     let (name, by) = (escape(&target.display_name), self.holders_of(kind, file));
                     let text = format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)");
                     self.context.common.note(&text);
-                    return Ok(ControlFlow::Break(waiting.busy_exit()));
+                    return Ok(ControlFlow::Break(waiting.exit(ErrorKind::Busy)));
                 }
             }
             if told {
