@@ -162,7 +162,7 @@ impl Engine {
     /// This host wrote all entries that depend on this process.
     fn is_witnessed(&self, record: &Record, fetched: &Facts, domain: &PidDomain, process: &ProcessId) -> bool {
         let of_it = |at: &PidDomain, processes: &[ProcessId]| at == domain && processes.contains(process);
-        let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
+        let all = entries(record).chain(fetched.pages.values().flatten().map(of_waiter));
         let mut all = all.filter(|(_, at, _, processes)| of_it(at, processes)).peekable();
         all.peek().is_some()
             && all.all(|(proof, _, uid, _)| self.host.has_witness(&Witnessed::Entry(&record.name, &proof).key(), uid))

@@ -158,7 +158,7 @@ impl KeeperConfig<'_> {
             return Some(next_check);
         }
         if now >= kill {
-            self.shared_lease_end.set_killed();
+            self.shared_lease_end.was_killed.store(true, SeqCst);
             self.signal(owners, Signal::KILL);
         } else if now >= term && !watch.terminated && !is_guarded(supervisor) {
             watch.terminated = true;
@@ -290,7 +290,7 @@ impl KeeperConfig<'_> {
                         return;
                     }
                     next = now + retry_pause(span);
-                    changes.postpone(next);
+                    changes.due = changes.due.max(next);
                     continue;
                 }
             };
@@ -434,11 +434,6 @@ struct Changes {
 impl Changes {
     fn new(now: Duration) -> Changes {
         Changes { subscriptions: Vec::new(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
-    }
-
-    /// Postpones all subscriptions until then, because the store does not answer.
-    fn postpone(&mut self, until: Duration) {
-        self.due = self.due.max(until);
     }
 
     fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
