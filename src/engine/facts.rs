@@ -30,7 +30,7 @@ pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {
     /// Collects facts about the leases of the holders, and about all processes of a record, if they are many.
-    pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
+    pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts) -> Result<()> {
         if record.holders.len() > FEW_LEASES {
             let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
             self.store.leases().look_ahead(self.call, &leases)?;
@@ -44,12 +44,12 @@ impl Engine {
                 if matches!(query, Query::Committed(_)) {
                     break;
                 }
-                self.learn(record, facts, query, limit)?;
+                self.learn(record, facts, query, None)?;
             }
         }
         for waiter in &record.waiters {
             if let Err(query) = facts.liveness(&waiter.owner.domain, &waiter.process) {
-                self.learn(record, facts, query, limit)?;
+                self.learn(record, facts, query, None)?;
             }
         }
         Ok(())
