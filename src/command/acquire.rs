@@ -164,7 +164,7 @@ impl<'a> Acquisition<'a> {
         let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
             progress.update(target, &reporter, waiting)
         });
-        if is_new && matches!(written, Ok(WriteResult::Written(..))) {
+        if is_new && matches!(written, Ok(WriteResult::Done(Ok(_)))) {
             self.tell_created(&target.location);
         }
         written

@@ -157,7 +157,7 @@ fn write(
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
         WriteResult::Interrupted => Ok(signals.exit()),
-        WriteResult::Written(Written { value, stale, .. }) => {
+        WriteResult::Done(Ok(Written { value, stale, .. })) => {
             if let Some(stale) = stale {
                 let (name, holder) = (escape(&target.display_name), reporter.ending(&stale));
                 let done = if bytes.is_some() { "written" } else { "deleted" };
@@ -168,7 +168,7 @@ fn write(
             told(context, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
             Ok(Exit::Done)
         }
-        WriteResult::Refused(refusal) => {
+        WriteResult::Done(Err(refusal)) => {
             let mut lock = RefusedLock::new(target, &reporter);
             lock.presented = context.presented_handle(options.handle.as_deref());
             acquisition.refuse(&lock.not_written(&refusal, options.if_version, options.unlock), &reporter)

@@ -108,6 +108,26 @@ impl Engine {
         }
     }
 
+    /// The terms on which the rules decide, in a store with the scope `scope`. The caller asks the store for that once,
+    /// because each answer costs three system calls while a directory does not exist.
+    pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
+        let needs_leases = self.needs_leases_in(scope);
+        let lifetime = if request.phase == Phase::Provisional && needs_leases {
+            // Not all users of the store can see whether the process of a provisional grant lives.
+            self.own_lease()
+        } else {
+            self.lifetime_in_store(needs_leases, &request.entry.lifetime)
+        };
+        let since = self.host.wall().as_millis() as u64;
+        let entry = Waiter { lifetime, since, ..request.entry.clone() };
+        Acquire {
+            queue: !policy.is_none(),
+            refuse_stale: request.refuse_stale,
+            phase: request.phase,
+            ..Acquire::new(entry)
+        }
+    }
+
     pub(super) fn is_interrupted(&self, interrupt: Option<&dyn Interrupt>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
     }
@@ -139,28 +159,6 @@ impl AcquireRequest {
             refuse_stale: false,
             phase: Phase::Direct,
             called: None,
-        }
-    }
-}
-
-impl Engine {
-    /// The terms on which the rules decide, in a store with the scope `scope`. The caller asks the store for that once,
-    /// because each answer costs three system calls while a directory does not exist.
-    pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
-        let needs_leases = self.needs_leases_in(scope);
-        let lifetime = if request.phase == Phase::Provisional && needs_leases {
-            // Not all users of the store can see whether the process of a provisional grant lives.
-            self.own_lease()
-        } else {
-            self.lifetime_in_store(needs_leases, &request.entry.lifetime)
-        };
-        let since = self.host.wall().as_millis() as u64;
-        let entry = Waiter { lifetime, since, ..request.entry.clone() };
-        Acquire {
-            queue: !policy.is_none(),
-            refuse_stale: request.refuse_stale,
-            phase: request.phase,
-            ..Acquire::new(entry)
         }
     }
 }

@@ -186,7 +186,7 @@ impl Engine {
     ) -> Result<Transition<R::Response>> {
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         facts.replies_get_lost = self.store.scope() == Scope::Shared;
-        self.prefetch(record, &mut facts, time_left)?;
+        self.prefetch(record, &mut facts)?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {

@@ -30,7 +30,7 @@ pub(super) const OLD_WITNESS: Duration = Duration::from_secs(24 * 3600);
 
 impl Engine {
     /// Collects facts about the leases of the holders, and about all processes of a record, if they are many.
-    pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
+    pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts) -> Result<()> {
         if record.holders.len() > FEW_LEASES {
             let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
             self.store.leases().look_ahead(self.call, &leases)?;
@@ -44,12 +44,12 @@ impl Engine {
                 if matches!(query, Query::Committed(_)) {
                     break;
                 }
-                self.learn(record, facts, query, limit)?;
+                self.learn(record, facts, query, None)?;
             }
         }
         for waiter in &record.waiters {
             if let Err(query) = facts.liveness(&waiter.owner.domain, &waiter.process) {
-                self.learn(record, facts, query, limit)?;
+                self.learn(record, facts, query, None)?;
             }
         }
         Ok(())
@@ -163,7 +163,7 @@ impl Engine {
     /// This host wrote all entries that depend on this process.
     fn is_witnessed(&self, record: &Record, fetched: &Facts, domain: &PidDomain, process: &ProcessId) -> bool {
         let of_it = |at: &PidDomain, processes: &[ProcessId]| at == domain && processes.contains(process);
-        let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
+        let all = entries(record).chain(fetched.pages.values().flatten().map(of_waiter));
         let mut all = all.filter(|(_, at, _, processes)| of_it(at, processes)).peekable();
         all.peek().is_some()
             && all.all(|(proof, _, uid, _)| self.host.has_witness(&Witnessed::Entry(&record.name, &proof).key(), uid))

@@ -39,7 +39,7 @@ impl Engine {
             return Ok(!gone.is_empty());
         }
         let is_left = match (Page::of_key(key), CommitRecord::of_key(key)) {
-            (Some((name, number)), _) => self.is_orphaned_page(name, number)?,
+            (Some((name, number)), _) => self.read(name)?.1.pages.is_none_or(|pages| !pages.has(number)),
             (_, Some(proof)) => self.is_orphaned_commit_record(&proof, dry_run)?,
             _ => self.is_orphaned_value(key)?,
         };
@@ -49,10 +49,5 @@ impl Engine {
             self.remove_witness(Witnessed::Value(key));
         }
         Ok(is_left)
-    }
-
-    fn is_orphaned_page(&self, name: &[u8], number: u64) -> Result<bool> {
-        let (_, record) = self.read(name)?;
-        Ok(record.pages.is_none_or(|pages| !pages.has(number)))
     }
 }

@@ -137,7 +137,7 @@ impl Engine {
 
     fn status(&self, record: Record) -> Result<LockStatus> {
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        self.prefetch(&record, &mut facts, None)?;
+        self.prefetch(&record, &mut facts)?;
         let leases: Vec<_> = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref()).collect();
         self.store.leases().look_ahead(self.call, &leases)?;
         loop {

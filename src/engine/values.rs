@@ -26,16 +26,9 @@ pub struct ValueWrite<'a> {
 
 #[derive(Debug)]
 pub enum WriteResult {
-    Written(Written),
-    Refused(WriteRefusal),
+    Done(WriteResponse),
     NotAcquired(Refusal),
     Interrupted,
-}
-
-impl From<WriteResponse> for WriteResult {
-    fn from(response: WriteResponse) -> WriteResult {
-        response.map_or_else(WriteResult::Refused, WriteResult::Written)
-    }
 }
 
 type WriteResponse = std::result::Result<Written, WriteRefusal>;
@@ -98,7 +91,7 @@ impl Engine {
         let outcome = self.outlast_outages(name, policy, interrupt, on_wait, &mut write)?;
         let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
-            return Ok(outcome.into());
+            return Ok(WriteResult::Done(outcome));
         }
         match self.acquire(name, request, &policy.rest(end, self.host.boottime()), interrupt, on_wait)? {
             AcquireResult::Granted(..) => {}
@@ -113,7 +106,7 @@ impl Engine {
         if !matches!(written, Ok(Ok(_))) {
             let _ = self.apply(name, &Release(me))?;
         }
-        written.map(WriteResult::from)
+        written.map(WriteResult::Done)
     }
 
     /// A claim that is found has been settled: it stands.

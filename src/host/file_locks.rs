@@ -48,7 +48,8 @@ pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
     let own = nix::unistd::Pid::this().as_raw();
     for pid in numbers("/proc").filter(|pid| *pid != own) {
         for line in lines_of_locks(pid, path, &file) {
-            let of_line = |(lock, _): &&mut (FileLock, _)| lock.words().iter().any(|word| has_word(&line, word));
+            let of_line =
+                |(lock, _): &&mut (FileLock, _)| line.split_whitespace().any(|word| lock.words().contains(&word));
             found.iter_mut().filter(of_line).for_each(|(_, pids)| pids.extend([pid]));
         }
     }
@@ -70,10 +71,6 @@ fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<String> {
     infos
         .flat_map(|info| info.lines().filter(|line| line.starts_with("lock:")).map(String::from).collect::<Vec<_>>())
         .collect()
-}
-
-fn has_word(line: &str, word: &str) -> bool {
-    line.split_whitespace().any(|found| found == word)
 }
 
 /// Visible other processes, by ascending pid. This does not open the file, for the reason at [`file_locks`].

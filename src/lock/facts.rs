@@ -92,10 +92,6 @@ impl Facts {
         known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Query::Outlasts(lease.clone()))
     }
 
-    pub fn waiters_on_pages(&self) -> impl Iterator<Item = &Waiter> {
-        self.pages.values().flatten()
-    }
-
     pub(crate) fn page(&self, number: u64) -> Result<&[Waiter], Query> {
         self.pages.get(&number).map(Vec::as_slice).ok_or(Query::Page(number))
     }
@@ -119,10 +115,6 @@ impl Facts {
     pub(crate) fn is_awaited(&self, record: &Record, proof: &HandleHash) -> bool {
         let waiter = record.holder(proof).and_then(|grant| Some((&grant.owner.domain, grant.provisional?)));
         waiter.is_some_and(|(domain, process)| self.liveness(domain, &process).is_ok_and(Liveness::is_seen_alive))
-    }
-
-    pub(crate) fn expired_leases(&self) -> impl Iterator<Item = &Lease> {
-        self.lease_expired.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
     }
 
     pub(crate) fn lease_expired(&self, lease: &Lease) -> Result<bool, Query> {

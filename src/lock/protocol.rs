@@ -35,7 +35,8 @@ use super::request::{Request, Transition};
 pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Transition<R::Response>, Query> {
     let mut step = ask.rule(record, facts)?;
     if let Transition::Write { record: next, expired, .. } = &mut step {
-        expired.extend(facts.expired_leases().cloned());
+        let known = facts.lease_expired.values().flatten();
+        expired.extend(known.filter(|(_, is_over)| *is_over).map(|(lease, _)| lease.clone()));
         if !facts.replies_get_lost {
             next.forget_releases(record);
         }

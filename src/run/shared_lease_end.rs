@@ -23,7 +23,8 @@ const MOST_LOCKS: usize = 4000;
 pub struct SharedLeaseEnd {
     /// 0 if the lease does not expire, or its end is not known.
     ends: AtomicU64,
-    killed: AtomicBool,
+    /// A keeper had to kill the command.
+    pub was_killed: AtomicBool,
     /// The record lacks the success of the command in its slot.
     unrecorded: AtomicBool,
     /// While csalock has stopped the command: the time until which at most. Otherwise 0.
@@ -56,10 +57,6 @@ impl SharedLeaseEnd {
         (ends > 0).then(|| Duration::from_millis(ends))
     }
 
-    pub fn set_killed(&self) {
-        self.killed.store(true, Ordering::SeqCst);
-    }
-
     /// Notes whether the command has succeeded in its slot and the record lacks that.
     pub fn set_unrecorded(&self, is_unrecorded: bool) {
         self.unrecorded.store(is_unrecorded, Ordering::SeqCst);
@@ -81,11 +78,6 @@ impl SharedLeaseEnd {
 
     pub fn is_released(&self, at: usize) -> bool {
         self.released.get(at).is_some_and(|released| released.load(Ordering::SeqCst))
-    }
-
-    /// A keeper had to kill the command.
-    pub fn was_killed(&self) -> bool {
-        self.killed.load(Ordering::SeqCst)
     }
 }
 

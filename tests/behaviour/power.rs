@@ -386,7 +386,7 @@ fn go_on(
     };
     let wanted = ValueWrite { terms, bytes: Some(b"after"), mode: None };
     let written = engine.write(&stored, &wanted, &applicant, &WaitPolicy::NONE, None, &mut |_| None)?;
-    assert!(matches!(&written, WriteResult::Written(_)), "{name}");
+    assert!(matches!(&written, WriteResult::Done(Ok(_))), "{name}");
     assert_eq!(engine.value(&stored)?.unwrap().1, b"after");
     let released = engine.apply(&stored, &Release(engine.by_proof(applicant.handle.proof())?))?;
     assert!(released.is_ok(), "{name}: {released:?}");

@@ -215,7 +215,7 @@ fn a_value_whose_bytes_were_not_stored_at_once_is_complete() {
     for rivals_at_first in [1, 3, LOST_REPLY] {
         let (engine, _, rivals) = contended();
         rivals.store(rivals_at_first, Ordering::Relaxed);
-        assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+        assert!(matches!(put(&engine), Ok(WriteResult::Done(Ok(_)))));
         assert_eq!(engine.value(b"x").unwrap().unwrap().1, LONG_VALUE);
     }
 }
@@ -240,7 +240,7 @@ fn a_value_that_another_writer_deleted_before_its_reply_was_lost_is_complete() {
         CommitResult::Conflict(None)
     };
     let (engine, ..) = contended_by(Some((b"x".to_vec(), Box::new(delete))));
-    assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+    assert!(matches!(put(&engine), Ok(WriteResult::Done(Ok(_)))));
     assert_eq!(engine.value(b"x").unwrap().unwrap().1, LONG_VALUE);
 }
 
@@ -252,7 +252,7 @@ fn a_value_gets_the_mode_that_another_writer_set_meanwhile() {
         done
     };
     let (engine, _, _, modes) = contended_by(Some((Value::key(b"x", 1), Box::new(restrict))));
-    assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+    assert!(matches!(put(&engine), Ok(WriteResult::Done(Ok(_)))));
     let (value, bytes) = engine.value(b"x").unwrap().unwrap();
     assert_eq!((value.mode, &bytes[..]), (Some(0o600), &LONG_VALUE[..]));
     assert_eq!(*modes.lock().unwrap(), [None, Some(0o600)]);

@@ -156,7 +156,7 @@ impl KeeperConfig<'_> {
             return Some(next_check);
         }
         if now >= kill {
-            self.shared_lease_end.set_killed();
+            self.shared_lease_end.was_killed.store(true, SeqCst);
             self.signal(owners, Signal::KILL);
         } else if now >= term && !watch.terminated && !has_parent(supervisor) {
             watch.terminated = true;
@@ -289,7 +289,7 @@ impl KeeperConfig<'_> {
                         return;
                     }
                     next = now + retry_pause(span);
-                    changes.postpone(next);
+                    changes.due = changes.due.max(next);
                     continue;
                 }
             };
@@ -442,11 +442,6 @@ struct Changes {
 impl Changes {
     fn new(now: Duration) -> Changes {
         Changes { subscriptions: Vec::new(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
-    }
-
-    /// Postpones all subscriptions until then, because the store does not answer.
-    fn postpone(&mut self, until: Duration) {
-        self.due = self.due.max(until);
     }
 
     fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

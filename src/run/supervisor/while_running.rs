@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -386,7 +387,7 @@ impl<'a> EventLoop<'a> {
             std::iter::from_fn(|| guarded.signals.next()).filter(|came| came.from_terminal && came.ends()).last();
         let shared_signal = last.map(|came| came.signal).or(report.shared_signal);
         // The keeper kills a command that the supervisor did not end in time.
-        let killed = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::was_killed);
+        let killed = guarded.shared_lease_end.is_some_and(|shared| shared.was_killed.load(SeqCst));
         let by_keeper = killed && (exit == Exit::signalled(Signal::SIGKILL as i32) || self.tree.is_some());
         ExitReport {
             // A child that could not execute the command has not ended with 0.
