@@ -278,7 +278,7 @@ mod reports {
             sandbox.csalock(["run", "x", "true"]).run();
             sandbox.csalock(["history", "none"]).status(81).stderr(said("none")).run();
             let done = sandbox.csalock(["history", "x", "n*", "none"]).capture();
-            assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(81), said("none") + &said("n*")));
+            assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(81), said("n*") + &said("none")));
             assert!(done.stdout.contains("true"), "{done:?}");
             sandbox.csalock(["history", "-q", "none"]).status(81).run();
             let document = refusal("\"none\"", "not held", "store STORE has no history of none", "", "see `csalock history`", 81);
