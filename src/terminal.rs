@@ -1,6 +1,5 @@
 //! The terminal of the user: its size, and the permission to write on it at this moment.
 
-use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -8,8 +7,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp, tcgetwinsize};
-
-const OURS: &CStr = c"/dev/tty";
 
 /// Number of bytes that a pipe takes completely or not at all: pipe(7).
 pub const PIPE_BUF: usize = 4096;
@@ -41,5 +38,5 @@ pub fn is_writable_within(whatever: impl AsFd, span: Duration) -> bool {
 /// Opens the controlling terminal again for optional output: writes never wait. Safe in a signal handler.
 pub fn open_controlling_tty() -> Option<OwnedFd> {
     let mode = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::fs::open(OURS, mode, Mode::empty()).ok()
+    rustix::fs::open(c"/dev/tty", mode, Mode::empty()).ok()
 }

@@ -291,8 +291,11 @@ pub(super) fn report_taken(
     for (at, ((target, _), grant)) in opened.each().zip(grants).enumerate() {
         let (name, token) = (escape(&target.display_name), grant.token.unwrap_or_default());
         let details = owner.map(|owner| {
-            let store = escape(target.location.url().as_bytes());
-            format!(", {}, store {store}", Reporter::new(opened.engine(at)).owner_and_command(owner))
+            let (store, command) = (escape(target.location.url().as_bytes()), escape(&owner.command));
+            match Reporter::new(opened.engine(at)).owner(owner) {
+                Some(process) => format!(", owner pid {} ({command}), store {store}", process.pid),
+                None => format!(", no owner, store {store}"),
+            }
         });
         common.note(&format!("lock {name} was acquired, token {token}{}", details.unwrap_or_default()));
     }

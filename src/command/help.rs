@@ -105,7 +105,7 @@ fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
         }
     }
     let rendered = error.render().to_string();
-    let problem = one_line(rendered.split("\n\n").next().unwrap_or_default());
+    let problem = rendered.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
     let next_step = match error.kind() {
         ErrorKind::UnknownArgument => {
             arguments.instead_of_argument(first.as_ref(), texts(&error, ContextKind::SuggestedArg).last())
@@ -138,10 +138,6 @@ fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
         Some(ContextValue::Strings(texts)) => texts.clone(),
         _ => Vec::new(),
     }
-}
-
-fn one_line(paragraph: &str) -> String {
-    paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 fn shortened(text: &str) -> String {

@@ -192,8 +192,12 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         if let Some((lock, engine)) = named {
-            if nothing_to_show(status) && !watches {
-                self.tell_lock_of_file(lock, reporter);
+            let refused = RefusedLock::new(lock, reporter);
+            if nothing_to_show(status)
+                && !watches
+                && let Some(file) = refused.lock_of_file()
+            {
+                self.context.common.note(&format!("{refused} is free; {file}"));
             }
             if is_alone {
                 // To find the processes that have locked the file may be slow.
@@ -205,13 +209,6 @@ impl<'a> Page<'a> {
             table.add(name, status, reporter);
         }
         Ok(())
-    }
-
-    fn tell_lock_of_file(&self, lock: &LockRef, reporter: &Reporter<'_>) {
-        let refused = RefusedLock::new(lock, reporter);
-        if let Some(file) = refused.lock_of_file() {
-            self.context.common.note(&format!("{refused} is free; {file}"));
-        }
     }
 
     fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {

@@ -89,13 +89,6 @@ impl<'a> Reporter<'a> {
         format!("{pid} on {} (user {})", escape(party.host.as_bytes()), shown_user(party.uid))
     }
 
-    pub(crate) fn owner_and_command(&self, party: &Owner) -> String {
-        match self.owner(party) {
-            Some(owner) => format!("owner pid {} ({})", owner.pid, escape(&party.command)),
-            None => "no owner".to_string(),
-        }
-    }
-
     /// `None` if these holders have locked it: a holder may wait for that file. Slow on a host with many open files.
     pub(crate) fn file_lock(&self, lock: &LockRef, holders: &[Grant]) -> Option<FileLocks> {
         let path = Path::new(OsStr::from_bytes(&lock.display_name));

@@ -61,7 +61,11 @@ pub(super) fn select(
     if options.names.is_empty() || !patterns.is_empty() {
         selection.scan(&store.map_or_else(|| context.store(), |store| Ok(store.clone()))?, &scan)?;
     }
-    Ok(selection.exit())
+    Ok(match selection.unreadable {
+        Some(exit) => exit,
+        None if selection.all_held => Exit::Done,
+        None => ErrorKind::NotHeld.into(),
+    })
 }
 
 /// The stores of `--all-stores`, each once, or why one is unknown.
@@ -149,14 +153,6 @@ impl<'a> Selection<'a, '_> {
     fn reporter<'e>(&self, engine: &'e Engine) -> Reporter<'e> {
         let zone = if self.options.utc { Zone::Utc } else { Zone::Local };
         Reporter { zone, ..Reporter::new(engine) }
-    }
-
-    fn exit(&self) -> Exit {
-        match self.unreadable {
-            Some(exit) => exit,
-            None if self.all_held => Exit::Done,
-            None => ErrorKind::NotHeld.into(),
-        }
     }
 }
 
