@@ -37,7 +37,7 @@ fn waiters_stay_with_the_original() {
     let Some(sandbox) = sandbox() else { return };
     let script = "mkdir d; csalock run d/f sleep 100 & holder=$!
 until csalock status -q d/f; do sleep 0.01; done; csalock run d/f echo second &
-until csalock status d/f | grep -q ' 1 '; do sleep 0.01; done
+until csalock status d/f | grep -q 'waiters  1'; do sleep 0.01; done
 cp -a d copy; csalock run -n copy/f echo in; ls -A copy; kill $holder; wait";
     beside(&sandbox, script).stdout("in\nsecond\n").run();
 }
