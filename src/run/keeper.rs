@@ -2,9 +2,8 @@
 //! lives.
 //!
 //! `lock` and `run -F` leave a keeper behind, which records the owner's end and ends then, or when no lock is held any
-//! more. `csalock run` has a keeper while its command runs,
-//! even for a `--ttl` on this host's own store. So neither a stopped or killed supervisor nor a silent store lets a
-//! second holder in while the command runs. The keeper goes on without its supervisor and records when the command has
+//! more. `csalock run` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
+//! stopped or killed supervisor nor a silent store lets a second holder in while the command runs. The keeper goes on without its supervisor and records when the command has
 //! ended. The supervisor never waits for the store while the command runs, and ends the command before the lease ends.
 //! Both know the end of the lease by [`SharedLeaseEnd`]. If the supervisor cannot end the command, the keeper does. If
 //! the keeper dies, the supervisor starts another one.

@@ -351,7 +351,13 @@ impl KeeperConfig<'_> {
         }
         let is_lost = self.kills && first.is_some_and(|ends| ends <= self.context.host.boottime());
         match failed.filter(|_| !is_lost) {
-            Some(error) => Err(error),
+            Some(error) => {
+                // The keeper of a script gives up long after this time, and must not while it renews the other locks.
+                if !self.kills && first.is_some() {
+                    self.shared_lease_end.store(first);
+                }
+                Err(error)
+            }
             None => Ok((if is_held { first } else { lost }, is_held)),
         }
     }
